@@ -237,7 +237,7 @@ test-search: install tools ## the search on 1,000 random machines: no card added
 test-server: install tools ## llama-server's own fit on virtual devices and fitter's plans, every case: an hour on two cores
 	@$(PY) -m tools.server_fit $(CHECK_ARGS)
 
-# MUTATION_ARGS="run 'fitter.planning.packing.*'" changes one file; "results" lists what no test noticed, "show NAME" a change.
+# MUTATION_ARGS="run 'fitter.planning.placing.packing.*'" changes one file; "results" lists what no test noticed, "show NAME" a change.
 .PHONY: test-mutations
 test-mutations: install ## small changes to planning/, regression/ and parameters.py, each of which a unit test should notice: an hour or more
 	@$(PY) -c 'import mutmut' 2>/dev/null || $(PIP) install -q --no-build-isolation -e '.[mutations]'

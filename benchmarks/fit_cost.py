@@ -2,7 +2,7 @@
 
     python benchmarks/fit_cost.py [--write] [--stored] [--placements FILE] [--gpus FILE] [--rows]
 
-Without options it fits and prints; ``--write`` stores the constants in ``fitter/planning/cost.toml``; ``--stored`` fits
+Without options it fits and prints; ``--write`` stores the constants in ``fitter/planning/speed/cost.toml``; ``--stored`` fits
 nothing and prices with what is stored there (``--placements`` and ``--gpus`` take other rows in the same form).
 
 A fit is least squares of log(priced / measured), robust against outliers, every series of rows (one source, machine and
@@ -28,8 +28,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from fitter.planning import cost
-from fitter.planning.cost import Costs, Workload, price
+from fitter.planning.speed import cost
+from fitter.planning.speed.cost import Costs, Workload, price
 from tools import speed_rows
 from tools.speed_rows import Measured, Skipped
 

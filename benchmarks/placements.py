@@ -27,14 +27,14 @@ from fitter.llama.types import Params, VirtualDevice
 from fitter.machine.gpu import parse_gpus
 from fitter.model.header import Model, open_model
 from fitter.model.tensors import Role, layer_of, role_of
-from fitter.parameters import Measuring, taken_by
-from fitter.planning.constraints import workload_of
-from fitter.planning.cost import Workload
-from fitter.planning.memory import HOST
-from fitter.planning.placement import counts_for_split
-from fitter.planning.pricing import Price
-from fitter.planning.request import DEFAULT_MARGIN
-from fitter.values import parse_overrides
+from fitter.parameters.table import Measuring, taken_by
+from fitter.parameters.values import parse_overrides
+from fitter.planning.placing.memory import HOST
+from fitter.planning.placing.placement import counts_for_split
+from fitter.planning.pricing.pricing import Price
+from fitter.planning.request.constraints import workload_of
+from fitter.planning.request.request import DEFAULT_MARGIN
+from fitter.planning.speed.cost import Workload
 from tools import shapes, upstream
 from tools.cases import CASES, MIXED, Case
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from fitter.llama import wire
+from fitter.llama.processes import wire
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import fitter
 from fitter.errors import FitterError, LlamaCppError
-from fitter.llama.breakdown import breakdown_of
+from fitter.llama.load.breakdown import breakdown_of
 from fitter.llama.types import Breakdown
 from fitter.output.arguments import arguments, command_line
-from fitter.output.table import plan_table, print_to
+from fitter.output.tables.plan_table import plan_table, print_to
 
 ROOT = Path(__file__).resolve().parent.parent
 WRITER = ROOT / "examples" / "tiny_moe.py"

@@ -26,9 +26,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fitter.api import Plan, calibrate, devices, estimate, fit, inspect, measure, verify
-    from fitter.comparing import OnBuild, compare_builds
-    from fitter.exploring import explore
-    from fitter.fitted import Llama
+    from fitter.api.compare_builds import OnBuild, compare_builds
+    from fitter.api.explore.explore_grid import explore
+    from fitter.api.fitted_llama import Llama
+    from fitter.api.planner import Planner
+    from fitter.api.quantizations import quants
+    from fitter.api.report_plan import report
+    from fitter.api.repository_table import repository
     from fitter.llama.types import (
         Array,
         Breakdown,
@@ -42,18 +46,20 @@ if TYPE_CHECKING:
         VirtualDevice,
     )
     from fitter.model.shapes.listing import ShapeInfo, shapes
-    from fitter.planner import Planner
-    from fitter.planning.calibration import Calibration, Comparison, DeviceCalibration, Difference
-    from fitter.planning.cost import Estimate, Part, Workload
-    from fitter.planning.explain import Bound, Choice, Reason
-    from fitter.planning.explored import Exploration, ExploredAnswer, ExploredCell
-    from fitter.planning.inspection import Inspection, LayerSize, RoleSize
-    from fitter.planning.layer_map import LayerMap, MapCell
-    from fitter.planning.pricing import Price, SpeedSource
-    from fitter.planning.quantizations import Quantization, Quantizations
-    from fitter.planning.repositories import Repository, RepositoryFile, SideFile
-    from fitter.planning.request import Progress
-    from fitter.planning.summary import (
+    from fitter.planning.checked.calibration import Calibration, Comparison, DeviceCalibration, Difference
+    from fitter.planning.plan.inspection import Inspection, LayerSize, RoleSize
+    from fitter.planning.plan.layer_map import LayerMap, MapCell
+    from fitter.planning.plan.verified import (
+        LaterUse,
+        MemoryUse,
+        ServerUse,
+        Verification,
+        VerifiedDifference,
+        VerifiedRow,
+    )
+    from fitter.planning.pricing.pricing import Price, SpeedSource
+    from fitter.planning.request.request import Progress
+    from fitter.planning.request.summary import (
         DeviceUse,
         FileStamp,
         HostUse,
@@ -65,19 +71,20 @@ if TYPE_CHECKING:
         Setting,
         SharedUse,
     )
-    from fitter.planning.verified import LaterUse, MemoryUse, ServerUse, Verification, VerifiedDifference, VerifiedRow
+    from fitter.planning.speed.cost import Estimate, Part, Workload
+    from fitter.planning.speed.explain import Bound, Choice, Reason
+    from fitter.planning.tables.exploration import Exploration, ExploredAnswer, ExploredCell
+    from fitter.planning.tables.quantizations import Quantization, Quantizations
+    from fitter.planning.tables.repository import Repository, RepositoryFile, SideFile
     from fitter.programs.later import Later
-    from fitter.quantizing import quants
-    from fitter.reporting import report
-    from fitter.repositories import repository
 
 __version__ = VERSION
 
 _HOMES = {
-    "fitter.fitted": ("Llama",),
+    "fitter.api.fitted_llama": ("Llama",),
     "fitter.api": ("Plan", "calibrate", "devices", "estimate", "fit", "inspect", "measure", "verify"),
-    "fitter.comparing": ("OnBuild", "compare_builds"),
-    "fitter.exploring": ("explore",),
+    "fitter.api.compare_builds": ("OnBuild", "compare_builds"),
+    "fitter.api.explore.explore_grid": ("explore",),
     "fitter.llama.types": (
         "Array",
         "Breakdown",
@@ -90,19 +97,19 @@ _HOMES = {
         "TensorBuftOverride",
         "VirtualDevice",
     ),
-    "fitter.planner": ("Planner",),
+    "fitter.api.planner": ("Planner",),
     "fitter.model.shapes.listing": ("ShapeInfo", "shapes"),
-    "fitter.planning.calibration": ("Calibration", "Comparison", "DeviceCalibration", "Difference"),
-    "fitter.planning.cost": ("Estimate", "Part", "Workload"),
-    "fitter.planning.explain": ("Bound", "Choice", "Reason"),
-    "fitter.planning.explored": ("Exploration", "ExploredAnswer", "ExploredCell"),
-    "fitter.planning.inspection": ("Inspection", "LayerSize", "RoleSize"),
-    "fitter.planning.layer_map": ("LayerMap", "MapCell"),
-    "fitter.planning.pricing": ("Price", "SpeedSource"),
-    "fitter.planning.quantizations": ("Quantization", "Quantizations"),
-    "fitter.planning.repositories": ("Repository", "RepositoryFile", "SideFile"),
-    "fitter.planning.request": ("Progress",),
-    "fitter.planning.summary": (
+    "fitter.planning.checked.calibration": ("Calibration", "Comparison", "DeviceCalibration", "Difference"),
+    "fitter.planning.speed.cost": ("Estimate", "Part", "Workload"),
+    "fitter.planning.speed.explain": ("Bound", "Choice", "Reason"),
+    "fitter.planning.tables.exploration": ("Exploration", "ExploredAnswer", "ExploredCell"),
+    "fitter.planning.plan.inspection": ("Inspection", "LayerSize", "RoleSize"),
+    "fitter.planning.plan.layer_map": ("LayerMap", "MapCell"),
+    "fitter.planning.pricing.pricing": ("Price", "SpeedSource"),
+    "fitter.planning.tables.quantizations": ("Quantization", "Quantizations"),
+    "fitter.planning.tables.repository": ("Repository", "RepositoryFile", "SideFile"),
+    "fitter.planning.request.request": ("Progress",),
+    "fitter.planning.request.summary": (
         "DeviceUse",
         "FileStamp",
         "HostUse",
@@ -114,7 +121,7 @@ _HOMES = {
         "Setting",
         "SharedUse",
     ),
-    "fitter.planning.verified": (
+    "fitter.planning.plan.verified": (
         "LaterUse",
         "MemoryUse",
         "ServerUse",
@@ -123,9 +130,9 @@ _HOMES = {
         "VerifiedRow",
     ),
     "fitter.programs.later": ("Later",),
-    "fitter.quantizing": ("quants",),
-    "fitter.reporting": ("report",),
-    "fitter.repositories": ("repository",),
+    "fitter.api.quantizations": ("quants",),
+    "fitter.api.report_plan": ("report",),
+    "fitter.api.repository_table": ("repository",),
 }
 """Where each name is, beside the errors."""
 

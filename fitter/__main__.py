@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from fitter.llama import interpreter
+from fitter.llama.processes import interpreter
 
 # ``python -m`` has the current directory first: nothing from there is imported, unless fitter itself is there.
 sys.path[:] = interpreter.search_path()
@@ -14,9 +14,10 @@ import os  # noqa: E402
 import signal  # noqa: E402
 import warnings  # noqa: E402
 
-from fitter import early, streams  # noqa: E402
+from fitter import early_start, streams  # noqa: E402
 from fitter.errors import EXIT_FAILURE  # noqa: E402
-from fitter.llama import memory_limit, process  # noqa: E402
+from fitter.llama.processes import memory_limit  # noqa: E402
+from fitter.llama.worker import process  # noqa: E402
 from fitter.text import printable  # noqa: E402
 
 TYPE_CHECKING = False
@@ -49,7 +50,7 @@ def _run() -> int:
         signal.signal(number, _leave)
     warnings.showwarning = _warn
     args = sys.argv[1:]
-    has_begun = early.begin(args)
+    has_begun = early_start.begin(args)
     if args[:1] != ["calibrate"]:
         # After the early workers, which are forks of a process with one thread. To calibrate is to fill memory.
         memory_limit.watch(_run_out)

@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from fitter.errors import LibraryError, UsageError
+from fitter.parameters.values import shown
 from fitter.text import LONGEST_NAME, printable
-from fitter.values import shown
 from fitter.version import VERSION
 
 _PACKAGE = "distributed"

@@ -23,7 +23,7 @@ from pathlib import Path
 from fitter.errors import EXIT_FAILURE, EXIT_REGRESSION, EXIT_USAGE, LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, DeviceInfo, Params
-from fitter.planning.calibration import twin_of
+from fitter.planning.checked.calibration import twin_of
 from tools import cuda_reference
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data" / "cuda"

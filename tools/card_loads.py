@@ -24,7 +24,7 @@ from gguf import GGMLQuantizationType
 from fitter.errors import EXIT_FAILURE, EXIT_FITS, FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, DeviceInfo, Params, TensorBuftOverride, VirtualDevice
-from fitter.planning.calibration import twin_of, write_models
+from fitter.planning.checked.calibration import twin_of, write_models
 from tools import cuda_reference, real_cards, shapes
 from tools.real_cards import DATA, PAGE, page_with
 

@@ -3,7 +3,7 @@
 Loads are drawn at random (``tools/oracle/draw.py``) and measured twice with the build's own libllama: by its
 libggml-cuda.so, as ``--profile library`` asks it, and by fitter's rules. The builds are the prebuilt ones with CUDA of
 ``llama_builds.json``, fetched where they are not there; ``--oracle`` compares another llama.cpp by the oracle of its
-own source. ``--update`` keeps the figures in ``fitter/llama/compared.json``, where a plan finds them.
+own source. ``--update`` keeps the figures in ``fitter/llama/build/compared.json``, where a plan finds them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from fitter.errors import FitterError
-from fitter.llama import compared
-from fitter.llama.cuda_library import find_cuda_library
-from fitter.llama.looking import look
-from fitter.llama.surroundings import LLAMA_CPP
-from fitter.llama.versions import numbers_of
+from fitter.llama.build import compared
+from fitter.llama.build.cuda_library import find_cuda_library
+from fitter.llama.build.inspect_build import look
+from fitter.llama.build.versions import numbers_of
+from fitter.llama.processes.worker_environment import LLAMA_CPP
 from tools import llama_builds, shapes
 from tools.oracle.draw import draw
 from tools.oracle.measure import Row, fill

@@ -23,8 +23,8 @@ from typing import Any
 
 from fitter.model.shapes import catalogue
 from fitter.model.shapes.gguf import Tensor
-from fitter.model.shapes.header import Header
 from fitter.model.shapes.mapping import KNOWN
+from fitter.model.shapes.shape_header import Header
 
 ROOT = Path(__file__).resolve().parents[1]
 OTHERWISE = ("glm-5.2", "glm-5.3")

@@ -14,7 +14,7 @@ from pathlib import Path
 from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride, VirtualDevice
-from fitter.machine.catalogue import capability
+from fitter.machine.gpu_catalogue import capability
 from tools import shapes
 from tools.environment import with_variables
 

@@ -19,7 +19,7 @@ from fitter.llama.types import Breakdown
 from fitter.output.progress import counted
 from fitter.output.units import human
 from fitter.regression import build_report
-from fitter.regression.builds import Compared, Subject, change_on, first_of, labels, over_builds
+from fitter.regression.build_comparison import Compared, Subject, change_on, first_of, labels, over_builds
 from fitter.regression.cases import Growth
 from fitter.regression.compare import change
 from tools import llama_builds, shapes

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from fitter.llama.types import VirtualDevice
-from fitter.machine import catalogue
-from fitter.machine.catalogue import CatalogueGpu
+from fitter.machine import gpu_catalogue
+from fitter.machine.gpu_catalogue import CatalogueGpu
 from fitter.machine.speed import DeviceSpeed, HostSpeed, named, speed_of
-from fitter.planning.cost import Attention, Layer, Weights, Work
-from fitter.planning.memory import HOST
+from fitter.planning.placing.memory import HOST
+from fitter.planning.speed.cost import Attention, Layer, Weights, Work
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -104,7 +104,7 @@ def device_speed(name: str, backend: str) -> DeviceSpeed:
             raise
         entry = {"card": card.key}
     if "card" in entry:
-        card = catalogue.gpus()[entry["card"]]
+        card = gpu_catalogue.gpus()[entry["card"]]
         virtual = VirtualDevice("", card.description, kind, card.compute_capability, card.total, card.free)
         speed = speed_of(virtual)
         return replace(speed, pcie=entry["pcie"] * GB) if "pcie" in entry else speed
@@ -124,7 +124,7 @@ def _card(name: str) -> CatalogueGpu | None:
     """The card of the catalogue, without what else the column says: how many, memory, slot, cores."""
     plain = re.sub(r"\([^)]*\)|^\d+x |PCIe ?\d.*|<.*| \d+c\b", "", name).strip()
     for text in (plain, re.sub(r" \d+ ?GB$", "", plain)):
-        if card := catalogue.find(text):
+        if card := gpu_catalogue.find(text):
             return card
         if cards := named(text) or named(f"GeForce {text}"):
             return cards[0]

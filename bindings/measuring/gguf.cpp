@@ -16,7 +16,7 @@ namespace {
 const gguf_context * context(const void * gguf) { return static_cast<const gguf_context *>(gguf); }
 
 // ggml makes room for every length in a header that the file has room for, which is too much in one of hundreds of GiB.
-// As LONGEST of fitter/model/header_length.py.
+// As LONGEST of fitter/model/files/header_length.py.
 constexpr uint64_t longest_header = 64 << 20;
 
 bool in_range(int64_t index, int64_t n) { return index >= 0 && index < n; }

@@ -27,7 +27,8 @@ def backend(gpus: tuple[str, ...] | None, **_: Any) -> int:
     """
     if not gpus:
         raise UsageError("there is no GPU to show: describe one with --gpu, such as --gpu rtx-4090")
-    from fitter.llama import library, types
+    from fitter.llama import types
+    from fitter.llama.build import library
     from fitter.machine import gpu
 
     cards = gpu.parse_gpus(gpus)

@@ -44,10 +44,10 @@ def check(
     fitter. Cases that are only in fitter.toml, or only in fitter.lock, are listed after those that were measured.
     """
     from fitter.output.progress import counted
-    from fitter.regression import report
+    from fitter.regression import check_report
     from fitter.regression.cases import CASES_FILE
-    from fitter.regression.check import check as measure
-    from fitter.regression.check import lock_path
+    from fitter.regression.check_cases import check as measure
+    from fitter.regression.check_cases import lock_path
 
     path = cases_file or Path(CASES_FILE)
     if page_file is not None:
@@ -56,25 +56,25 @@ def check(
         report_file.check({"--report": page_file}, path, lock_path(path, lock_file), others={"--junit": junit})
     with counted(sys.stderr, "checking") as on_done:
         outcomes = measure(path, lock_file, on_done=on_done, **options.given(given))
-    for line in report.error_lines(outcomes):
+    for line in check_report.error_lines(outcomes):
         click.echo(f"fitter: {line}", err=True)
     if as_json:
-        from fitter.output import json
+        from fitter.output import plan_json
 
-        click.echo(json.dumps(report.check_to_dict(outcomes)))
+        click.echo(plan_json.dumps(check_report.check_to_dict(outcomes)))
     elif as_markdown:
-        click.echo(report.markdown(outcomes), nl=False)
+        click.echo(check_report.markdown(outcomes), nl=False)
     else:
-        report.print_check(sys.stdout, outcomes, verbose=bool(verbose))
+        check_report.print_check(sys.stdout, outcomes, verbose=bool(verbose))
     if os.environ.get("GITHUB_ACTIONS") == "true":
         # GitHub reads them from stderr as well, and stdout may be a document.
-        for line in report.github_annotations(outcomes, path):
+        for line in check_report.github_annotations(outcomes, path):
             click.echo(line, err=True)
     if junit is not None:
         # Last: if it cannot be written, everything else has been printed.
         sys.stdout.flush()
-        report.write_junit(junit, outcomes)
+        check_report.write_junit(junit, outcomes)
     if page_file is not None:
         sys.stdout.flush()
-        report_file.write(page_file, report.page(outcomes))
-    return report.exit_status(outcomes)
+        report_file.write(page_file, check_report.page(outcomes))
+    return check_report.exit_status(outcomes)

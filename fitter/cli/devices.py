@@ -31,26 +31,27 @@ def devices(as_json: bool | None, catalogue: bool | None, **given: Any) -> int:
         return _catalogue(as_json)
     from fitter import api
 
-    options.import_meanwhile("fitter.output.json" if as_json else "fitter.output.table")
+    options.import_meanwhile("fitter.output.plan_json" if as_json else "fitter.output.tables.plan_table")
     found, host = api.devices(**options.given(given))
     if as_json:
-        from fitter.output import json
+        from fitter.output import plan_json
 
-        click.echo(json.dumps(json.devices_to_dict(found, host)))
+        click.echo(plan_json.dumps(plan_json.devices_to_dict(found, host)))
     else:
-        from fitter.output import table
+        from fitter.output.tables import plan_table
 
-        table.print_to(sys.stdout, table.devices_table(found, host))
+        plan_table.print_to(sys.stdout, plan_table.devices_table(found, host))
     return EXIT_FITS
 
 
 def _catalogue(as_json: bool | None) -> int:
-    from fitter.machine import catalogue
-    from fitter.output import json, table
+    from fitter.machine import gpu_catalogue as catalogue
+    from fitter.output import plan_json
+    from fitter.output.tables import plan_table
 
     gpus = catalogue.gpus().values()
     if as_json:
-        click.echo(json.dumps(json.catalogue_to_dict(gpus)))
+        click.echo(plan_json.dumps(plan_json.catalogue_to_dict(gpus)))
     else:
-        table.print_to(sys.stdout, table.catalogue_table(gpus))
+        plan_table.print_to(sys.stdout, plan_table.catalogue_table(gpus))
     return EXIT_FITS

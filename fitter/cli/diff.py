@@ -11,7 +11,7 @@ import click
 from fitter.cli import options
 from fitter.cli.history import compared
 from fitter.errors import EXIT_FITS, EXIT_REGRESSION, UsageError
-from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, PROGRAM, SHARED, SPEED
+from fitter.parameters.table import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, PROGRAM, SHARED, SPEED
 
 _EPILOG = """\
 Examples:
@@ -62,9 +62,9 @@ def diff(
 
     found = compared(files, builds, cases_file, expression, jobs, words, trust=trust)
     if as_json:
-        from fitter.output import json
+        from fitter.output import plan_json
 
-        click.echo(json.dumps(build_report.to_dict(found, builds)))
+        click.echo(plan_json.dumps(build_report.to_dict(found, builds)))
     elif as_markdown:
         click.echo(build_report.markdown(found, builds), nl=False)
     else:
@@ -81,13 +81,13 @@ def _diff_of_plans(files: tuple[str, ...], as_json: bool | None, as_markdown: bo
     if as_markdown or others:
         names = [*(f"--{PARAMETERS[name].long}" for name in others), *(["--markdown"] if as_markdown else [])]
         raise UsageError(f"two plans are compared as they are: leave {', '.join(names)} out")
-    from fitter.regression import plans, report
+    from fitter.regression import check_report, plans
 
     found = plans.diff(*(plans.read_plan(Path(file)) for file in files))
     if as_json:
-        from fitter.output import json
+        from fitter.output import plan_json
 
-        click.echo(json.dumps(report.diff_to_dict(found)))
+        click.echo(plan_json.dumps(check_report.diff_to_dict(found)))
     else:
-        report.print_diff(sys.stdout, found)
+        check_report.print_diff(sys.stdout, found)
     return EXIT_FITS if found.is_empty else EXIT_REGRESSION

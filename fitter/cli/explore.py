@@ -11,10 +11,10 @@ import click
 
 from fitter.cli import options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, UsageError
-from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PROGRAM, SPEED
+from fitter.parameters.table import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PROGRAM, SPEED
 
 if TYPE_CHECKING:
-    from fitter.planning.explored import ExploredCell
+    from fitter.planning.tables.exploration import ExploredCell
 
 _EPILOG = """\
 Examples:
@@ -189,8 +189,10 @@ def explore(
     the model's header; what --answer names is confirmed on the model itself. Marked as the best are the cells that no
     other one beats in context, speed and price.
     """
-    from fitter import executors, exploring, programs
-    from fitter.output import exploration, progress
+    from fitter import executors, programs
+    from fitter.api.explore import explore_grid
+    from fitter.output import progress
+    from fitter.output.tables import exploration_table
 
     if not models:
         raise click.UsageError("no model is given: name one, such as model.gguf or --shape llama-3.1-8b")
@@ -199,7 +201,7 @@ def explore(
     if executor is not None:
         executors.check_executor(executor)
     if output is not None:
-        exploration.check_output(output)
+        exploration_table.check_output(output)
         if resume is not None and output.resolve() == resume.resolve():
             raise UsageError(f"-o {output} is the file of --resume too: name another one")
     if page_file is not None:
@@ -216,7 +218,7 @@ def explore(
                 if count is not None:
                     count(number, total, cell.machine)
 
-            found = exploring.explore(
+            found = explore_grid.explore(
                 models,
                 machines,
                 types=[word for text in types for word in text.split(",")] if types else None,
@@ -232,17 +234,17 @@ def explore(
         click.echo(f"fitter: interrupted, {done[0]} of {done[1]} cells {where}", err=True)
         raise
     if output is not None:
-        exploration.write(found, output)
+        exploration_table.write(found, output)
     if as_json:
-        from fitter.output import json
+        from fitter.output import plan_json
 
-        click.echo(json.dumps(found.to_dict()))
+        click.echo(plan_json.dumps(found.to_dict()))
     else:
-        from fitter.output import table
+        from fitter.output.tables import plan_table
 
-        table.print_to(sys.stdout, exploration.exploration_table(found, verbose=verbose > 0))
+        plan_table.print_to(sys.stdout, exploration_table.exploration_table(found, verbose=verbose > 0))
     if page_file is not None:
-        from fitter.output.exploration_page import exploration_page
+        from fitter.output.pages.exploration_page import exploration_page
 
         sys.stdout.flush()
         report_file.write(page_file, exploration_page(found.to_dict()))

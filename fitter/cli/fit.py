@@ -11,13 +11,13 @@ import click
 from fitter.cli import llama_options, options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, LlamaCppError, UsageError
 from fitter.model import location
-from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PLACEMENT, PROGRAM, SHARED, SPEED
+from fitter.parameters.table import CONTEXT, DEVICES, OUTPUT, PLACEMENT, PROGRAM, SHARED, SPEED
 from fitter.text import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from fitter.planning.plan import Plan
+    from fitter.planning.plan.plan import Plan
 
 _EPILOG = """\
 Examples:
@@ -87,10 +87,10 @@ def fit(
         report_file.check({"--report": page_file}, model)
     output_format = "json" if as_json else output_format or "args"
     plan = _fitted(model, output_format, verbose, given)
-    from fitter.output import table
+    from fitter.output.tables import plan_table
 
-    drawn = table.plan_table(plan, verbose=verbose > 0)
-    table.print_to(sys.stderr, _with_picture(drawn, plan, model) if verbose else drawn)
+    drawn = plan_table.plan_table(plan, verbose=verbose > 0)
+    plan_table.print_to(sys.stderr, _with_picture(drawn, plan, model) if verbose else drawn)
     for problem in plan.problems:
         click.echo(f"fitter: does not fit: {problem.message}", err=True)
     _print(plan, output_format, anyway)
@@ -111,7 +111,7 @@ def _fitted(model: str, output_format: str, verbose: int, given: dict[str, Any])
     given["program"] = given["program"] or programs.unless_named(_PROGRAMS.get(output_format, "llama-server"))
     from fitter.output import progress
 
-    options.import_meanwhile("fitter.output.table", is_long=True)
+    options.import_meanwhile("fitter.output.tables.plan_table", is_long=True)
     with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
         on_log = options.log_line if verbose > 1 else None
         try:
@@ -149,16 +149,16 @@ def _print(plan: Plan, output_format: str, anyway: bool | None) -> None:
 def _with_picture(drawn: RenderableType, plan: Plan, model: str) -> RenderableType:
     from rich.console import Group
 
-    from fitter.output.terminal_picture import PlanPicture
-    from fitter.reporting import beside
+    from fitter.api.report_plan import beside
+    from fitter.output.pictures.terminal_picture import PlanPicture
 
     found = beside(plan, model, with_contexts=False)
     return Group(drawn, PlanPicture(plan.to_dict(), found.layer_map))
 
 
 def _warn_of_other_server(plan: Plan) -> None:
-    from fitter.llama.looking import other_server
-    from fitter.output import builds
+    from fitter.llama.build.inspect_build import other_server
+    from fitter.output.tables import builds_table
 
     if plan.llama_cpp is not None and (found := other_server(plan.llama_cpp)):
-        click.echo(f"fitter: warning: {builds.of_other_server(found, plan.llama_cpp)}", err=True)
+        click.echo(f"fitter: warning: {builds_table.of_other_server(found, plan.llama_cpp)}", err=True)

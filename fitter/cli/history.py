@@ -11,10 +11,10 @@ import click
 
 from fitter.cli import options
 from fitter.errors import UsageError
-from fitter.parameters import CONTEXT, DEFAULTS, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, PROGRAM, SHARED, SPEED
+from fitter.parameters.table import CONTEXT, DEFAULTS, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, PROGRAM, SHARED, SPEED
 
 if TYPE_CHECKING:
-    from fitter.regression.builds import Compared
+    from fitter.regression.build_comparison import Compared
 
 _EPILOG = """\
 Examples:
@@ -56,7 +56,7 @@ def history(
     difference is growth and not another plan. The builds are those of --llama-cpp, or of [history] in the fitter.toml.
     The table has the bytes with the first build, and the difference from them with each of the others.
     """
-    from fitter.output import json
+    from fitter.output import plan_json
     from fitter.regression import build_report
     from fitter.regression.cases import read_builds
 
@@ -70,7 +70,7 @@ def history(
         )
     found = compared(models, builds, cases_file, expression, jobs, options.given(given), own_plans=False, trust=trust)
     if as_json:
-        click.echo(json.dumps(build_report.to_dict(found, builds)))
+        click.echo(plan_json.dumps(build_report.to_dict(found, builds)))
     elif as_markdown:
         click.echo(build_report.markdown(found, builds), nl=False)
     else:
@@ -82,7 +82,7 @@ def history(
     if svg_file is not None:
         build_report.write(svg_file, build_report.to_svg(found, builds))
     if badge_file is not None:
-        build_report.write(badge_file, json.dumps(build_report.badge(found, builds)) + "\n")
+        build_report.write(badge_file, plan_json.dumps(build_report.badge(found, builds)) + "\n")
     return build_report.history_status(found)
 
 
@@ -108,8 +108,8 @@ def compared(
     """Models, or the cases of a file, with several builds; errors go to stderr."""
     from fitter import programs
     from fitter.output.progress import counted
+    from fitter.regression import build_comparison as over
     from fitter.regression import build_report
-    from fitter.regression import builds as over
     from fitter.regression.cases import check_trusted, read_cases, select_named, with_build
 
     models, cases_file = _split(files, cases_file)

@@ -25,15 +25,15 @@ def inspect(model: str, as_json: bool | None, **given: Any) -> int:
     from fitter import api
     from fitter.output import progress
 
-    options.import_meanwhile("fitter.output.json" if as_json else "fitter.output.table")
+    options.import_meanwhile("fitter.output.plan_json" if as_json else "fitter.output.tables.plan_table")
     with progress.progress(sys.stderr) as on_progress:
         inspection = api.inspect(model, on_progress=on_progress, **options.given(given))
     if as_json:
-        from fitter.output import json
+        from fitter.output import plan_json
 
-        click.echo(json.dumps(json.inspection_to_dict(inspection)))
+        click.echo(plan_json.dumps(plan_json.inspection_to_dict(inspection)))
     else:
-        from fitter.output import table
+        from fitter.output.tables import plan_table
 
-        table.print_to(sys.stdout, table.inspection_table(inspection))
+        plan_table.print_to(sys.stdout, plan_table.inspection_table(inspection))
     return EXIT_FITS

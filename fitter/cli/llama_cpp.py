@@ -27,16 +27,16 @@ def llama_cpp(where: tuple[str, ...], as_json: bool | None, **_: Any) -> int:
     a directory with libllama and ggml's libraries, or a llama-server. The exit status is 3 if one that is named cannot
     be used.
     """
-    from fitter.llama import looking
-    from fitter.output import builds
+    from fitter.llama.build import inspect_build
+    from fitter.output.tables import builds_table
 
-    found = looking.look_around(where)
+    found = inspect_build.look_around(where)
     if as_json:
-        from fitter.output import json
+        from fitter.output import plan_json
 
-        click.echo(json.dumps(builds.builds_to_dict(found)))
+        click.echo(plan_json.dumps(builds_table.builds_to_dict(found)))
     else:
-        from fitter.output import table
+        from fitter.output.tables import plan_table
 
-        table.print_to(sys.stdout, builds.builds_table(found))
-    return EXIT_FAILURE if looking.is_any_unusable(found, where) else EXIT_FITS
+        plan_table.print_to(sys.stdout, builds_table.builds_table(found))
+    return EXIT_FAILURE if inspect_build.is_any_unusable(found, where) else EXIT_FITS

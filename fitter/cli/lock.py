@@ -40,13 +40,13 @@ def lock(update: tuple[str, ...], prune: bool, cases_file: Path | None, lock_fil
     The lock contains no path, no time and nothing about this machine, so that it is the same wherever it is made.
     Commit it with fitter.toml; 'fitter check' compares with it.
     """
-    from fitter.model.source import show
+    from fitter.model.files.source import show
     from fitter.output.progress import counted
-    from fitter.regression import report
+    from fitter.regression import check_report
     from fitter.regression.cases import CASES_FILE
-    from fitter.regression.check import lock as write
-    from fitter.regression.check import lock_path
-    from fitter.regression.check import prune as remove
+    from fitter.regression.check_cases import lock as write
+    from fitter.regression.check_cases import lock_path
+    from fitter.regression.check_cases import prune as remove
 
     path = cases_file or Path(CASES_FILE)
     if prune:
@@ -57,7 +57,7 @@ def lock(update: tuple[str, ...], prune: bool, cases_file: Path | None, lock_fil
             return EXIT_FITS
     with counted(sys.stderr, "fitting") as on_done:
         measured = write(path, lock_file, update=update, on_done=on_done, **options.given(given))
-    for line in report.lock_lines(measured):
+    for line in check_report.lock_lines(measured):
         click.echo(f"fitter: {line}", err=True)
     file = show(lock_path(path, lock_file))
     failed = [each.error.exit_code for each in measured if each.error]

@@ -1,7 +1,7 @@
 """Options that several commands share, named as in llama.cpp; a parameter's name is its keyword in the Python API.
 
 An option that is not given is ``None`` and is not passed on, so that defaults are defined once, in
-``fitter.parameters``.
+``fitter.parameters.table``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fitter import kinds, parameters
 from fitter.errors import UsageError
-from fitter.kinds import Kind
-from fitter.llama import process
-from fitter.model.shapes.addresses import CONFIG, DEFAULT_TYPE, SHAPE, named
+from fitter.llama.worker import process
+from fitter.model.shapes.shape_addresses import CONFIG, DEFAULT_TYPE, SHAPE, named
 from fitter.output.formats import FORMATS
-from fitter.parameters import DEVICES, OUTPUT, Parameter
+from fitter.parameters import kinds, table
+from fitter.parameters.kinds import Kind
+from fitter.parameters.table import DEVICES, OUTPUT, Parameter
 from fitter.text import as_log_line
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -248,7 +248,7 @@ def _take_model_option(command: click.Command, ctx: click.Context) -> None:
 
 def parameter(name: str, **settings: Any) -> Callable[[_Function], _Function]:
     """The option of the parameter ``name``; ``settings`` replace click's settings that the table would give."""
-    return _option_of(parameters.PARAMETERS[name], **settings)
+    return _option_of(table.PARAMETERS[name], **settings)
 
 
 def _option_of(each: Parameter, **settings: Any) -> Callable[[_Function], _Function]:
@@ -269,7 +269,7 @@ def _option_of(each: Parameter, **settings: Any) -> Callable[[_Function], _Funct
 
 def sections(*titles: str, without: str = "") -> Callable[[_Function], _Function]:
     """The options of all parameters of a fit in these sections of ``--help``, in this order, but for one of them."""
-    offered = [each for each in parameters.taken_by(parameters.Fitting) if each.options and each.name != without]
+    offered = [each for each in table.taken_by(table.Fitting) if each.options and each.name != without]
     return stacked(*(_option_of(each) for title in titles for each in offered if each.section == title))
 
 
@@ -318,7 +318,7 @@ verification_options = stacked(
         OUTPUT,
         "prompts",
         "--prompts",
-        type=_KindType(parameters.PARAMETERS["prompts"].kind),
+        type=_KindType(table.PARAMETERS["prompts"].kind),
         metavar="N",
         help="With --for llama-server: prompts that it is sent. [default: 40]",
     ),
@@ -354,7 +354,7 @@ regression_options = stacked(
     parameter(
         "llama_cpp",
         section=_CASES,
-        help=f"{parameters.PARAMETERS['llama_cpp'].help} [default: what the cases name, or python]",
+        help=f"{table.PARAMETERS['llama_cpp'].help} [default: what the cases name, or python]",
     ),
     _trust_option,
 )

@@ -9,7 +9,7 @@ import click
 
 from fitter.cli import options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS
-from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PLACEMENT, PROGRAM, SHARED, SPEED
+from fitter.parameters.table import CONTEXT, DEVICES, OUTPUT, PLACEMENT, PROGRAM, SHARED, SPEED
 
 _EPILOG = """\
 Examples:
@@ -42,13 +42,14 @@ def quants(
     is the file type with the most bits per weight of those that fit with every layer on the devices; its arguments for
     llama-server and similar programs are the last line.
     """
-    from fitter import programs, quantizing
+    from fitter import programs
+    from fitter.api import quantizations
     from fitter.output import progress
 
     given["program"] = given["program"] or programs.chosen("llama-server")
-    options.import_meanwhile("fitter.output.table", is_long=True)
+    options.import_meanwhile("fitter.output.tables.plan_table", is_long=True)
     with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
-        found = quantizing.quants(
+        found = quantizations.quants(
             model,
             types=types,
             tokens_per_second=tokens_per_second,
@@ -57,13 +58,13 @@ def quants(
             **options.given(given),
         )
     if as_json:
-        from fitter.output import json
+        from fitter.output import plan_json
 
-        click.echo(json.dumps(found.to_dict()))
+        click.echo(plan_json.dumps(found.to_dict()))
     else:
-        from fitter.output import quantizations, table
+        from fitter.output.tables import plan_table, quantizations_table
 
-        table.print_to(sys.stdout, quantizations.quantizations_table(found, verbose=verbose > 0))
-        for line in quantizations.commands(found):
+        plan_table.print_to(sys.stdout, quantizations_table.quantizations_table(found, verbose=verbose > 0))
+        for line in quantizations_table.commands(found):
             click.echo(line)
     return EXIT_FITS if found.fits else EXIT_DOES_NOT_FIT

@@ -10,10 +10,10 @@ import click
 
 from fitter.cli import options, report_file
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, UsageError
-from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, PROGRAM, SHARED, SPEED
+from fitter.parameters.table import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, PROGRAM, SHARED, SPEED
 
 if TYPE_CHECKING:
-    from fitter.planning.plan import Plan
+    from fitter.planning.plan.plan import Plan
 
 _EPILOG = """\
 Examples:
@@ -91,9 +91,9 @@ def write(
     with_contexts: bool = True,
 ) -> None:
     """Write the page of ``plan`` and its picture, or one of them. Raises ``AnswerError`` and ``LibraryError``."""
+    from fitter.api.report_plan import beside
     from fitter.output import progress
-    from fitter.output import report as pages
-    from fitter.reporting import beside
+    from fitter.output.pages import report_page as pages
 
     with progress.progress(sys.stderr) as on_progress:
         found = beside(plan, model, with_contexts=with_contexts, on_progress=on_progress)

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from fitter.errors import AnswerError, UsageError
-from fitter.output import pages
+from fitter.output.pages import page
 
 STDOUT = Path("-")
 """Where a page goes that is to be piped on."""
@@ -33,7 +33,7 @@ def check(
     named = {option: file for option, file in files.items() if file is not None}
     for option, file in named.items():
         if option != "--svg":
-            pages.check_installed()
+            page.check_installed()
         if file != STDOUT:
             _check_place(option, file)
             _check_kept(option, file, inputs)

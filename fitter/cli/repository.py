@@ -26,13 +26,14 @@ def fit(
         raise UsageError(f"--format {output_format} is for one model: name a file of {model}, or leave it out")
     if anyway:
         raise UsageError(f"--anyway is for one model: name a file of {model}, or leave it out")
-    from fitter import programs, repositories
+    from fitter import programs
+    from fitter.api import repository_table
     from fitter.output import progress
 
     given = {**given, "program": given["program"] or programs.chosen("llama-server")}
-    options.import_meanwhile("fitter.output.table", is_long=True)
+    options.import_meanwhile("fitter.output.tables.plan_table", is_long=True)
     with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
-        found = repositories.repository(
+        found = repository_table.repository(
             model,
             types=types,
             tokens_per_second=tokens_per_second,
@@ -42,14 +43,14 @@ def fit(
         )
     llama_options.report_ignored(llama_options.used().names, "the table contains only the plans")
     if output_format == "json":
-        from fitter.output import json
+        from fitter.output import plan_json
 
-        click.echo(json.dumps(found.to_dict()))
+        click.echo(plan_json.dumps(found.to_dict()))
     else:
-        from fitter.output import repositories as output
-        from fitter.output import table
+        from fitter.output.tables import plan_table
+        from fitter.output.tables import repository_table as output
 
-        table.print_to(sys.stdout, output.repository_table(found, verbose=verbose > 0))
+        plan_table.print_to(sys.stdout, output.repository_table(found, verbose=verbose > 0))
         for line in output.commands(found):
             click.echo(line)
     return EXIT_FITS if found.fits else EXIT_DOES_NOT_FIT

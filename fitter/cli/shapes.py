@@ -28,12 +28,13 @@ def shapes(words: tuple[str, ...], as_json: bool | None) -> int:
     as on the file that would be downloaded.
     """
     from fitter.model.shapes import listing
-    from fitter.output import json, table
-    from fitter.output import shapes as output
+    from fitter.output import plan_json
+    from fitter.output.tables import plan_table
+    from fitter.output.tables import shapes_table as output
 
     found = listing.shapes(*words)
     if as_json:
-        click.echo(json.dumps(output.to_dict(found)))
+        click.echo(plan_json.dumps(output.to_dict(found)))
     else:
-        table.print_to(sys.stdout, output.shapes_table(found))
+        plan_table.print_to(sys.stdout, output.shapes_table(found))
     return EXIT_FITS

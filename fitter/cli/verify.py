@@ -10,7 +10,7 @@ import click
 
 from fitter.cli import llama_options, options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, EXIT_REGRESSION, LlamaCppError, UsageError
-from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, PROGRAM, SHARED, SPEED
+from fitter.parameters.table import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, PROGRAM, SHARED, SPEED
 
 _EPILOG = """\
 Examples:
@@ -66,7 +66,8 @@ def verify(
 
         report_file.check({"--report": page_file}, model, plan)
     from fitter import api
-    from fitter.output import json, progress, table
+    from fitter.output import plan_json, progress
+    from fitter.output.tables import plan_table
 
     with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
         on_log = options.log_line if verbose > 1 else None
@@ -89,11 +90,11 @@ def verify(
     for problem in found.problems:
         click.echo(f"fitter: does not fit: {problem.message}", err=True)
     if as_json:
-        click.echo(json.dumps(json.verification_to_dict(found)))
+        click.echo(plan_json.dumps(plan_json.verification_to_dict(found)))
     elif found.fits:
-        table.print_to(sys.stdout, table.verification_table(found))
+        plan_table.print_to(sys.stdout, plan_table.verification_table(found))
     if page_file is not None:
-        from fitter.output.verification_page import verification_page
+        from fitter.output.pages.verification_page import verification_page
 
         sys.stdout.flush()
         report_file.write(page_file, verification_page(found))

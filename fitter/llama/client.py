@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fitter import errors
 from fitter.errors import FitterError, LlamaCppCrashError, LlamaCppError, RemoteError, TimeLimitError, WorkerError
-from fitter.llama import memory_limit, process, surroundings, wire
-from fitter.llama.endings import RAN_OUT, Ending
+from fitter.llama.processes import memory_limit, wire, worker_environment
+from fitter.llama.processes.endings import RAN_OUT, Ending
 from fitter.llama.types import (
     Breakdown,
     Caches,
@@ -35,11 +35,12 @@ from fitter.llama.types import (
     VirtualDevice,
     describe,
 )
-from fitter.parameters import DEFAULTS, AnyPath
+from fitter.llama.worker import process
+from fitter.parameters.table import DEFAULTS, AnyPath
 from fitter.text import printable
 
 if TYPE_CHECKING:
-    from fitter.llama.cuda_library import CudaLibrary
+    from fitter.llama.build.cuda_library import CudaLibrary
 
 _T = TypeVar("_T")
 
@@ -413,7 +414,7 @@ class Worker:
     def _start(self, lost: _Child | None = None) -> _Child:
         """Start the process, in the environment of the one that was ``lost``: another one may answer otherwise."""
         if self._rpc:
-            from fitter.llama import rpc
+            from fitter.llama.processes import rpc
 
             rpc.check(self._rpc, self._timeout)
         memory_limit.check()
@@ -421,7 +422,7 @@ class Worker:
         # The links are needed until the backend is loaded.
         with _temporary_directory() if library else contextlib.nullcontext("") as links:
             variables = library.environment(Path(links), self._description) if library else {}
-            child = self._child = _Child(variables | surroundings.of_llama_cpp(self._llama_cpp, self._cpu), lost)
+            child = self._child = _Child(variables | worker_environment.of_llama_cpp(self._llama_cpp, self._cpu), lost)
             for endpoint in self._rpc:
                 self._send(child, "add_rpc_server", {"endpoint": endpoint}, is_opening=True)
             if library is not None:
@@ -543,7 +544,7 @@ class Worker:
         """Raise ``RemoteError`` if an rpc-server is the reason why the process ended or did not answer."""
         if not self._rpc:
             return
-        from fitter.llama import rpc
+        from fitter.llama.processes import rpc
 
         if wrong := rpc.mismatch(self._rpc, log):
             raise RemoteError(wrong) from None
@@ -565,7 +566,7 @@ def _servers(rpc: str | Sequence[str]) -> tuple[str, ...]:
     if not rpc:
         return ()
     # imported here, since network modules are slow to import
-    from fitter.llama.rpc import parse_servers
+    from fitter.llama.processes.rpc import parse_servers
 
     return parse_servers(rpc)
 

@@ -11,11 +11,11 @@ from fitter.llama.virtual import MAX_DEVICES as MAX_DEVICES
 from fitter.llama.virtual import SharedMemory as SharedMemory
 from fitter.llama.virtual import VirtualDevice as VirtualDevice
 from fitter.llama.virtual import describe as describe
-from fitter.parameters import DEFAULTS, Parameter, of_a_load
-from fitter.parameters import FlashAttn as FlashAttn
-from fitter.parameters import SplitMode as SplitMode
-from fitter.values import Lora as Lora
-from fitter.values import TensorBuftOverride as TensorBuftOverride
+from fitter.parameters.table import DEFAULTS, Parameter, of_a_load
+from fitter.parameters.table import FlashAttn as FlashAttn
+from fitter.parameters.table import SplitMode as SplitMode
+from fitter.parameters.values import Lora as Lora
+from fitter.parameters.values import TensorBuftOverride as TensorBuftOverride
 
 ContextType = Literal["default", "mtp"]
 

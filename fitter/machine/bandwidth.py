@@ -18,8 +18,8 @@ from fitter.errors import UsageError
 from fitter.machine.host import host_memory
 from fitter.machine.speed import HostSpeed, default_host
 from fitter.machine.stored import write_if_possible
+from fitter.parameters.values import MIB, UNITS, shown
 from fitter.storage import cache, files
-from fitter.values import MIB, UNITS, shown
 
 _SCHEMA = 1
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from fitter.errors import UsageError
 from fitter.llama.virtual import MAX_DEVICES, SharedMemory, VirtualDevice
-from fitter.machine import catalogue, shared_memory
-from fitter.values import SIZE, UNITS, parse_size
+from fitter.machine import gpu_catalogue, shared_memory
+from fitter.parameters.values import SIZE, UNITS, parse_size
 
 PROFILES = ("cuda", "rocm", "vulkan", "metal")
 """Profiles for a GPU that is not in the catalogue."""
@@ -32,7 +32,7 @@ NO_GPU = "none"
 OLDEST_CUDA = 500
 """The oldest compute capability that ggml-cuda can be compiled for."""
 
-OLDEST_ROCM = catalogue.AMD_OFFSET + 0x803
+OLDEST_ROCM = gpu_catalogue.AMD_OFFSET + 0x803
 """The oldest architecture that ggml-hip knows: gfx803."""
 
 _COUNT = re.compile(r"([0-9]{1,6})\s*[x×*]\s*(.*)", re.IGNORECASE | re.DOTALL)
@@ -124,7 +124,7 @@ def cards_of(spec: str) -> tuple[str, ...]:
     count, _ = _parse(spec)
     rest = match[2] if (match := _COUNT.fullmatch(spec.strip())) else spec.strip()
     body = _split_options(rest)[0]
-    known = catalogue.find(body) or (catalogue.find(body.rpartition(":")[0]) if ":" in body else None)
+    known = gpu_catalogue.find(body) or (gpu_catalogue.find(body.rpartition(":")[0]) if ":" in body else None)
     return (known.key if known and ":" not in body else body.lower(),) * count
 
 
@@ -210,14 +210,14 @@ def _parse_options(options: list[str]) -> dict[str, int]:
 def _parse_kind(body: str) -> _Gpu:
     if ":" in body:
         name, _, memory = body.rpartition(":")
-        if body.partition(":")[0].strip().lower() in PROFILES or not (gpu := catalogue.find(name)):
+        if body.partition(":")[0].strip().lower() in PROFILES or not (gpu := gpu_catalogue.find(name)):
             return _parse_profile(body)
         return _parse_unified(gpu, memory)
     if (match := SIZE.fullmatch(body)) and match[2].lower() in UNITS:
         return _parse_memory(body)
-    if gpu := catalogue.find(body):
+    if gpu := gpu_catalogue.find(body):
         return _known(gpu, gpu.total)
-    names = catalogue.similar(body)
+    names = gpu_catalogue.similar(body)
     if body[:1].isdigit() and not (body.isdigit() and names):
         return _parse_memory(body)
     if not body:
@@ -227,11 +227,11 @@ def _parse_kind(body: str) -> _Gpu:
 
 def _parse_memory(body: str) -> _Gpu:
     size = parse_size(body)
-    default = catalogue.default()
+    default = gpu_catalogue.default()
     return _Gpu(f"virtual {default.profile.upper()} GPU", default.profile, default.compute_capability, size, size)
 
 
-def _known(gpu: catalogue.CatalogueGpu, total: int) -> _Gpu:
+def _known(gpu: gpu_catalogue.CatalogueGpu, total: int) -> _Gpu:
     if not gpu.unified:
         return _Gpu(gpu.description, gpu.profile, gpu.compute_capability, total, gpu.free)
     return _shared(_Gpu(gpu.description, gpu.profile, gpu.compute_capability, total, total), total, gpu.carved)
@@ -250,7 +250,7 @@ def _shared(gpu: _Gpu, memory: int, carved: int = 0) -> _Gpu:
     )
 
 
-def _parse_unified(gpu: catalogue.CatalogueGpu, text: str) -> _Gpu:
+def _parse_unified(gpu: gpu_catalogue.CatalogueGpu, text: str) -> _Gpu:
     if not gpu.unified:
         raise UsageError(f"{gpu.key} has a fixed amount of memory: leave {text.strip()!r} out, or write free=SIZE")
     return _known(gpu, parse_size(text))
@@ -278,10 +278,10 @@ def _parse_profile(body: str) -> _Gpu:
 
 def _compute_capability(text: str) -> int:
     try:
-        number = catalogue.capability(text)
+        number = gpu_catalogue.capability(text)
     except ValueError:
-        number = catalogue.AMD_OFFSET
-    if number >= catalogue.AMD_OFFSET:
+        number = gpu_catalogue.AMD_OFFSET
+    if number >= gpu_catalogue.AMD_OFFSET:
         raise UsageError(f"{text!r} is not a compute capability; write one such as 8.9")
     if number < OLDEST_CUDA:
         raise UsageError(f"compute capability {text} is older than llama.cpp's CUDA backend supports (5.0)")
@@ -290,10 +290,10 @@ def _compute_capability(text: str) -> int:
 
 def _architecture(text: str) -> int:
     try:
-        number = catalogue.capability(text.lower())
+        number = gpu_catalogue.capability(text.lower())
     except ValueError:
         number = 0
-    if number < catalogue.AMD_OFFSET:
+    if number < gpu_catalogue.AMD_OFFSET:
         raise UsageError(f"{text!r} is not an AMD architecture; write one such as gfx1100, as rocminfo shows it")
     if number < OLDEST_ROCM:
         raise UsageError(f"{text} is older than llama.cpp's HIP backend supports (gfx803)")

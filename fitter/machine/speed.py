@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from fitter.llama.types import DeviceInfo, VirtualDevice
-from fitter.machine import catalogue, shared_memory
-from fitter.machine.catalogue import AMD_OFFSET, CatalogueGpu
+from fitter.machine import gpu_catalogue, shared_memory
+from fitter.machine.gpu_catalogue import AMD_OFFSET, CatalogueGpu
 
 _BACKENDS = {
     "CUDA": "cuda",
@@ -79,7 +79,7 @@ class HostSpeed:
 def default_host() -> HostSpeed:
     """The speed of a host that was not measured."""
     source = "default: two channels of DDR4-3200 less a fifth, since it was not measured"
-    return HostSpeed(catalogue.default().host_bandwidth, source, known=False)
+    return HostSpeed(gpu_catalogue.default().host_bandwidth, source, known=False)
 
 
 def host_of_gpu(device: VirtualDevice) -> HostSpeed:
@@ -121,7 +121,7 @@ def named(description: str) -> tuple[CatalogueGpu, ...]:
 @functools.cache
 def _names() -> dict[str, tuple[CatalogueGpu, ...]]:
     cards: dict[str, tuple[CatalogueGpu, ...]] = {}
-    for card in catalogue.gpus().values():
+    for card in gpu_catalogue.gpus().values():
         for name in dict.fromkeys(map(_normal, card.names)):
             cards[name] = (*cards.get(name, ()), card)
     return cards
@@ -151,10 +151,10 @@ def _distance(card: CatalogueGpu, total: int) -> int:
 
 
 def _default(info: DeviceInfo | VirtualDevice, kind: str | None) -> DeviceSpeed:
-    default = catalogue.default()
+    default = gpu_catalogue.default()
     kind = kind or default.profile
     if kind != "metal" and (_is_integrated(info) or _driver(info) == "lavapipe"):
-        card = catalogue.gpus()[default.integrated]
+        card = gpu_catalogue.gpus()[default.integrated]
         source = f"default: as {card.description}, for a GPU that uses the host's memory"
         return replace(_speed(card, kind, source, False), compute_capability="")
     architecture = _architecture(info)
@@ -167,7 +167,7 @@ def _default(info: DeviceInfo | VirtualDevice, kind: str | None) -> DeviceSpeed:
         cards = _of_vendor(kind, _driver(info))
     # In whole GiB, since cards differ by that; the first of several equal ones is the most common card.
     card = min(cards, key=lambda card: round(_distance(card, info.total) / _GIB))
-    text = catalogue.capability_text(architecture) if architecture else ""
+    text = gpu_catalogue.capability_text(architecture) if architecture else ""
     among = f"{text} cards" if text else f"{kind} devices"
     source = f"default: as {card.description}, which has the most similar memory of all known {among}"
     return replace(_speed(card, kind, source, False), compute_capability=text)
@@ -182,16 +182,16 @@ def _alike(profile: str, architecture: int) -> list[CatalogueGpu]:
 
 def _of_vendor(kind: str, driver: str) -> list[CatalogueGpu]:
     if kind == "metal":
-        return [card for card in catalogue.gpus().values() if card.profile == "metal"]
+        return [card for card in gpu_catalogue.gpus().values() if card.profile == "metal"]
     if driver == "nvidia":
-        return _alike("cuda", catalogue.default().compute_capability)
+        return _alike("cuda", gpu_catalogue.default().compute_capability)
     if driver == "anv":
         return [card for card in _cards() if card.profile == "vulkan-anv"]
     return [card for card in _cards() if card.profile == "rocm" and card.compute_capability >= _OLDEST_RDNA]
 
 
 def _cards() -> Iterable[CatalogueGpu]:
-    return (card for card in catalogue.gpus().values() if not card.unified)
+    return (card for card in gpu_catalogue.gpus().values() if not card.unified)
 
 
 def _is_integrated(info: DeviceInfo | VirtualDevice) -> bool:
@@ -213,7 +213,7 @@ def _architecture(info: DeviceInfo | VirtualDevice) -> int:
         return info.compute_capability
     match = re.fullmatch(r"virtual \w+ GPU (\S+)", info.description) if info.virtual else None
     try:
-        return catalogue.capability(match[1].lower()) if match else 0
+        return gpu_catalogue.capability(match[1].lower()) if match else 0
     except ValueError:
         return 0
 
@@ -227,7 +227,7 @@ def _speed(card: CatalogueGpu, kind: str, source: str, known: bool) -> DeviceSpe
         compute = card.bandwidth * _middle_intensity(card.profile)
         source += "; compute estimated from its bandwidth"
     pcie = card.bandwidth if card.pcie is None else card.pcie
-    text = catalogue.capability_text(card.compute_capability) if card.compute_capability else ""
+    text = gpu_catalogue.capability_text(card.compute_capability) if card.compute_capability else ""
     return DeviceSpeed(
         card.bandwidth, compute, pcie, kind, text, source, known, nvlink=(card.nvlink or 0.0) if known else 0.0
     )
@@ -236,7 +236,7 @@ def _speed(card: CatalogueGpu, kind: str, source: str, known: bool) -> DeviceSpe
 @functools.cache
 def _middle_intensity(profile: str) -> float:
     """The median FLOP per byte of the cards for which both are known."""
-    cards = [card for card in catalogue.gpus().values() if card.profile == profile]
+    cards = [card for card in gpu_catalogue.gpus().values() if card.profile == profile]
     intensities = sorted(card.compute / card.bandwidth for card in cards if card.compute)
     middle = len(intensities) // 2
     return (intensities[middle] + intensities[-1 - middle]) / 2

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fitter.errors import ModelError
-from fitter.llama import header_limits
-from fitter.llama.early_limits import MOST_WORDS
+from fitter.llama.header import limits
+from fitter.llama.load.early_limits import MOST_WORDS
 from fitter.llama.types import Array, Header, MetadataValue, TensorInfo
-from fitter.model import location, source, tensors
-from fitter.model.source import show
+from fitter.model import location, tensors
+from fitter.model.files import source
+from fitter.model.files.source import show
 from fitter.text import LONGEST_NAME, printable
 
 
@@ -83,7 +84,7 @@ def open_model(path: str | os.PathLike[str], read_header: Callable[[str], Header
         raise ModelError(f"{show(files[0])} has no tensors, only a vocabulary; give the file with the weights")
     for file, header in zip(files, headers, strict=True):
         _check_length(file, header)
-    if wrong := header_limits.problem(metadata, len(infos)):
+    if wrong := limits.problem(metadata, len(infos)):
         raise ModelError(f"{show(files[0])} {wrong}; {source.again(files[0])}")
     _check_vocabulary(files[0], _integer(metadata, f"{architecture}.vocab_size"), metadata, infos)
     n_layer = _integer(metadata, f"{architecture}.block_count")

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fitter.errors import ModelError
-from fitter.model import source
-from fitter.model.shapes import addresses as shapes
+from fitter.model.files import source
+from fitter.model.shapes import shape_addresses as shapes
 
 if TYPE_CHECKING:
-    from fitter.model.remote import Fetching
+    from fitter.model.files.remote_files import Fetching
 
 
 def is_address(path: str | os.PathLike[str]) -> bool:
@@ -20,7 +20,7 @@ def is_address(path: str | os.PathLike[str]) -> bool:
     if ":" not in os.fspath(path):
         # most are paths, which need no more than this
         return False
-    from fitter.model.addresses import as_url
+    from fitter.model.files.addresses import as_url
 
     url = as_url(path)
     return shapes.wanted(path) is not None or (url is not None and not url.lower().startswith("file://"))
@@ -31,9 +31,9 @@ def is_repository(path: str | os.PathLike[str]) -> bool:
     if ":/" not in os.fspath(path) and not os.path.isdir(path):
         # most are files, which need no more than this
         return False
-    from fitter.model import repositories
+    from fitter.model import repository_models
 
-    return repositories.is_repository(path)
+    return repository_models.is_repository(path)
 
 
 def model_files(
@@ -51,14 +51,14 @@ def model_files(
     a package is missing to read it.
     """
     if (shape := shapes.wanted(path)) is not None:
-        from fitter.model.shapes import files
+        from fitter.model.shapes import shape_files
 
-        return files.model_files(shape, timeout)
+        return shape_files.model_files(shape, timeout)
     if is_address(path):
-        from fitter.model import remote
-        from fitter.model.addresses import as_url
+        from fitter.model.files import remote_files
+        from fitter.model.files.addresses import as_url
 
-        return remote.fetched(as_url(path) or "", timeout=timeout, say=say, at_once=at_once)
+        return remote_files.fetched(as_url(path) or "", timeout=timeout, say=say, at_once=at_once)
     return source.model_files(_of_file_url(path))
 
 
@@ -68,7 +68,7 @@ def name_of(path: str | os.PathLike[str]) -> str:
         return shape.file_name
     if not is_address(path):
         return Path(path).name
-    from fitter.model.addresses import as_url, file_name
+    from fitter.model.files.addresses import as_url, file_name
 
     return file_name(as_url(path) or "")
 
@@ -79,7 +79,7 @@ def called(path: str | os.PathLike[str]) -> str:
         return shape.shown
     if not is_address(path):
         return os.fspath(path)
-    from fitter.model.addresses import as_url, shown
+    from fitter.model.files.addresses import as_url, shown
 
     return shown(as_url(path) or "")
 
@@ -90,7 +90,7 @@ def local_name(path: str | os.PathLike[str]) -> str:
         return shape.file_name
     if not is_address(path):
         return os.fspath(path)
-    from fitter.model import addresses
+    from fitter.model.files import addresses
 
     url = addresses.as_url(path) or ""
     is_hub = url.lower().startswith(f"{addresses.HUB}:")
@@ -104,7 +104,7 @@ def check_is_here(path: str | os.PathLike[str]) -> None:
             f"{shape.shown} is a model without a file, which cannot be loaded: give the path of a GGUF file of it"
         )
     if is_address(path):
-        from fitter.model.addresses import as_url, download_command, shown
+        from fitter.model.files.addresses import as_url, download_command, shown
 
         url = as_url(path) or ""
         raise ModelError(f"{shown(url)} has to be here to be loaded: download it with {download_command(url)}")

@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Sequence
 
 from fitter.errors import PlanError
-from fitter.kinds import Flag
-from fitter.llama.versions import numbers_of
-from fitter.parameters import PARAMETERS, SHARED, Parameter, of_a_load
-from fitter.planning.plan import Plan
-from fitter.planning.summary import SharedUse
+from fitter.llama.build.versions import numbers_of
+from fitter.parameters.kinds import Flag
+from fitter.parameters.table import PARAMETERS, SHARED, Parameter, of_a_load
+from fitter.planning.plan.plan import Plan
+from fitter.planning.request.summary import SharedUse
 
 _LOAD_MODE = (0, 19, 0)
 """The version of ggml from which on programs have ``--load-mode``, in place of ``_OLDER_MODES``."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from fitter.errors import PlanError
 from fitter.llama.types import Params
-from fitter.parameters import MAX_SEQUENCES, PARAMETERS, Parameter, of_a_load
-from fitter.planning.plan import Plan, check_fits
+from fitter.parameters.table import MAX_SEQUENCES, PARAMETERS, Parameter, of_a_load
+from fitter.planning.plan.plan import Plan, check_fits
 
 
 def llama_kwargs(plan: Plan, *, anyway: bool = False) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def _sequences(params: Params) -> tuple[tuple[int, bool], ...]:
 
 def _are_default(plan: Plan) -> bool:
     """Whether the plan's devices are those that llama.cpp uses here by default."""
-    from fitter.llama.devices import default_names
+    from fitter.llama.load.backend_devices import default_names
 
     return not plan.virtual and plan.params.devices == default_names()
 

@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fitter.errors import UsageError
-from fitter.kinds import Flag
 from fitter.llama.types import Breakdown, LlamaCpp, Params, Row
-from fitter.output.json import SCHEMA
-from fitter.parameters import PARAMETERS, PROGRAMS, SHARED, of_a_load
-from fitter.planning.cost import Estimate, Workload
-from fitter.planning.explain import REASONS, Bound, Choice, Reason
-from fitter.planning.limits import check_params
-from fitter.planning.plan import Plan
-from fitter.planning.pricing import Price
-from fitter.planning.summary import (
+from fitter.output.plan_json import SCHEMA
+from fitter.parameters.kinds import Flag
+from fitter.parameters.table import PARAMETERS, PROGRAMS, SHARED, of_a_load
+from fitter.planning.plan.plan import Plan
+from fitter.planning.pricing.pricing import Price
+from fitter.planning.request.limits import check_params
+from fitter.planning.request.summary import (
     DeviceUse,
     HostUse,
     ModelSummary,
@@ -29,6 +27,8 @@ from fitter.planning.summary import (
     Setting,
     SharedUse,
 )
+from fitter.planning.speed.cost import Estimate, Workload
+from fitter.planning.speed.explain import REASONS, Bound, Choice, Reason
 from fitter.programs.later import Later
 from fitter.text import LONGEST_TEXT, printable
 

@@ -13,7 +13,7 @@ from fitter.text import printable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from fitter.planning.request import Progress
+    from fitter.planning.request.request import Progress
 
 _BAR = 24
 """Characters of a bar."""

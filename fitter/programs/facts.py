@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fitter.errors import UsageError
+from fitter.llama.build.versions import numbers_of
 from fitter.llama.types import LlamaCpp
-from fitter.llama.versions import numbers_of
 from fitter.programs.program_help import defaults_of
 
 

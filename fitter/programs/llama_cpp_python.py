@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fitter.llama.types import Params
-from fitter.parameters import MAX_SEQUENCES
+from fitter.parameters.table import MAX_SEQUENCES
 from fitter.programs.facts import Facts
 from fitter.programs.program import Asked, Program
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fitter.programs.serving import Gone, Running, ended
+from fitter.programs.running_server import Gone, Running, ended
 from fitter.text import printable
 
 PROMPTS = 40

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from fitter.comparing import OnBuild
+from fitter.api.compare_builds import OnBuild
 from fitter.errors import EXIT_FITS, EXIT_REGRESSION, AnswerError
-from fitter.model.source import show
-from fitter.output.json import SCHEMA
+from fitter.model.files.source import show
+from fitter.output.plan_json import SCHEMA
 from fitter.output.units import human
-from fitter.planning.shared import HOST_NAME
-from fitter.regression.builds import (
+from fitter.planning.request.shared import HOST_NAME
+from fitter.regression.build_comparison import (
     Compared,
     by_buffer_type,
     change_on,
@@ -25,9 +25,9 @@ from fitter.regression.builds import (
     own_plans,
     used_on,
 )
+from fitter.regression.check_report import figure, literal, move_to_dict, moves_table, table_cell
 from fitter.regression.compare import Move, change
 from fitter.regression.lockfile import replace_file
-from fitter.regression.report import figure, literal, move_to_dict, moves_table, table_cell
 from fitter.text import printable
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def print_diff(stream: IO[str], compared: Sequence[Compared], builds: Sequence[s
     from rich.console import Group
     from rich.text import Text
 
-    from fitter.output.table import print_to
+    from fitter.output.tables.plan_table import print_to
 
     first, last = labels(builds)
     parts: list[RenderableType] = [Text(line, overflow="fold") for line in _legend(compared, builds)]
@@ -217,7 +217,7 @@ def _misfit(each: Compared, builds: Sequence[str]) -> str:
 
 def print_history(stream: IO[str], compared: Sequence[Compared], builds: Sequence[str]) -> None:
     """Write the table."""
-    from fitter.output.table import print_to
+    from fitter.output.tables.plan_table import print_to
 
     print_to(stream, history_table(compared, builds))
 
@@ -307,7 +307,7 @@ def to_csv(compared: Sequence[Compared], builds: Sequence[str]) -> str:
 
 def to_svg(compared: Sequence[Compared], builds: Sequence[str]) -> str:
     """A picture: by how much each case takes more or less than with its first build, on devices and on the host."""
-    from fitter.output.chart import chart
+    from fitter.output.pictures.chart import chart
 
     panels = [_panel(each) for each in compared if first_of(each) is not None]
     first = labels(builds)[0]
@@ -316,7 +316,7 @@ def to_svg(compared: Sequence[Compared], builds: Sequence[str]) -> str:
 
 
 def _panel(each: Compared) -> Any:
-    from fitter.output.chart import Line, Panel
+    from fitter.output.pictures.chart import Line, Panel
 
     first = first_of(each)
     assert first is not None

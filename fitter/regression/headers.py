@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fitter.errors import ModelError
 from fitter.llama.types import TensorInfo
-from fitter.model.source import show
+from fitter.model.files.source import show
 from fitter.text import printable
 
 _LAYER = re.compile(r"(.*?\bblk\.)([0-9]+)(\..*)")

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from fitter.errors import AnswerError, FitterError, UsageError
-from fitter.llama import wire
+from fitter.llama.processes import wire
 from fitter.llama.types import Params
-from fitter.model.source import show
+from fitter.model.files.source import show
 from fitter.regression.cases import CaseValue
 from fitter.regression.toml import read_toml
 from fitter.text import printable

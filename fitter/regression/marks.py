@@ -14,23 +14,23 @@ import pytest
 
 from fitter import api
 from fitter.errors import FitterError, UsageError
-from fitter.llama import wire
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
+from fitter.llama.processes import wire
 from fitter.machine.gpu import parse_gpus
+from fitter.model.files.source import show
 from fitter.model.location import is_address, model_files, name_of
-from fitter.model.source import show
-from fitter.output import table
-from fitter.parameters import of_a_case
-from fitter.planning.limits import MOST_SPEED
-from fitter.planning.plan import Plan
+from fitter.output.tables import plan_table
+from fitter.parameters.table import of_a_case
+from fitter.parameters.values import check_timeout, parse_size, shown
+from fitter.planning.plan.plan import Plan
+from fitter.planning.request.limits import MOST_SPEED
 from fitter.regression import MARKER, trust
 from fitter.regression.cases import Budget, Case, is_name_of_build, make_cases, place_of_build, suggest
-from fitter.regression.check import CaseResult
+from fitter.regression.check_cases import CaseResult
+from fitter.regression.check_report import causes
 from fitter.regression.compare import compare
 from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, alone, read_lock, write_lock
 from fitter.regression.measuring import snapshot_of
-from fitter.regression.report import causes
-from fitter.values import check_timeout, parse_size, shown
 
 CHANGES = ("max_growth", "max_slowdown")
 """Keywords of a marker that is compared with the lock."""
@@ -381,5 +381,5 @@ def _size(value: Any, what: str) -> int:
 
 def _text(plan: Plan) -> str:
     out = io.StringIO()
-    table.print_to(out, table.plan_table(plan))
+    plan_table.print_to(out, plan_table.plan_table(plan))
     return out.getvalue().rstrip("\n")

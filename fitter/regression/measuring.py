@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import fitter
-from fitter.asking import answering
+from fitter.api.call_worker import answering
 from fitter.errors import FitterError, LlamaCppError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
-from fitter.llama.process import processors
 from fitter.llama.types import Row, Skeleton, VirtualDevice
+from fitter.llama.worker.process import processors
 from fitter.machine.gpu import parse_gpus
-from fitter.machine.pools import described_pools
-from fitter.model import cache
+from fitter.machine.memory_pools import described_pools
+from fitter.model.files import header_cache
 from fitter.model.location import model_files
 from fitter.regression import headers
 from fitter.regression.cases import DEFAULT_PROGRAM, Case
@@ -30,7 +30,7 @@ from fitter.regression.lockfile import LockedDevice, LockedHost, LockedModel, Lo
 from fitter.text import printable
 
 if TYPE_CHECKING:
-    from fitter.planning.plan import Plan
+    from fitter.planning.plan.plan import Plan
 
 _MOST_HEADER = 2**30
 """Larger than any header: a lock with a larger number is damaged."""
@@ -175,7 +175,7 @@ def _snapshot(case: Case, locked: Snapshot | None, versions: _Versions, stopped:
     # Which of a build's CPU backends is the best one depends on the machine, and so may what weights take.
     versions.worker.use_cpu(locked.cpu if locked else "")
     version, worker = versions.of(case), versions.worker
-    with cache.reading():
+    with header_cache.reading():
         if locked is not None and _may_hold(case, locked, version) and (same := _again(case, locked, worker)):
             return same
         return _fitted(case, worker, version, stopped)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fitter.errors import UsageError
-from fitter.model.source import show
+from fitter.model.files.source import show
 
 if sys.version_info >= (3, 11):
     import tomllib

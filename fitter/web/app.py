@@ -18,22 +18,16 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 import fitter
-from fitter.errors import (
-    FitterError,
-    ModelError,
-    TimeLimitError,
-    UsageError,
-    WorkerError,
-)
-from fitter.machine import catalogue
-from fitter.output.json import catalogue_to_dict
-from fitter.output.shapes import to_dict as shapes_to_dict
-from fitter.planner import Planner
-from fitter.planning.layer_map import LayerMap
-from fitter.planning.plan import Plan
-from fitter.web import pages
+from fitter.api.planner import Planner
+from fitter.errors import FitterError, ModelError, TimeLimitError, UsageError, WorkerError
+from fitter.machine import gpu_catalogue
+from fitter.output.plan_json import catalogue_to_dict
+from fitter.output.tables.shapes_table import to_dict as shapes_to_dict
+from fitter.planning.plan.layer_map import LayerMap
+from fitter.planning.plan.plan import Plan
+from fitter.web import planner_page
+from fitter.web.allowed_files import Root
 from fitter.web.fetching import Fetching
-from fitter.web.files import Root
 from fitter.web.guard import Guard, Hosts
 from fitter.web.pool import Busy, Overtaken, Pool, Question, Unanswered
 from fitter.web.questions import ASKED, PlanQuestion, Wanted, wanted
@@ -168,11 +162,11 @@ def _add_pages(app: FastAPI, server: Server) -> None:
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     def page() -> str:
-        return pages.page(root, has_devices=server.settings.has_devices)
+        return planner_page.page(root, has_devices=server.settings.has_devices)
 
     @app.get("/api", response_class=HTMLResponse, include_in_schema=False)
     def api_page() -> str:
-        return pages.api_page(app.openapi())
+        return planner_page.api_page(app.openapi())
 
     @app.post("/panel/{name}", include_in_schema=False)
     async def panel(name: Literal["a", "b"], asked: PlanQuestion, request: Request) -> dict[str, str | None]:
@@ -182,10 +176,10 @@ def _add_pages(app: FastAPI, server: Server) -> None:
         except Overtaken:
             return {"html": None, "error": None}
         except (FitterError, Unanswered) as error:
-            return {"html": None, "error": pages.told(str(error), root)}
-        return {"html": await asyncio.to_thread(pages.panel, found.plan, found.layer_map, name), "error": None}
+            return {"html": None, "error": planner_page.told(str(error), root)}
+        return {"html": await asyncio.to_thread(planner_page.panel, found.plan, found.layer_map, name), "error": None}
 
-    for path, (kind, text) in pages.static().items():
+    for path, (kind, text) in planner_page.static().items():
         app.add_api_route(path, _constant(text, kind), include_in_schema=False)
 
 
@@ -212,12 +206,12 @@ def _add_api(app: FastAPI, server: Server) -> None:
     @app.get("/api/shapes", summary="The models that can be planned without a file")
     def shapes() -> JSONResponse:
         """As fitter shapes --json prints them."""
-        return JSONResponse(shapes_to_dict(pages.shapes()))
+        return JSONResponse(shapes_to_dict(planner_page.shapes()))
 
     @app.get("/api/gpus", summary="The cards that are known by name")
     def gpus() -> JSONResponse:
         """As fitter devices --catalogue --json prints them."""
-        return JSONResponse(catalogue_to_dict(catalogue.gpus().values()))
+        return JSONResponse(catalogue_to_dict(gpu_catalogue.gpus().values()))
 
 
 class Refusal(BaseModel):
@@ -234,7 +228,7 @@ def _answers() -> dict[int | str, dict[str, Any]]:
 
 def _add_errors(app: FastAPI, settings: Settings) -> None:
     def said(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-        return JSONResponse({"error": pages.told(message, settings.root)}, status, headers)
+        return JSONResponse({"error": planner_page.told(message, settings.root)}, status, headers)
 
     @app.exception_handler(FitterError)
     @app.exception_handler(Unanswered)

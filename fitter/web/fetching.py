@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from fitter import asking
-from fitter.model import cache
-from fitter.model.addresses import host_of
-from fitter.planning.request import Progress
+from fitter.api import call_worker
+from fitter.model.files import header_cache
+from fitter.model.files.addresses import host_of
+from fitter.planning.request.request import Progress
 from fitter.web.pool import WAITING, Busy, Question, heard
 from fitter.web.questions import SECONDS
 
@@ -32,7 +32,7 @@ class Fetching:
         at_once: int = AT_ONCE,
         of_a_host: int = OF_A_HOST,
         seconds: float = SECONDS,
-        fetch: Callable[[str, float, Callable[[Progress], None]], None] = asking.fetch,
+        fetch: Callable[[str, float, Callable[[Progress], None]], None] = call_worker.fetch,
     ) -> None:
         self._most, self._most_of_host, self._seconds, self._fetch = at_once, of_a_host, seconds, fetch
         self._threads = ThreadPoolExecutor(at_once, "fetching")
@@ -49,7 +49,7 @@ class Fetching:
         await self._turn(question, host, end)
 
         def fetch() -> None:
-            with cache.reading():
+            with header_cache.reading():
                 self._fetch(url, max(0.01, end - loop.time()), lambda _: question.check())
 
         reading = loop.run_in_executor(self._threads, fetch)

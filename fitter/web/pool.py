@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from fitter.api.planner import Planner
 from fitter.errors import CancelledError, TimeLimitError
-from fitter.planner import Planner
 
 _T = TypeVar("_T")
 

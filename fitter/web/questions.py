@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, WithJsonSchema, create_model
 
 from fitter.errors import UsageError
-from fitter.kinds import Choice, Flag, Kind, Number, Size, Texts, Whole
 from fitter.machine.gpu import parse_gpus
-from fitter.model.addresses import HUB
-from fitter.model.shapes.addresses import CONFIG, SHAPE
-from fitter.parameters import PARAMETERS
+from fitter.model.files.addresses import HUB
+from fitter.model.shapes.shape_addresses import CONFIG, SHAPE
+from fitter.parameters.kinds import Choice, Flag, Kind, Number, Size, Texts, Whole
+from fitter.parameters.table import PARAMETERS
 from fitter.text import LONGEST_NAME, printable
-from fitter.web.files import Root
+from fitter.web.allowed_files import Root
 
 ASKED = (
     "program",

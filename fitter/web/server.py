@@ -14,15 +14,17 @@ from pathlib import Path
 
 import uvicorn
 
+from fitter.api.planner import Planner
 from fitter.errors import EXIT_FITS, UsageError
-from fitter.llama import builds, memory_limit, process
-from fitter.model import reach
-from fitter.output import pages
-from fitter.parameters import AnyPath
-from fitter.planner import Planner
+from fitter.llama.build import location
+from fitter.llama.processes import memory_limit
+from fitter.llama.worker import process
+from fitter.model.files import reach
+from fitter.output.pages import page
+from fitter.parameters.table import AnyPath
+from fitter.web.allowed_files import Root
 from fitter.web.app import Settings, application
 from fitter.web.connection import Connection
-from fitter.web.files import Root
 from fitter.web.guard import LONGEST_HEADERS, Hosts
 from fitter.web.pool import WORKERS, Pool
 
@@ -51,8 +53,8 @@ def serve(
     ``llama_cpp``: the build that plans, as ``fitter.fit`` takes it. Raises ``UsageError`` where that, ``root`` or
     ``host`` cannot be used, and ``LibraryError`` where a package or a llama.cpp is missing.
     """
-    pages.check_installed()
-    builds.find(builds.named(None if llama_cpp is None else os.fsdecode(llama_cpp)))
+    page.check_installed()
+    location.find(location.named(None if llama_cpp is None else os.fsdecode(llama_cpp)))
     settings = Settings(None if root is None else Root.of(root), host)
     # a plan may have two
     memory_limit.divide(2 * workers)

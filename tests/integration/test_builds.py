@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from fitter.llama import library as native
-from fitter.llama.epochs import cuda_rules
-from fitter.llama.layouts import layouts, structs_of
+from fitter.llama.build import library as native
+from fitter.llama.build.epochs import cuda_rules
+from fitter.llama.build.layouts import layouts, structs_of
 from tests.integration.llama_builds import fetched
 from tools import llama_builds
 from tools.shapes import write
@@ -235,8 +235,8 @@ def run(script: str, *words: str) -> Any:
 
 _OPTIMIZED = """
 import json, sys
-from fitter.llama import devices, library as native
-from fitter.llama.loader import Loader
+from fitter.llama.load import backend_devices as devices; from fitter.llama.build import library as native
+from fitter.llama.load.loader import Loader
 from fitter.llama.types import Params, VirtualDevice, describe
 from tests.integration.test_builds import N_OPS, configure
 native.prepare()
@@ -258,7 +258,7 @@ def test_another_graph_optimize_than_configured_is_told(shape: Any, tmp_path: Pa
 
 _HELD = """
 import json, os, sys, threading, time
-from fitter.llama import library as native
+from fitter.llama.build import library as native
 native.prepare()
 library = native.libraries()
 hold, seen = library.fitter.fitter_hold_new(), []
@@ -292,7 +292,7 @@ def test_a_hold_tells_whether_the_load_came_to_it(tmp_path: Path) -> None:
 _OTHER = """
 import ctypes, importlib, json, os, sys
 from pathlib import Path
-from fitter.llama import library as native
+from fitter.llama.build import library as native
 folder, header = Path(sys.argv[1]), sys.argv[2]
 names = sorted(path for path in folder.iterdir() if path.name.startswith("libllama.") or path.name == "libllama.so")
 llama = ctypes.CDLL(str(names[0]), mode=os.RTLD_GLOBAL | os.RTLD_NOW)

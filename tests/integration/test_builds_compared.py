@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 import fitter
+from fitter.api.compare_builds import same_load
 from fitter.cli import main
-from fitter.comparing import same_load
 from fitter.llama.client import Worker
 from fitter.regression import build_report
-from fitter.regression.check import check, lock
+from fitter.regression.check_cases import check, lock
 from tests.integration.llama_builds import fetched
 from tests.patience import SECONDS, all_end, suspended
 from tools import shapes

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from fitter import api, asking
+from fitter import api
+from fitter.api import call_worker
 from fitter.errors import LibraryError, LlamaCppError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, VirtualDevice
 from fitter.machine import calibrated
 from fitter.machine.gpu import parse_gpus
-from fitter.planning import calibration
+from fitter.planning.checked import calibration
 from tools import calibrate as script
 from tools import cuda_reference, rpc_servers, shapes
 from tools.tiny import TINY_DENSE, write_tiny
@@ -191,7 +192,7 @@ class StandIn(Worker):
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[StandIn]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for module in (api, asking):
+    for module in (api, call_worker):
         monkeypatch.setattr(module, "Worker", StandIn)
     monkeypatch.setattr(StandIn, "processes", 0)
     return StandIn

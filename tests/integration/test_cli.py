@@ -18,7 +18,7 @@ import pytest
 
 from fitter import api
 from fitter.errors import LlamaCppError
-from fitter.llama.breakdown import breakdown_of
+from fitter.llama.load.breakdown import breakdown_of
 from fitter.llama.types import Params, TensorBuftOverride, VirtualDevice
 from fitter.machine.gpu import parse_gpus
 from tests.patience import SECONDS, TooLateError, in_time

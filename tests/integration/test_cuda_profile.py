@@ -8,7 +8,7 @@ import pytest
 
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, VirtualDevice
-from fitter.machine.catalogue import capability
+from fitter.machine.gpu_catalogue import capability
 from tools.cuda_reference import MEMORY, write_model
 
 

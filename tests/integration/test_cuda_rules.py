@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fitter.llama.epochs import cuda_rules
+from fitter.llama.build.epochs import cuda_rules
 from tools.shapes import write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,11 +23,11 @@ NEWEST = "0.25.3"
 _MEASURED = """
 import json, sys
 from fitter.errors import LlamaCppError
-from fitter.llama import devices, library as native
+from fitter.llama.load import backend_devices as devices; from fitter.llama.build import library as native
 rules, path, count, load = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
 native.cuda_rules = lambda ggml: rules
 native.prepare()
-from fitter.llama.loader import Loader
+from fitter.llama.load.loader import Loader
 from fitter.llama.types import Params, VirtualDevice, describe
 cards = [VirtualDevice(f"CUDA{i}", "Card", "cuda", 890, 2**40, 2**40) for i in range(count)]
 native.register_virtual(describe(cards))

@@ -26,13 +26,14 @@ import pytest
 from gguf import GGUFWriter
 
 import fitter
-from fitter import executors, exploring, exploring_cells
+from fitter import executors
+from fitter.api.explore import explore_grid, plan_cell
+from fitter.api.explore.explore_grid import explore
+from fitter.api.explore.plan_cell import Task, figures_of
 from fitter.cli import main
 from fitter.errors import LibraryError, UsageError
-from fitter.exploring import explore
-from fitter.exploring_cells import Task, figures_of
 from fitter.llama.client import Worker
-from fitter.planning.explored import Exploration, ExploredCell
+from fitter.planning.tables.exploration import Exploration, ExploredCell
 from tests.patience import SECONDS, TooLateError, in_time
 from tools.ranges import serving
 from tools.shapes import write
@@ -97,7 +98,7 @@ EXECUTORS: dict[str, Callable[[], Executor]] = {
 def test_any_executor_plans_the_same(model: Path, explored: Exploration, name: str) -> None:
     with EXECUTORS[name]() as executor:
         assert found(explore(model, executor=executor, **FEW)) == found(explored)
-    exploring_cells.close()
+    plan_cell.close()
 
 
 def test_a_process_that_is_lost_is_said(model: Path, tmp_path: Path) -> None:
@@ -295,9 +296,9 @@ def test_what_was_interrupted_goes_on_without_a_cell_twice(
         planned.append(task)
         if len(planned) == CELLS - 1:
             assert is_interrupted.wait(SECONDS)
-        return exploring_cells.run(task)
+        return plan_cell.run(task)
 
-    monkeypatch.setattr(exploring, "exploring_cells", SimpleNamespace(run=run, close=exploring_cells.close))
+    monkeypatch.setattr(explore_grid, "plan_cell", SimpleNamespace(run=run, close=plan_cell.close))
 
     def interrupt(cell: ExploredCell, done: int, total: int) -> None:
         if done >= 5:

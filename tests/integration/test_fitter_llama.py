@@ -18,10 +18,10 @@ import pytest
 
 import fitter
 from fitter.errors import ModelError, PlanError, PlanWarning, UsageError
-from fitter.llama.breakdown import breakdown_of
-from fitter.llama.parameters import apply
+from fitter.llama.load.breakdown import breakdown_of
+from fitter.llama.load.structs import apply
 from fitter.llama.types import TensorBuftOverride
-from fitter.parameters import of_a_struct
+from fitter.parameters.table import of_a_struct
 from tools.tiny import write_tiny
 
 OPTIONS: dict[str, Any] = {"n_ctx": 512, "verbose": False, "n_threads": 1}

@@ -23,14 +23,14 @@ from hypothesis import strategies as st
 import fitter
 from fitter.api import Plan
 from fitter.errors import PlanError
-from fitter.llama import wire
+from fitter.llama.processes import wire
 from fitter.llama.types import Breakdown, Lora, Params, Row, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
 from fitter.output import formats
 from fitter.output.formats import FORMATS, options
-from fitter.planning.constraints import params_of
-from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, Search
-from fitter.values import plain_pattern
+from fitter.parameters.values import plain_pattern
+from fitter.planning.plan.plan import DeviceUse, HostUse, ModelSummary, Search
+from fitter.planning.request.constraints import params_of
 from tests.formats import ik_llama
 from tests.formats import upstream as server
 from tools import shapes
@@ -370,8 +370,8 @@ REAL = {
 
 CHECK = """
 import json
-from fitter.llama import wire
-from fitter.llama.breakdown import breakdown_of
+from fitter.llama.processes import wire
+from fitter.llama.load.breakdown import breakdown_of
 real = breakdown_of(llm._ctx.ctx)
 text = llm.create_completion("ba lu mi", max_tokens=4, temperature=0)
 print(json.dumps({"rows": wire.encode(real), "tokens": text["usage"]["completion_tokens"],

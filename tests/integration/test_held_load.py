@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fitter.beginning import Second
+from fitter.api.early_load import Second
 from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params, Skeleton, TensorBuftOverride

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from fitter.llama import kept, verdicts
-from fitter.llama.builds import find
-from fitter.llama.canary import DENSE, write
-from fitter.llama.library import own_libraries
+from fitter.llama.build import stored_answers, verdicts
+from fitter.llama.build.library import own_libraries
+from fitter.llama.build.location import find
+from fitter.llama.load.canary import DENSE, write
 from fitter.llama.types import VirtualDevice, describe
 from tools.tiny import TINY_DENSE, write_tiny
 
@@ -24,9 +24,9 @@ CRASHED = "it ended with signal 11 when a small model was loaded"
 # A processor with AMX: ggml's CPU buffer type under that name, which llama.cpp then prefers to CPU_REPACK.
 WITH_AMX = """
 import ctypes, json, sys
-from fitter.llama import host_layouts, library as native, surroundings
-from fitter.llama.devices import registry
-from fitter.llama.loader import Loader
+from fitter.llama.build import host_layouts, library as native; from fitter.llama.processes import worker_environment as surroundings
+from fitter.llama.load.backend_devices import registry
+from fitter.llama.load.loader import Loader
 from fitter.llama.types import Params
 
 surroundings.become_worker()
@@ -114,7 +114,7 @@ def kept_verdict(problem: str) -> None:
     """Have it be known already how this build computes."""
     build = find(os.environ.get("FITTER_LLAMA_CPP", "python"))
     assert verdicts.problem_of_computing(build, own_libraries()) == ""
-    (file,) = kept.folder().glob("computing-*.json")
+    (file,) = stored_answers.folder().glob("computing-*.json")
     file.write_text(json.dumps({"problem": problem}))
 
 
@@ -126,7 +126,7 @@ def test_a_worker_has_them_where_it_is_asked_about_this_machine(
     kept_verdict(problem)
     mac = describe([VirtualDevice("MTL0", "Apple M3 Max", "metal", 0, 2**36, 2**36)])
     code = f"""
-from fitter.llama.worker import Session
+from fitter.llama.worker.worker import Session
 
 session = Session()
 for description in ({mac!r}, "", {mac!r}):
@@ -160,7 +160,7 @@ said += [has_amx()]
 def test_what_cannot_be_tried_is_not_left_out(model: Path, tmp_path: Path) -> None:
     code = """
 from fitter.errors import LibraryError
-from fitter.llama import verdicts
+from fitter.llama.build import verdicts
 
 def refuse(*_):
     raise LibraryError("not now")
@@ -174,7 +174,7 @@ said += [host_layouts.settle(), has_amx()]
 def test_it_is_tried_with_a_real_load() -> None:
     code = """
 import os
-from fitter.llama import canary
+from fitter.llama.load import canary
 
 class Loaded(canary.RealLoad):
     def __init__(self, *arguments):

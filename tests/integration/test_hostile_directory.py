@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fitter.llama.attended import Attended
+from fitter.llama.processes.attended import Attended
 from fitter.programs.program_help import defaults_of
 from tests.patience import SECONDS
 from tools.tiny import TINY_DENSE, write_tiny
@@ -35,16 +35,16 @@ PACKAGES = (
 # --- every start in the source goes through the one module
 
 
-INTERPRETER = "fitter.llama.interpreter"
+INTERPRETER = "fitter.llama.processes.interpreter"
 STARTS = {
-    "fitter.llama.attended": {"subprocess.Popen": "interpreter", "os.fork": "fork", "os.execv": "program"},
-    "fitter.llama.looking": {"subprocess.run": "interpreter"},
-    "fitter.llama.placing": {"os.fork": "fork"},
-    "fitter.llama.process": {"os.posix_spawn": "interpreter", "os.fork": "fork"},
-    "fitter.llama.verdicts": {"subprocess.run": "interpreter"},
+    "fitter.llama.processes.attended": {"subprocess.Popen": "interpreter", "os.fork": "fork", "os.execv": "program"},
+    "fitter.llama.build.inspect_build": {"subprocess.run": "interpreter"},
+    "fitter.llama.load.forked_load": {"os.fork": "fork"},
+    "fitter.llama.worker.process": {"os.posix_spawn": "interpreter", "os.fork": "fork"},
+    "fitter.llama.build.verdicts": {"subprocess.run": "interpreter"},
     "fitter.programs.program_help": {"subprocess.run": "program"},
 }
-"""Every start: of an interpreter, which only ``fitter.llama.interpreter`` writes the command line of, of a program that
+"""Every start: of an interpreter, which only ``fitter.llama.processes.interpreter`` writes the command line of, of a program that
 the user named, or a fork."""
 
 _STARTING = frozenset(

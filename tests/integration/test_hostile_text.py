@@ -25,8 +25,8 @@ from fitter import api
 from fitter.cli import main
 from fitter.errors import FitterError
 from fitter.llama.client import Worker
+from fitter.llama.load.zeros import Value, ZeroTensor, write_zeros
 from fitter.llama.types import DeviceInfo, VirtualDevice
-from fitter.llama.zeros import Value, ZeroTensor, write_zeros
 from fitter.machine.gpu import parse_gpus
 from fitter.output.formats import FORMATS
 from fitter.regression import measuring

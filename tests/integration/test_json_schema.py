@@ -13,12 +13,12 @@ import jsonschema
 import pytest
 
 import fitter
+from fitter.api.compare_builds import OnBuild
 from fitter.cli import main
-from fitter.comparing import OnBuild
-from fitter.output.json import verification_to_dict
-from fitter.planning.verified import LaterUse, MemoryUse, ServerUse
+from fitter.output.plan_json import verification_to_dict
+from fitter.planning.plan.verified import LaterUse, MemoryUse, ServerUse
 from fitter.regression import build_report
-from fitter.regression.builds import Compared, Subject
+from fitter.regression.build_comparison import Compared, Subject
 from tests.unit.plans import make_plan
 from tools.docs import models
 from tools.docs.of_json import DOCUMENTS, keys, printed

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 import fitter
-from fitter.asking import one_load
+from fitter.api.call_worker import one_load
+from fitter.api.report_plan import layer_map
 from fitter.llama.client import Worker
 from fitter.model.header import open_model
-from fitter.planning.ask import Ask
-from fitter.planning.plan import Plan
-from fitter.planning.work import facts_of, kept_on_host
-from fitter.reporting import layer_map
+from fitter.planning.plan.plan import Plan
+from fitter.planning.request.ask import Ask
+from fitter.planning.speed.work import facts_of, kept_on_host
 from tools import rpc_servers
 
 TERNARY = "shape://llama-3.2-1b:TQ2_0"

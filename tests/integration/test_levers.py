@@ -12,7 +12,7 @@ import pytest
 
 import fitter
 from fitter import Plan
-from fitter.planning.request import LEVERS, Progress
+from fitter.planning.request.request import LEVERS, Progress
 from tools import shapes
 
 HOST = "60GB/s"

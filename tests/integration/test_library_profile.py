@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 import fitter
-from fitter.asking import answering
+from fitter.api.call_worker import answering
 from fitter.errors import LibraryError, UsageError
-from fitter.llama import cuda_library, elf
-from fitter.llama.builds import may_have_cuda
+from fitter.llama.build import cuda_library, elf
+from fitter.llama.build.cuda_library import Answering, CudaLibrary, find_cuda_library
+from fitter.llama.build.library import cudart_path
+from fitter.llama.build.location import may_have_cuda
 from fitter.llama.client import Worker
-from fitter.llama.cuda_library import Answering, CudaLibrary, find_cuda_library
-from fitter.llama.library import cudart_path
 from fitter.llama.types import Params, VirtualDevice, describe
 from tests.integration.llama_builds import fetched
 from tools import shapes

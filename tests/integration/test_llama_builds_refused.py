@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fitter.llama import layouts
-from fitter.llama.builds import find
+from fitter.llama.build import layouts
+from fitter.llama.build.location import find
 from tests.integration.llama_builds import LAYOUTS, every, fetched, where
 from tools import llama_builds
 from tools.tiny import write_tiny
@@ -27,8 +27,8 @@ OTHER = 183 if os.uname().machine == "x86_64" else 62
 # Forks of it are the workers, so they know no other layout; nor do they read a header that is beside libllama.
 _WITH_ONE_LAYOUT = """
 import sys
-from fitter.llama import functions, layouts, process
-from fitter.llama.surroundings import of_llama_cpp
+from fitter.llama.build import functions, layouts; from fitter.llama.worker import process
+from fitter.llama.processes.worker_environment import of_llama_cpp
 
 layout, where, header, *args = sys.argv[1:]
 layouts.data()["layouts"] = {layout: layouts.layouts()[layout]} if layout else {}
@@ -106,10 +106,10 @@ def test_every_header_beside_every_build(name: str, version: str, model: Path) -
 
 _PAST_THE_PROBE = """
 import sys
-from fitter.llama import functions, layouts
+from fitter.llama.build import functions, layouts
 
 functions.layout_of = lambda probe, headers: (sys.argv[1], layouts.layouts()[sys.argv[1]])
-from fitter.llama.canary import main
+from fitter.llama.load.canary import main
 main()
 """
 ALIKE = {"0.3.25", "0.3.30"}

@@ -16,10 +16,11 @@ import pytest
 
 import fitter
 from fitter.errors import LibraryError, PlanError, UsageError
-from fitter.llama import interpreter, kept, verdicts
-from fitter.llama.builds import Build, find
+from fitter.llama.build import stored_answers, verdicts
+from fitter.llama.build.library import backend_path, own_libraries
+from fitter.llama.build.location import Build, find
 from fitter.llama.client import Worker
-from fitter.llama.library import backend_path, own_libraries
+from fitter.llama.processes import interpreter
 from fitter.llama.types import VirtualDevice, describe
 from tests.integration.llama_builds import fetched
 from tools import llama_builds
@@ -50,7 +51,7 @@ def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 CANARY = """
 import sys
-from fitter.llama import canary, library, surroundings
+from fitter.llama.load import canary; from fitter.llama.build import library; from fitter.llama.processes import worker_environment as surroundings
 surroundings.become_worker(is_canary=True)
 library.load_cells()
 {change}
@@ -77,7 +78,7 @@ def test_every_known_build_can_be_trusted(name: str) -> None:
 
 
 _FIELDS = """
-from fitter.llama import layouts
+from fitter.llama.build import layouts
 known = layouts.data()["layouts"]
 for name in known:
     fields = known[name]["{struct}"]
@@ -114,7 +115,7 @@ def test_parameters_that_mean_something_else_are_noticed(struct: str, a: str, b:
 
 def test_another_epoch_is_noticed() -> None:
     change = (
-        "from fitter.llama import epochs\n"
+        "from fitter.llama.build import epochs\n"
         "last = epochs.epochs()[-1]\n"
         "library.epoch_of = lambda ggml: epochs.Epoch(last.ggml, last.last_op, 2, False, last.larger_alone)"
     )
@@ -123,7 +124,7 @@ def test_another_epoch_is_noticed() -> None:
 
 def test_another_interface_of_backends_is_noticed() -> None:
     change = (
-        "from fitter.llama import epochs\n"
+        "from fitter.llama.build import epochs\n"
         "last = epochs.epoch_of('0.25.3')\n"
         "library.epoch_of = lambda ggml: epochs.Epoch(last.ggml, last.last_op, 3, True, last.larger_alone)\n"
         "try: library.prepare()\n"
@@ -146,10 +147,10 @@ def test_a_load_that_does_not_wait_is_made_again(tmp_path: Path) -> None:
     """As with a llama.cpp whose log has another line there: tensors are placed before anyone says where."""
     path = write_tiny(tmp_path / "model.gguf", TINY_MOE)
     code = (
-        "import sys, threading, time\nfrom fitter.llama import library, surroundings\npatience = 0\n"
+        "import sys, threading, time\nfrom fitter.llama.build import library; from fitter.llama.processes import worker_environment as surroundings\npatience = 0\n"
         "surroundings.become_worker()\nlibrary.prepare()\n{change}\n"
-        "from fitter.llama.ahead import Ahead\nfrom fitter.llama.devices import registry\n"
-        "from fitter.llama.loader import Loader\nfrom fitter.llama.types import *\n"
+        "from fitter.llama.load.first_load import Ahead\nfrom fitter.llama.load.backend_devices import registry\n"
+        "from fitter.llama.load.loader import Loader\nfrom fitter.llama.types import *\n"
         "card = describe([VirtualDevice('CUDA0', 'card', 'cuda', 890, 1 << 33, 1 << 33)])\n"
         "library.register_virtual(card)\nloader = Loader(registry(virtual=True))\n"
         "loader.keep(Ahead(sys.argv[1], card, is_held=True))\n"
@@ -205,7 +206,7 @@ ACCIDENTS = {
         "it ended with signal 6",
     ),
     "a refusal for want of memory": (
-        "from fitter.errors import LlamaCppError; from fitter.llama import canary; "
+        "from fitter.errors import LlamaCppError; from fitter.llama.load import canary; "
         "canary.problem_of_loaded = canary.RealLoad = refuse",
         r"fitter.errors.LlamaCppError: m.gguf: unable to allocate CPU buffer",
     ),
@@ -312,9 +313,9 @@ def test_a_build_that_is_not_trusted_gives_no_plan(cache: Path, model: Path, mon
 def test_where_nothing_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    kept.write("name", {"a": 1})
-    assert kept.read("name") is None
-    with kept.alone():
+    stored_answers.write("name", {"a": 1})
+    assert stored_answers.read("name") is None
+    with stored_answers.alone():
         pass
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import fitter
-from fitter.asking import answering
+from fitter.api.call_worker import answering
+from fitter.llama.build.compared import compared
+from fitter.llama.build.cuda_library import Answering, find_cuda_library
+from fitter.llama.build.inspect_build import look
 from fitter.llama.client import Worker
-from fitter.llama.compared import compared
-from fitter.llama.cuda_library import Answering, find_cuda_library
-from fitter.llama.looking import look
 from fitter.machine.gpu import parse_gpus
 from tools import llama_builds, shapes
 from tools.compared import Subject, answers, differing, packaged

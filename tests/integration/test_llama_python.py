@@ -25,7 +25,7 @@ _SCRIPT = """
 import dataclasses, json, sys
 import llama_cpp
 import fitter
-from fitter.llama.breakdown import breakdown_of
+from fitter.llama.load.breakdown import breakdown_of
 
 model, words = sys.argv[1], json.loads(sys.argv[2])
 

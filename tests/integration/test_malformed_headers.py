@@ -17,7 +17,7 @@ import fitter
 from fitter.cli import main
 from fitter.errors import FitterError, LlamaCppCrashError
 from fitter.llama.client import Worker
-from fitter.model import remote
+from fitter.model.files import remote_files
 from tools import shapes
 from tools.mutated_headers.fields import Walk
 from tools.ranges import clean_environment, serving
@@ -160,7 +160,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in clean_environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    remote.forget()
+    remote_files.forget()
 
 
 @pytest.mark.usefixtures("own_cache")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fitter.errors import UsageError
-from fitter.llama import memory_limit
 from fitter.llama.client import Worker
+from fitter.llama.processes import memory_limit
 from fitter.llama.types import Params
 from tests.patience import SECONDS
 from tools import shapes

@@ -67,10 +67,10 @@ def test_a_mapped_file_is_in_a_macs_memory(tmp_path: Path) -> None:
     # A real load, which maps the file: llama.cpp asks a device for that where it says that it can.
     code = (
         "import os, sys, llama_cpp\n"
-        "from fitter.llama import library\n"
-        "from fitter.llama.breakdown import breakdown_of\n"
-        "from fitter.llama.devices import register_virtual, registry\n"
-        "from fitter.llama.parameters import apply\n"
+        "from fitter.llama.build import library\n"
+        "from fitter.llama.load.breakdown import breakdown_of\n"
+        "from fitter.llama.load.backend_devices import register_virtual, registry\n"
+        "from fitter.llama.load.structs import apply\n"
         "from fitter.llama.types import Params\n"
         "library.libraries(); register_virtual(sys.argv[2])\n"
         "model, context = llama_cpp.llama_model_default_params(), llama_cpp.llama_context_default_params()\n"

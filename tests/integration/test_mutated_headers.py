@@ -10,7 +10,7 @@ import pytest
 
 from fitter.errors import FitterError, ModelError
 from fitter.llama.client import Worker
-from fitter.llama.header_limits import limits
+from fitter.llama.header.limits import limits
 from fitter.llama.types import Params
 from fitter.machine.gpu import parse_gpus
 from fitter.model.header import open_model

@@ -150,9 +150,9 @@ def test_flash_attention_of_a_projector(worker: Worker, tmp_path: Path) -> None:
 
 LOAD = """
 import json, sys
-from fitter.llama import library, projector, real, wire
-from fitter.llama.devices import registry
-from fitter.llama.allocations import counted
+from fitter.llama.build import library; from fitter.llama.load import projector, real_load as real; from fitter.llama.processes import wire
+from fitter.llama.load.backend_devices import registry
+from fitter.llama.load.allocations import counted
 
 library.prepare()
 if sys.argv[2]:
@@ -190,8 +190,8 @@ ENCODE = """
 import ctypes, sys
 import llama_cpp
 from llama_cpp import mtmd_cpp
-from fitter.llama import library, projector, real
-from fitter.llama.devices import registry
+from fitter.llama.build import library; from fitter.llama.load import projector, real_load as real
+from fitter.llama.load.backend_devices import registry
 
 path, model_path, endpoint, side = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
 native = library.libraries()
@@ -489,8 +489,8 @@ def test_a_libmtmd_that_is_none(
 def test_counting_is_not_for_two_at_once(files: Mapping[str, Path]) -> None:
     script = """
 from fitter.errors import LlamaCppError
-from fitter.llama import library
-from fitter.llama.allocations import counted
+from fitter.llama.build import library
+from fitter.llama.load.allocations import counted
 
 library.prepare()
 with counted():

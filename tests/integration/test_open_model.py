@@ -9,8 +9,8 @@ import pytest
 
 from fitter.errors import ModelError
 from fitter.llama.client import Worker
-from fitter.machine.devices import virtual_machine
 from fitter.machine.gpu import parse_gpus
+from fitter.machine.machine import virtual_machine
 from fitter.model.header import open_model
 from tools import shapes
 from tools.tiny import write_tiny

@@ -18,10 +18,10 @@ N_BATCH = 64
 
 ALLOCATED = """
 import ctypes, json, sys
-from fitter.llama import library as native, surroundings
+from fitter.llama.build import library as native; from fitter.llama.processes import worker_environment as surroundings
 surroundings.become_worker()
-from fitter.llama.breakdown import breakdown_of
-from fitter.llama.functions import Batch
+from fitter.llama.load.breakdown import breakdown_of
+from fitter.llama.build.functions import Batch
 native.prepare()
 library = native.libraries()
 llama, backend = library.llama, native.open_backend()

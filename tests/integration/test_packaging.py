@@ -93,7 +93,7 @@ def test_installed_wheel_finds_and_loads_its_libraries(wheel: Path, tmp_path: Pa
         "import sys\n"
         "sys.meta_path[:] = [f for f in sys.meta_path if 'ScikitBuild' not in type(f).__name__]\n"
         f"sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from fitter.llama import library\n"
+        "from fitter.llama.build import library\n"
         "library.libraries()\n"
         "print(library.backend_path())\n"
     )

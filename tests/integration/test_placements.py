@@ -12,7 +12,7 @@ from benchmarks.placement_tables import CONSISTENT, FILLED, NEVER_SLOWER, TENTH,
 from fitter.llama.client import Worker
 from fitter.llama.types import Params
 from fitter.model.header import open_model
-from fitter.values import parse_overrides
+from fitter.parameters.values import parse_overrides
 from tools import shapes
 
 # those that upstream is quick with, and what each has to show

@@ -15,13 +15,13 @@ import psutil
 import pytest
 
 import fitter
+from fitter.api.report_plan import beside
 from fitter.errors import CancelledError, ModelError, UsageError
 from fitter.llama.client import Worker
-from fitter.llama.placing import CAN_FORK
+from fitter.llama.load.forked_load import CAN_FORK
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
-from fitter.planning.request import Progress
-from fitter.reporting import beside
+from fitter.planning.request.request import Progress
 from tests.patience import SECONDS, all_end, until
 from tools.shapes import write, write_split
 

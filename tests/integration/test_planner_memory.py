@@ -13,8 +13,8 @@ import pytest
 import fitter
 from fitter.errors import LlamaCppCrashError, TimeLimitError, UsageError
 from fitter.llama.client import Worker
-from fitter.llama.process import Process
 from fitter.llama.types import Breakdown, Params, VirtualDevice
+from fitter.llama.worker.process import Process
 from tools import shapes
 
 GIB, MIB = 2**30, 2**20

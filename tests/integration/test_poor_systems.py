@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fitter.llama import process
+from fitter.llama.worker import process
 from fitter.machine.host import host_memory
 from tests.patience import SECONDS
 from tools.tiny import TINY_DENSE, write_tiny
@@ -81,7 +81,7 @@ def test_the_memory_of_the_host_without_proc(hidden: tuple[str, ...]) -> None:
 
 def test_files_that_are_open_without_proc(hidden: tuple[str, ...]) -> None:
     code = (
-        "import os, socket; from fitter.llama import process\n"
+        "import os, socket; from fitter.llama.worker import process\n"
         "os.dup2(1, 77)\nprocess.become_worker()\n"
         "try: os.fstat(77)\nexcept OSError: print('closed')"
     )
@@ -102,7 +102,7 @@ def test_a_small_stack_is_one_line(words: tuple[str, ...], model: Path) -> None:
 def test_a_small_stack_in_python(model: Path) -> None:
     code = (
         "import fitter, sys\n"
-        "from fitter.llama import looking\n"
+        "from fitter.llama.build import inspect_build as looking\n"
         "try: fitter.inspect(sys.argv[1])\nexcept fitter.LlamaCppError as error: print(error)\n"
         "print(looking.look('python').problem.partition(' cannot ')[2])"
     )

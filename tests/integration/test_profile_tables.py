@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from fitter.llama.build.library import backend_path
 from fitter.llama.client import Worker
-from fitter.llama.library import backend_path
-from fitter.machine.catalogue import capability
 from fitter.machine.gpu import VULKAN_DRIVERS
+from fitter.machine.gpu_catalogue import capability
 from tools import cuda_reference, shapes
 from tools.metal import loads as metal
 from tools.oracle import operations

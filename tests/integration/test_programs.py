@@ -21,10 +21,10 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 import fitter
 from fitter.errors import PlanError, UsageError
-from fitter.parameters import PROGRAMS
+from fitter.parameters.table import PROGRAMS
 from fitter.programs import facts
 from fitter.programs.later import Later
-from fitter.regression import check
+from fitter.regression import check_cases
 from tests.unit.plans import GIB, MIB
 from tools import shapes
 from tools.shapes import write_shape
@@ -518,14 +518,14 @@ program = "llama-server"
 @pytest.fixture(scope="module")
 def locked(folder: Path) -> Path:
     (folder / "fitter.toml").write_text(CASES)
-    assert all(each.error is None for each in check.lock(folder / "fitter.toml"))
+    assert all(each.error is None for each in check_cases.lock(folder / "fitter.toml"))
     return folder / "fitter.toml"
 
 
 def found(cases: Path) -> dict[str, tuple[str, list[str]]]:
     """The status of every case, and what moved where it failed."""
     results = {}
-    for each in check.check(cases):
+    for each in check_cases.check(cases):
         assert each.comparison is not None, each.error
         moves = [move for move in each.comparison.moves if move.failure]
         results[each.name] = each.status, [f"{move.what}: {move.detail}" for move in moves]
@@ -593,7 +593,7 @@ OF_EVERY_LOCK = {
 
 
 def test_a_case_without_a_program_is_locked_as_before(locked: Path) -> None:
-    lock = check.read_lock(locked.with_name("fitter.lock"))
+    lock = check_cases.read_lock(locked.with_name("fitter.lock"))
     text = locked.with_name("fitter.lock").read_text()
     alone = text[text.index("[cases.any]") : text.index("[cases.served]")]
     assert "program" not in alone

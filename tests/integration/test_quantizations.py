@@ -26,7 +26,7 @@ import fitter
 from fitter.errors import FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import FileTypes
-from fitter.planning.quantizations import Quantization, needs_imatrix
+from fitter.planning.tables.quantizations import Quantization, needs_imatrix
 from tools import shapes
 from tools.quantize import DRY, quantized
 from tools.tiny import write_tiny

@@ -17,8 +17,8 @@ from fitter.cli.fit import fit as command
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS
 from fitter.llama.client import Worker
 from fitter.machine.gpu import parse_gpus
-from fitter.parameters import LoadKeywords, taken_by
-from fitter.planning.request import DEFAULT_HOST_MARGIN
+from fitter.parameters.table import LoadKeywords, taken_by
+from fitter.planning.request.request import DEFAULT_HOST_MARGIN
 from tools import shapes
 
 MODELS = {

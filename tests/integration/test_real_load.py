@@ -29,8 +29,8 @@ LOAD = """
 import json, sys
 import llama_cpp
 import fitter
-from fitter.llama import wire
-from fitter.llama.breakdown import breakdown_of
+from fitter.llama.processes import wire
+from fitter.llama.load.breakdown import breakdown_of
 
 path, how, load_options = sys.argv[1], sys.argv[2], json.loads(sys.argv[4])
 for options in json.loads(sys.argv[3]):

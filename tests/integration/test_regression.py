@@ -21,11 +21,11 @@ import pytest
 from fitter import api
 from fitter.llama.client import Worker
 from fitter.machine import bandwidth
-from fitter.machine import devices as machine_devices
+from fitter.machine import machine as machine_devices
 from fitter.machine.gpu import parse_gpus
 from fitter.machine.host import HostMemory
 from fitter.machine.speed import HostSpeed
-from fitter.regression import check
+from fitter.regression import check_cases
 from fitter.regression.cases import read_cases
 from fitter.regression.compare import compare
 from fitter.regression.lockfile import Lock, read_lock, write_lock
@@ -270,7 +270,7 @@ def test_the_machine_is_not_asked(repository: Repository, locked: Repository, mo
     monkeypatch.setattr(machine_devices, "host_memory", lambda: HostMemory(2**30, 2**29))
     monkeypatch.setattr(bandwidth, "host_speed", lambda *_: HostSpeed(1e9, "slow"))
     repository.lock.unlink()
-    assert all(measured.error is None for measured in check.lock(repository.cases))
+    assert all(measured.error is None for measured in check_cases.lock(repository.cases))
     assert repository.lock.read_bytes() == locked.lock.read_bytes()
 
 

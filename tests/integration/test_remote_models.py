@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 import fitter
-from fitter import early
+from fitter import early_start
 from fitter.cli import main
 from fitter.errors import FitterError, LibraryError, ModelError
 from fitter.llama.client import Worker
-from fitter.model import cache, kept_headers, remote
-from fitter.planning.request import Progress
+from fitter.model.files import header_cache, remote_files, stored_headers
+from fitter.planning.request.request import Progress
 from tests.patience import SECONDS, until
 from tools import shapes
 from tools.ranges import FileServer, Request, in_clean_environment, serving
@@ -58,20 +58,20 @@ def worker() -> Iterator[Worker]:
 
 @pytest.fixture
 def server(folder: Path) -> Iterator[FileServer]:
-    remote.forget()
+    remote_files.forget()
     with serving(folder) as server:
         yield server
 
 
 def kept() -> set[str]:
     """All that is in the cache of headers."""
-    place = kept_headers.folder()
+    place = stored_headers.folder()
     return {str(path.relative_to(place)) for path in place.rglob("*")} if place.exists() else set()
 
 
 def entries_of(name: str) -> list[Path]:
     """The folders that are kept of models with a file of that name."""
-    place = kept_headers.folder()
+    place = stored_headers.folder()
     return [place / path.relative_to(place).parts[0] for path in place.rglob(name)]
 
 
@@ -102,7 +102,7 @@ def test_a_large_model_is_planned_from_its_header(
     server.forget()
     assert said_of(fitter.fit(url, gpus=GPUS, n_ctx=32768, worker=worker)) == said_of(here)
     assert server.requests == []
-    remote.forget()
+    remote_files.forget()
     assert said_of(fitter.fit(url, gpus=GPUS, n_ctx=32768, worker=worker)) == said_of(here)
     assert (server.statuses, server.sent) == ({304: n_files}, 0)
 
@@ -138,7 +138,7 @@ def test_every_command_takes_an_address(
         said[name] = capsys.readouterr().out
     assert json.loads(said["fit"])["model"]["path"] == url
     assert json.loads(said["inspect"])["model"]["path"] == url
-    place = str(kept_headers.folder())
+    place = str(stored_headers.folder())
     assert not [name for name, text in said.items() if place in text]
     lock = Path("fitter.lock").read_text()
     assert 'file = "tiny.gguf"' in lock and server.url not in lock and place not in lock
@@ -265,7 +265,7 @@ REFUSED: dict[str, tuple[Callable[[Request], bool], str]] = {
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failed requests are made again, but at once."""
-    from fitter.model.ranges import Patience
+    from fitter.model.files.ranges import Patience
 
     monkeypatch.setattr(Patience, "sleep", lambda self, seconds: None)
 
@@ -374,7 +374,7 @@ def test_a_file_beside_it_that_drips_is_given_up(server: FileServer) -> None:
 
     server.answer = slowly
     with pytest.raises(ModelError) as caught:
-        remote.beginning(f"{server.url}/config.json", 100, timeout=0.5)
+        remote_files.beginning(f"{server.url}/config.json", 100, timeout=0.5)
     assert str(caught.value) == (
         f"{server.url}/config.json: its header did not arrive within 0.5 s: give it more time (--timeout)"
     )
@@ -408,7 +408,7 @@ def test_a_file_that_has_changed_is_read_again(server: FileServer, worker: Worke
     small = fitter.measure(url, gpus="24GiB", worker=worker)
     shapes.write_shape(shapes.SHAPES["llama-3.1-8b"], path, vocab=False)
     assert fitter.measure(url, gpus="24GiB", worker=worker).rows == small.rows
-    remote.forget()
+    remote_files.forget()
     large = fitter.measure(url, gpus="24GiB", worker=worker)
     assert large.rows == fitter.measure(path, gpus="24GiB", worker=worker).rows != small.rows
 
@@ -423,19 +423,19 @@ def test_a_kept_header_is_begun_to_be_loaded_and_left_where_it_has_changed(serve
         assert done.returncode == 0, done.stderr
         return {key: value for key, value in json.loads(done.stdout).items() if key not in ("model", "search")}
 
-    assert early.kept(url) is None
+    assert early_start.kept(url) is None
     small = planned(url)
-    assert early.kept(url) is not None
+    assert early_start.kept(url) is not None
     assert planned(url) == small == planned(str(path))
     shapes.write_shape(shapes.SHAPES["llama-3.1-8b"], path)
     assert planned(url) == planned(str(path)) != small
     for odd in ("http://", "http://[/x.gguf", f"{url}/", "hf://org", f"{server.url}/a%0Ab.gguf"):
-        assert early.kept(odd) is None
+        assert early_start.kept(odd) is None
 
 
 @pytest.mark.parametrize("tags", ["last changed", "none"])
 def test_a_server_without_etags(folder: Path, worker: Worker, tags: str) -> None:
-    remote.forget()
+    remote_files.forget()
     path = shapes.write("qwen3-30b-a3b", folder)
     with serving(folder, has_etags=False) as server:
         if tags == "last changed":
@@ -443,7 +443,7 @@ def test_a_server_without_etags(folder: Path, worker: Worker, tags: str) -> None
         url = f"{server.url}/{path.name}"
         rows = fitter.measure(url, gpus="24GiB", worker=worker).rows
         once, before = server.sent, kept()
-        remote.forget()
+        remote_files.forget()
         assert fitter.measure(url, gpus="24GiB", worker=worker).rows == rows
         assert server.sent == 2 * once if tags == "none" else once < server.sent < 2 * once
         assert kept() == before
@@ -462,7 +462,7 @@ def test_other_servers(tiny: Path, folder: Path, worker: Worker, settings: dict[
     with serving(folder, **settings) as server:
         url = f"{server.url}/{tiny.name}"
         for sent in (True, False):
-            remote.forget()
+            remote_files.forget()
             server.forget()
             assert fitter.measure(url, gpus="24GiB", worker=worker).rows == rows
             assert (server.sent > 0) is sent
@@ -520,9 +520,9 @@ def test_credentials_go_to_their_server_and_nowhere_else(
         assert {headers.get("Authorization") for headers in server.headers} == {"Basic bWU6czNjcjN0"}
     else:
         assert {path for _, path, _ in server.requests} == {f"/{tiny.name}?sig={SECRET}"}
-    assert secrets_in(kept_headers.folder()) == []
+    assert secrets_in(stored_headers.folder()) == []
     server.answer = status(403)
-    remote.forget()
+    remote_files.forget()
     assert main([url, "--gpu", "rtx-4090"]) == 3
     said = capsys.readouterr().err
     assert SECRET not in said and f"{server.url}/{tiny.name}: the server answers 403" in said
@@ -581,17 +581,17 @@ FORMS = [
 @pytest.mark.parametrize("form", FORMS)
 def test_a_file_of_the_hub(hub: FileServer, server: FileServer, tiny: Path, worker: Worker, form: str) -> None:
     url = form.format(hub.url, tiny.name) if form.startswith("{}/") else form.format(tiny.name)
-    remote.forget()
-    shutil.rmtree(kept_headers.folder(), ignore_errors=True)
+    remote_files.forget()
+    shutil.rmtree(stored_headers.folder(), ignore_errors=True)
     plan = fitter.fit(url, gpus="rtx-4090", worker=worker)
     assert plan.model.path == url.partition("?")[0]
     assert said_of(plan) == said_of(fitter.fit(tiny, gpus="rtx-4090", worker=worker))
     assert {path for _, path, _ in hub.requests} == {f"/org/repo/resolve/main/{tiny.name}"}
     assert [headers for headers in server.headers if "Authorization" in headers] == []
-    assert secrets_in(kept_headers.folder()) == []
+    assert secrets_in(stored_headers.folder()) == []
     for each in (hub, server):
         each.forget()
-    remote.forget()
+    remote_files.forget()
     assert fitter.fit(url, gpus="rtx-4090", worker=worker).model.path == url.partition("?")[0]
     assert (len(hub.requests), hub.sent, server.requests) == (1, 0, [])
 
@@ -614,7 +614,7 @@ def test_the_hub_is_not_asked_offline(
     url = f"hf://org/repo/{tiny.name}"
     rows = fitter.measure(url, gpus="rtx-4090", worker=worker).rows
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    remote.forget()
+    remote_files.forget()
     hub.forget()
     assert fitter.measure(url, gpus="rtx-4090", worker=worker).rows == rows
     with pytest.raises(ModelError) as caught:
@@ -661,7 +661,7 @@ def test_what_fsspec_knows(tiny: Path, worker: Worker) -> None:
     files = fsspec.filesystem("memory")
     files.pipe_file("/models/tiny.gguf", tiny.read_bytes())
     url = "memory://models/tiny.gguf"
-    remote.forget()
+    remote_files.forget()
     assert fitter.fit(url, gpus="rtx-4090", worker=worker).model.path == url
     assert (
         fitter.measure(url, gpus="24GiB", worker=worker).rows == fitter.measure(tiny, gpus="24GiB", worker=worker).rows
@@ -748,9 +748,9 @@ def test_processes_share_what_they_fetch(server: FileServer, folder: Path) -> No
 def test_a_header_that_was_removed_is_fetched_again(server: FileServer, folder: Path, worker: Worker) -> None:
     path = write_tiny(folder / "removed.gguf")
     url = f"{server.url}/{path.name}"
-    remote.fetched(url)
+    remote_files.fetched(url)
     (entry,) = entries_of(path.name)
-    assert cache.remove(entry)
+    assert header_cache.remove(entry)
     planned = fitter.fit(url, gpus="24GiB", worker=worker)
     assert said_of(planned) == said_of(fitter.fit(path, gpus="24GiB", worker=worker))
     assert server.statuses == {206: 2}
@@ -763,11 +763,11 @@ def test_a_header_that_is_planned_with_is_not_removed(server: FileServer, folder
     found: list[bool] = []
 
     def remove(_: Progress) -> None:
-        found.extend(cache.remove(entry) for entry in entries_of(path.name))
+        found.extend(header_cache.remove(entry) for entry in entries_of(path.name))
 
     assert said_of(fitter.fit(url, gpus="24GiB", worker=worker, on_progress=remove)) == said_of(here)
     assert found and not any(found)
-    assert all(cache.remove(entry) for entry in entries_of(path.name)), "the plan is made"
+    assert all(header_cache.remove(entry) for entry in entries_of(path.name)), "the plan is made"
 
 
 def test_what_one_thread_fetches_another_waits_for_in_its_own_time(server: FileServer, tiny: Path) -> None:
@@ -775,10 +775,10 @@ def test_what_one_thread_fetches_another_waits_for_in_its_own_time(server: FileS
     url = f"{server.url}/{tiny.name}"
     with fetching(server, url) as threads:
         with pytest.raises(ModelError) as caught:
-            remote.fetched(url, timeout=0.2)
+            remote_files.fetched(url, timeout=0.2)
         assert str(caught.value) == f"{url}: its header did not arrive within 0.2 s: give it more time (--timeout)"
         with pytest.raises(LeftError, match="nobody wants it"):
-            remote.fetched(url, timeout=SECONDS, say=leave)
+            remote_files.fetched(url, timeout=SECONDS, say=leave)
         assert threads[0].is_alive() and len(server.headers) == 1
 
 
@@ -786,7 +786,7 @@ class LeftError(Exception):
     """Whoever wanted a header has left."""
 
 
-def leave(_: remote.Fetching) -> None:
+def leave(_: remote_files.Fetching) -> None:
     raise LeftError("nobody wants it")
 
 
@@ -797,7 +797,7 @@ def fetching(server: FileServer, *urls: str) -> Iterator[list[threading.Thread]]
 
     def fetch(url: str) -> None:
         with suppress(LeftError):
-            remote.fetched(url, timeout=SECONDS, say=lambda fetching: leave(fetching) if end.is_set() else None)
+            remote_files.fetched(url, timeout=SECONDS, say=lambda fetching: leave(fetching) if end.is_set() else None)
 
     threads = [threading.Thread(target=fetch, args=[url]) for url in urls]
     for number, thread in enumerate(threads, 1):
@@ -814,15 +814,15 @@ def fetching(server: FileServer, *urls: str) -> Iterator[list[threading.Thread]]
 def test_threads_that_cannot_be_ended_have_a_limit(
     server: FileServer, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "MOST_READERS", 2)
+    monkeypatch.setattr(remote_files, "MOST_READERS", 2)
     server.answer = silent
     third = f"{server.url}/3.gguf"
     with fetching(server, f"{server.url}/1.gguf", f"{server.url}/2.gguf"):
         with pytest.raises(ModelError) as caught:
-            remote.fetched(third)
+            remote_files.fetched(third)
         assert str(caught.value) == f"{third}: too many headers are being fetched: try again later"
     server.answer = lambda request: False
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name == remote.READER])
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == remote_files.READER])
     assert fitter.measure(f"{server.url}/{tiny.name}", gpus="24GiB").rows
 
 
@@ -830,12 +830,12 @@ def test_what_was_damaged_or_left_is_replaced(server: FileServer, folder: Path, 
     path = write_tiny(folder / "kept.gguf")
     url = f"{server.url}/{path.name}"
     rows = fitter.measure(url, gpus="24GiB", worker=worker).rows
-    (header,) = kept_headers.folder().rglob("kept.gguf")
+    (header,) = stored_headers.folder().rglob("kept.gguf")
     with header.open("r+b") as file:
         file.write(b"FUGG")
-    partial = kept_headers.folder() / ".partial-left"
+    partial = stored_headers.folder() / ".partial-left"
     partial.mkdir()
-    remote.forget()
+    remote_files.forget()
     assert fitter.measure(url, gpus="24GiB", worker=worker).rows == rows
     assert header.read_bytes()[:4] == b"GGUF"
     assert not partial.exists()

@@ -17,9 +17,9 @@ import fitter
 from fitter.errors import PlanError
 from fitter.model.shapes.catalogue import published
 from fitter.output.formats import FORMATS
-from fitter.output.json import dumps
-from fitter.output.report import plan_page
-from fitter.planning.plan import Plan
+from fitter.output.pages.report_page import plan_page
+from fitter.output.plan_json import dumps
+from fitter.planning.plan.plan import Plan
 from fitter.text import printable
 from tests.integration.pages import MARKUP, PHONE, WIDE, heard, opened, serving
 from tests.integration.test_hostile_text import ATTACKS

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fitter.api.explore.explore_grid import Exploration, explore
 from fitter.cli import main
-from fitter.exploring import Exploration, explore
-from fitter.output.exploration_page import exploration_page
+from fitter.output.pages.exploration_page import exploration_page
 from tests.integration.pages import MARKUP, PHONE, WIDE, heard, opened, serving
 from tools.shapes import write
 

@@ -18,7 +18,7 @@ import pytest
 import fitter
 from fitter.cli import main
 from fitter.errors import LibraryError, ModelError, UsageError
-from fitter.model import kept_headers, remote
+from fitter.model.files import remote_files, stored_headers
 from tools import shapes
 from tools.hub import Hub, hub_of
 from tools.ranges import Request, in_clean_environment
@@ -71,7 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    remote.forget()
+    remote_files.forget()
     with hub_of(folder) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         yield hub
@@ -114,14 +114,14 @@ def test_every_model_of_a_repository_is_planned(hub: Hub, folder: Path) -> None:
 
 
 def test_headers_are_fetched_once(hub: Hub) -> None:
-    shutil.rmtree(kept_headers.folder(), ignore_errors=True)
+    shutil.rmtree(stored_headers.folder(), ignore_errors=True)
     words: dict[str, Any] = {"gpus": "12GiB", "n_ctx": 4096, "types": "Q4_K_M"}
     first = fitter.repository("hf://org/repo", **words)
     assert [each.name for each in first.found] == ["m-Q4_K_M.gguf", "m-UD-Q4_K_M.gguf"]
     assert 0 < hub.files.sent < 1 << 20
     hub.files.forget()
     hub.server.forget()
-    remote.forget()
+    remote_files.forget()
     again = fitter.repository("hf://org/repo", **words)
     assert again.to_dict() == first.to_dict()
     # the list, and the tag of each of both files
@@ -230,7 +230,7 @@ def test_everything_beside_a_model_may_be_elsewhere(hub: Hub, folder: Path, tmp_
     assert words[words.index("--lora-scaled") + 1] == "adapter.gguf:0.5"
     assert words[words.index("--mmproj") + 1] == "mmproj-F16.gguf"
     assert words[words.index("-md") + 1] == "draft-Q8_0.gguf"
-    assert str(kept_headers.folder()) not in json.dumps(plan.to_dict())
+    assert str(stored_headers.folder()) not in json.dumps(plan.to_dict())
     (tmp_path / "plan.json").write_text(json.dumps(plan.to_dict()))
     for call in (plan.load, lambda: fitter.verify(plan=tmp_path / "plan.json")):
         with pytest.raises(ModelError) as caught:
@@ -495,7 +495,7 @@ def test_an_answer_that_is_no_list(
     headers: dict[str, str],
     said: str,
 ) -> None:
-    from fitter.model.ranges import Patience
+    from fitter.model.files.ranges import Patience
 
     def answer(request: Request) -> bool:
         request.say(status, body, headers)
@@ -560,7 +560,7 @@ SETTINGS = {
 def test_settings_that_make_no_sense(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
 ) -> None:
-    from fitter.model.ranges import Patience
+    from fitter.model.files.ranges import Patience
 
     monkeypatch.setattr(Patience, "sleep", lambda self, seconds: None)
     monkeypatch.setenv(name, value)

@@ -11,7 +11,7 @@ import pytest
 
 import fitter
 from fitter.llama.client import Worker
-from fitter.planning.ask import Ask
+from fitter.planning.request.ask import Ask
 from tools import shapes
 from tools.servers import RpcServer
 from tools.tiny import TINY_DENSE, write_tiny

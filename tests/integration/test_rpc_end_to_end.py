@@ -29,8 +29,8 @@ HOST = 80 * MIB
 LOAD = """
 import json, sys
 import fitter
-from fitter.llama import wire
-from fitter.llama.breakdown import breakdown_of
+from fitter.llama.processes import wire
+from fitter.llama.load.breakdown import breakdown_of
 
 path, options = sys.argv[1], json.loads(sys.argv[2])
 llm = fitter.Llama(path, **options)
@@ -169,7 +169,7 @@ with_both = fitter.Llama(path, rpc=[first, second], **options)
 with_both.close()
 # the second one's device is RPC1 here, and RPC0 where the plan is made
 alone = fitter.Llama(path, rpc=second, override_tensor=["blk.0.ffn_.*_exps=CPU"], **options)
-from fitter.llama.breakdown import breakdown_of
+from fitter.llama.load.breakdown import breakdown_of
 rows = {row.buffer_type: row.model for row in breakdown_of(alone.ctx).rows}
 said = alone("ba lu mi", max_tokens=2)["usage"]["completion_tokens"]
 again = alone.plan.load(verbose=False)

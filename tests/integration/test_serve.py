@@ -22,10 +22,10 @@ import psutil
 import pytest
 
 import fitter
-from fitter.llama import builds
-from fitter.machine import catalogue
+from fitter.llama.build import location
+from fitter.machine import gpu_catalogue
 from fitter.model.shapes import listing
-from fitter.output import report
+from fitter.output.pages import report_page
 from fitter.web.guard import HEADERS, LONGEST_BODY, LONGEST_HEADERS
 from fitter.web.questions import ASKED
 from tests import patience
@@ -295,13 +295,13 @@ def test_this_machine_is_planned_for_where_nobody_else_can_ask(site: Site, brows
         page.locator("#a .own").check()
         answered(page)
         assert (page.locator("#a .gpu").is_visible(), page.locator("#a .add").is_visible()) == (False, False)
-        assert fact(page, "host memory") == report.human(expected.host.used).split()[0]
+        assert fact(page, "host memory") == report_page.human(expected.host.used).split()[0]
         shared = page.url
         page.goto("about:blank")
         page.goto(shared)
         answered(page)
         assert page.locator("#a .own").is_checked()
-        assert fact(page, "host memory") == report.human(expected.host.used).split()[0]
+        assert fact(page, "host memory") == report_page.human(expected.host.used).split()[0]
     status, plan = site.plan(model="dense.gguf", n_ctx=4096, program="any")
     assert (status, plan["arguments"]) == (200, list(expected.arguments()))
     assert [each["name"] for each in plan["devices"]] == [use.name for use in expected.devices]
@@ -332,7 +332,7 @@ def test_arguments_are_copied(site: Site, browser: Browser) -> None:
         page.locator("#a .panel > .format .copy").click()
         says("Copied")
         words = page.evaluate("navigator.clipboard.readText()")
-        assert page.locator("#a pre").count() == len(report.NAMELESS)
+        assert page.locator("#a pre").count() == len(report_page.NAMELESS)
         assert words.split() == site.plan(model="dense.gguf", gpus=CARD)[1]["arguments"]
 
 
@@ -419,7 +419,7 @@ def test_the_lists_are_those_of_the_commands(site: Site) -> None:
         "hostile.gguf",
         "na\\xefve/caf\\xe9.gguf",
     ]
-    assert [each["name"] for each in site.get("/api/gpus")["gpus"]] == list(catalogue.gpus())
+    assert [each["name"] for each in site.get("/api/gpus")["gpus"]] == list(gpu_catalogue.gpus())
     assert [each["name"] for each in site.get("/api/shapes")["shapes"]] == [each.name for each in listing.shapes()]
 
 
@@ -762,7 +762,7 @@ def test_which_llama_cpp_plans(tmp_path: Path) -> None:
     assert (status, text.count("\n")) == (3, 1) and str(tmp_path) in text
     with serving("--llama-cpp", where, "--workers", "1") as served:
         status, body = ask(served.connection(), "/api/plan", {"model": "shape://llama-3.2-1b", "gpus": ["8GiB"]})
-        assert (status, json.loads(body)["llama_cpp"]["key"]) == (200, builds.find(where).key)
+        assert (status, json.loads(body)["llama_cpp"]["key"]) == (200, location.find(where).key)
         assert str(where) not in body
 
 

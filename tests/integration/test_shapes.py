@@ -25,12 +25,12 @@ import fitter
 from fitter.cli import main
 from fitter.errors import FitterError, LlamaCppError, ModelError, UsageError
 from fitter.llama.client import Worker
-from fitter.model import cache as cache_folder
-from fitter.model.shapes import catalogue, files
-from fitter.model.shapes.addresses import wanted
+from fitter.model.files import header_cache as cache_folder
+from fitter.model.shapes import catalogue, shape_files
 from fitter.model.shapes.gguf import write
-from fitter.model.shapes.header import Header
 from fitter.model.shapes.mapping import header_of
+from fitter.model.shapes.shape_addresses import wanted
+from fitter.model.shapes.shape_header import Header
 from tests.integration.test_quantizations import Snapshot, read, snapshots
 from tests.unit.test_shapes import WEIGHTS
 from tools import ranges, shapes
@@ -342,10 +342,10 @@ def figures(snapshot: Snapshot, header: Header) -> None:
 def test_a_file_type_is_kept_and_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = wanted("shape://smollm2-135m:Q5_K_M")
     assert asked is not None
-    (path,) = files.model_files(asked)
+    (path,) = shape_files.model_files(asked)
     before = path.stat()
-    monkeypatch.setattr(files, "Worker", None)
-    assert files.model_files(asked) == (path,) and path.stat().st_mtime_ns == before.st_mtime_ns
+    monkeypatch.setattr(shape_files, "Worker", None)
+    assert shape_files.model_files(asked) == (path,) and path.stat().st_mtime_ns == before.st_mtime_ns
     assert path.name == "smollm2-135m-Q5_K_M.gguf"
 
 
@@ -353,8 +353,8 @@ def test_a_file_type_is_kept_and_made_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 WRITES = """
 import sys
-from fitter.model.shapes import files
-from fitter.model.shapes.addresses import wanted
+from fitter.model.shapes import shape_files as files
+from fitter.model.shapes.shape_addresses import wanted
 sys.stdin.readline()
 for name in sys.argv[1:]:
     print(files.model_files(wanted(name))[0].stat().st_size)
@@ -379,13 +379,13 @@ def test_several_processes_write_the_same_shapes_at_once(tmp_path: Path, monkeyp
 def test_a_shape_that_was_used_is_the_last_to_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for _ in range(2):
-        (path,) = files.model_files(_asked("smollm2-135m:BF16"))
+        (path,) = shape_files.model_files(_asked("smollm2-135m:BF16"))
         assert time.time() - path.parent.stat().st_mtime < 60
         os.utime(path.parent, (0, 0))
     monkeypatch.setattr(cache_folder, "MOST_ENTRIES", 2)
-    files.model_files(_asked("qwen3-32b:BF16"))
-    assert files.model_files(_asked("smollm2-135m:BF16")) == (path,)
-    (new,) = files.model_files(_asked("llama-3.1-8b:BF16"))
+    shape_files.model_files(_asked("qwen3-32b:BF16"))
+    assert shape_files.model_files(_asked("smollm2-135m:BF16")) == (path,)
+    (new,) = shape_files.model_files(_asked("llama-3.1-8b:BF16"))
     assert {*cache_folder.folder(cache_folder.SHAPES).iterdir()} == {path.parent, new.parent}
 
 
@@ -439,7 +439,9 @@ def test_a_shape_is_planned_as_a_file_is(worker: Worker, tmp_path: Path) -> None
 def test_packed_experts_stay_packed(worker: Worker) -> None:
     plan = fitter.fit("shape://gpt-oss-20b", gpus="24GiB", n_ctx=4096, worker=worker)
     assert plan.model.path == "shape://gpt-oss-20b:MXFP4_MOE"
-    assert {each.type for each in worker.header(files.model_files(_asked("gpt-oss-20b:MXFP4_MOE"))[0]).tensors} == {
+    assert {
+        each.type for each in worker.header(shape_files.model_files(_asked("gpt-oss-20b:MXFP4_MOE"))[0]).tensors
+    } == {
         "mxfp4",
         "q8_0",
         "f32",
@@ -553,4 +555,4 @@ def test_a_config_that_llama_cpp_refuses_is_said(tmp_path: Path) -> None:
 
 def test_an_unknown_file_type_is_no_crash() -> None:
     with pytest.raises((UsageError, LlamaCppError)):
-        files.model_files(_asked("smollm2-135m:Q1_0"))
+        shape_files.model_files(_asked("smollm2-135m:Q1_0"))

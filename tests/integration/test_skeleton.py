@@ -21,9 +21,9 @@ import pytest
 
 from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
-from fitter.llama.headers import Headers, header_of
+from fitter.llama.header.read_header import Headers, header_of
 from fitter.llama.types import Params, Skeleton, TensorBuftOverride, VirtualDevice
-from fitter.model import source
+from fitter.model.files import source
 from tools.shapes import SHAPES, write, write_split
 
 CARDS = [VirtualDevice(f"CUDA{i}", "Card", "cuda", 890, 400 * 2**30, 400 * 2**30) for i in range(2)]
@@ -306,9 +306,9 @@ class Filter(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
 assert libc.prctl(38, 1, 0, 0, 0) == 0
 assert libc.prctl(22, 2, ctypes.byref(Filter(4, ctypes.addressof(code))), 0, 0) == 0, ctypes.get_errno()
-from fitter.llama.devices import register_virtual, registry
-from fitter.llama.headers import Headers
-from fitter.llama.loader import Loader
+from fitter.llama.load.backend_devices import register_virtual, registry
+from fitter.llama.header.read_header import Headers
+from fitter.llama.load.loader import Loader
 from fitter.llama.types import Params, Skeleton
 headers = Headers()
 skeleton = Skeleton((sys.argv[2],))
@@ -425,7 +425,7 @@ def test_a_limit_on_the_length_of_files_is_an_error(headers: Headers, directory:
 
 BOTH_WAYS = """
 import os, sys
-from fitter.llama import library
+from fitter.llama.build import library
 native = library.libraries()
 
 def written(gguf):

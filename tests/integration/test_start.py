@@ -13,11 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fitter import early
+from fitter import early_start
 from fitter.errors import LibraryError
-from fitter.llama import library, process
+from fitter.llama.build import library
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, Skeleton, describe
+from fitter.llama.worker import process
 from fitter.machine.gpu import parse_gpus
 from tests.patience import SECONDS, TooLateError, all_end, in_time
 from tools.cuda_reference import write_model
@@ -28,7 +29,7 @@ SLOW = {"rich", "subprocess", "tempfile", "psutil", "platformdirs", "tomllib", "
 
 # As `python -m fitter` would, and then something else.
 EARLY = (
-    "from fitter.llama import process\n"
+    "from fitter.llama.worker import process\n"
     "for _ in range({count}): process.prestart(lambda word: word() and None)\n"
     "from fitter.llama.client import Worker\n"
 )
@@ -47,7 +48,7 @@ def python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 IMPORTS = {
     "import fitter": ("import fitter", HEAVY | SLOW | {"typing", "dataclasses", "click"}),
-    "a worker's process": ("import fitter.llama.process", HEAVY | SLOW | {"typing", "dataclasses", "click"}),
+    "a worker's process": ("import fitter.llama.worker.process", HEAVY | SLOW | {"typing", "dataclasses", "click"}),
     "--help": ("from fitter import cli; cli.main(['--help'])", HEAVY | SLOW | {"dataclasses", "fitter.cli.fit"}),
     # the table of parameters is made of dataclasses
     "fit --help": ("from fitter import cli; cli.main(['fit', '--help'])", HEAVY | SLOW),
@@ -117,7 +118,7 @@ def test_an_early_worker_that_does_not_suit_is_left(change: str) -> None:
     code = EARLY.format(count=1) + (
         "import psutil\nearly, = psutil.Process().children()\n"
         f"{change}\n"
-        "worker = Worker(); worker.devices(); print(worker.pid == early.pid); worker.close()\n"
+        "worker = Worker(); worker.devices(); print(worker.pid == early_start.pid); worker.close()\n"
     )
     done = python(code)
     assert (done.stdout, done.stderr) == ("False\n", "")
@@ -146,7 +147,7 @@ WORKERS = {
 def test_how_many_workers_begin_early(monkeypatch: pytest.MonkeyPatch, args: list[str], count: int) -> None:
     begun: list[object] = []
     monkeypatch.setattr(process, "prestart", lambda first, variables: begun.append(first))
-    assert early.begin(args) == bool(count)
+    assert early_start.begin(args) == bool(count)
     assert len(begun) == count
 
 
@@ -161,7 +162,7 @@ def test_none_begins_where_a_cuda_backend_will_answer(
     (tmp_path / "libggml-cuda.so").touch()
     begun: list[object] = []
     monkeypatch.setattr(process, "prestart", lambda first, variables: begun.append(first))
-    early.begin(["model.gguf", "--gpu", "24GiB", "--llama-cpp", str(tmp_path), *more])
+    early_start.begin(["model.gguf", "--gpu", "24GiB", "--llama-cpp", str(tmp_path), *more])
     assert len(begun) == count
 
 
@@ -184,16 +185,16 @@ def test_a_model_is_loaded_at_once_where_it_is_clear_how(
 ) -> None:
     words: list[str] = []
     monkeypatch.setattr(process, "prestart", lambda first, variables: Woken(words))
-    early.begin([str(model), *args])
+    early_start.begin([str(model), *args])
     assert [said.partition(",")[0] for said in words if said] == [part for part in [word.rstrip(",")] if part]
 
 
 def test_a_draft_model_is_not_taken_for_the_model(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     words: list[str] = []
     monkeypatch.setattr(process, "prestart", lambda first, variables: Woken(words))
-    early.begin(["--gpu", "24GiB", "-md", str(model), "nowhere.gguf"])
+    early_start.begin(["--gpu", "24GiB", "-md", str(model), "nowhere.gguf"])
     assert words == []
-    early.begin(["--gpu", "24GiB", "-md", "nowhere.gguf", str(model)])
+    early_start.begin(["--gpu", "24GiB", "-md", "nowhere.gguf", str(model)])
     assert [said.partition(",")[0] for said in words] == ["CUDA0"]
 
 
@@ -221,9 +222,9 @@ WORDS = {
 @pytest.mark.parametrize(("word", "path", "loads"), WORDS.values(), ids=WORDS)
 def test_a_load_that_begins_early_is_not_repeated(model: Path, word: str, path: str, loads: list[int]) -> None:
     code = (
-        "from fitter import early\n"
-        "from fitter.llama import process\n"
-        f"process.prestart(lambda wait: early.load({path.format(model=model)!r}, wait)).wake({word!r})\n"
+        "from fitter import early_start as early\n"
+        "from fitter.llama.worker import process\n"
+        f"process.prestart(lambda wait: early_start.load({path.format(model=model)!r}, wait)).wake({word!r})\n"
         "from fitter.llama.client import Worker\n"
         "from fitter.llama.types import Params\n"
         "from fitter.machine.gpu import parse_gpus\n"
@@ -241,9 +242,9 @@ def test_a_load_that_begins_early_is_not_repeated(model: Path, word: str, path: 
 
 def test_a_load_that_begins_early_has_the_parameters_of_any_other() -> None:
     code = (
-        "from fitter.llama import ahead, library\n"
-        "from fitter.llama.devices import registry\n"
-        "from fitter.llama.parameters import apply\n"
+        "from fitter.llama.load import first_load as ahead; from fitter.llama.build import library\n"
+        "from fitter.llama.load.backend_devices import registry\n"
+        "from fitter.llama.load.structs import apply\n"
         "from fitter.llama.types import Params\n"
         f"ours, pointers, _ = ahead.params_of({DEVICE!r}, False)\n"
         "llama = library.libraries().llama\n"
@@ -268,7 +269,7 @@ def test_a_model_that_changes_while_it_is_loaded_early_is_not_used(tmp_path: Pat
     path = write_model("llama31-8b", tmp_path)
     code = (
         "import os\n"
-        "from fitter.llama.ahead import Ahead\n"
+        "from fitter.llama.load.first_load import Ahead\n"
         f"ahead = Ahead({str(path)!r}, {DEVICE!r})\n"
         f"if {changes}: os.utime({str(path)!r}, (1, 1))\n"
         "print(ahead.take() is None)\n"

@@ -15,8 +15,8 @@ import pytest
 import fitter
 from fitter.errors import ModelError
 from fitter.machine import bandwidth
-from fitter.planning.plan import Search
-from fitter.planning.request import Progress
+from fitter.planning.plan.plan import Search
+from fitter.planning.request.request import Progress
 from tests.patience import SECONDS
 from tools import shapes
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny

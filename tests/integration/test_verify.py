@@ -19,8 +19,8 @@ import fitter
 from fitter.errors import LlamaCppError, PlanError, RemoteError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import Params
-from fitter.planning.request import Progress
-from fitter.planning.verified import Verification
+from fitter.planning.plan.verified import Verification
+from fitter.planning.request.request import Progress
 from tools.servers import Proxy, RpcServer
 from tools.tiny import TINY_DENSE, write_tiny
 

@@ -25,11 +25,11 @@ import fitter
 from fitter.errors import LibraryError, LlamaCppCrashError, LlamaCppError, PlanError, UsageError
 from fitter.llama.client import Worker
 from fitter.output.plan_file import read_plan
-from fitter.planning.plan import Plan, resolved
-from fitter.planning.request import Progress
-from fitter.planning.verified import LaterUse, Verification
-from fitter.programs import prompts, serving
-from fitter.programs.said import Said
+from fitter.planning.plan.plan import Plan, resolved
+from fitter.planning.plan.verified import LaterUse, Verification
+from fitter.planning.request.request import Progress
+from fitter.programs import prompts, running_server
+from fitter.programs.server_log import Said
 from fitter.programs.state import SequenceState, state_of
 from tests.integration.llama_builds import fetched
 from tests.patience import SECONDS, all_end, until, with_more_time
@@ -85,7 +85,9 @@ def plan_file(models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFacto
 def running_servers() -> list[psutil.Process]:
     """Every process that this one has started, and theirs, but for the workers of other tests."""
     children = psutil.Process().children(recursive=True)
-    return [each for each in children if "--alias" in words_of(each) or "fitter.llama.attended" in words_of(each)]
+    return [
+        each for each in children if "--alias" in words_of(each) or "fitter.llama.processes.attended" in words_of(each)
+    ]
 
 
 def words_of(process: psutil.Process) -> str:
@@ -190,7 +192,7 @@ def test_every_checkpoint_and_every_prompt_in_the_cache_is_known(
     with Worker() as worker:
         state = state_of(worker.caches(models[name], resolved(plan)))
     words = [str(server), "-m", str(models[name]), *plan.arguments()]
-    with serving.running(words, SECONDS) as running:
+    with running_server.running(words, SECONDS) as running:
         prompts.feed(running, slots=4, room=1024, n_vocab=439, number=20)
     said = running.said
     assert said.n_checkpoints >= 24 and len(said.cached) >= 12
@@ -503,7 +505,7 @@ def test_a_port_that_is_taken_meanwhile(
 ) -> None:
     with taken(is_answered) as port:
         ports = [port, free_port()]
-        monkeypatch.setattr(serving, "free_port", lambda: ports.pop(0))
+        monkeypatch.setattr(running_server, "free_port", lambda: ports.pop(0))
         found = verify(plan_file, server, prompts=2)
     assert found.holds and not ports
     assert found.server is not None and found.server.answered == 2
@@ -580,7 +582,7 @@ def test_a_killed_command_leaves_no_server(plan_file: Path, server: Path, number
 
 def test_a_killed_attendant_leaves_no_server(plan_file: Path, server: Path) -> None:
     with at_work(plan_file, server) as (process, others):
-        (attendant,) = (each for each in others if "fitter.llama.attended" in words_of(each))
+        (attendant,) = (each for each in others if "fitter.llama.processes.attended" in words_of(each))
         attendant.kill()
         _, warned = process.communicate(timeout=SECONDS)
         # before or after it has said that it has started the server

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from fitter.errors import UsageError
+from fitter.llama.build.library import backend_path
 from fitter.llama.client import Worker
-from fitter.llama.library import backend_path
 from fitter.llama.types import LAYOUT_DEVICE, Params, TensorBuftOverride, VirtualDevice, describe
 from tools.cuda_reference import write_model
 

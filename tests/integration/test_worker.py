@@ -32,9 +32,9 @@ from fitter.errors import (
     UsageError,
     WorkerError,
 )
-from fitter.llama import interpreter, memory_limit
 from fitter.llama.client import Worker
-from fitter.llama.headers import MOST_TEXT
+from fitter.llama.header.read_header import MOST_TEXT
+from fitter.llama.processes import interpreter, memory_limit
 from fitter.llama.types import Array, Params, VirtualDevice
 from tests.patience import SECONDS, until, with_more_time
 from tools.cuda_reference import write_model
@@ -84,7 +84,7 @@ def alive(pid: int) -> bool:
 def sabotage(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Makes the command ``host`` do what the environment says first, in native code as llama.cpp would."""
     prelude = (
-        "import os, ctypes; from fitter.llama.worker import Session; host = Session.host; "
+        "import os, ctypes; from fitter.llama.worker.worker import Session; host = Session.host; "
         "Session.host = lambda self: (exec(os.environ.get('SABOTAGE', '')), host(self))[1]; "
     )
     start, _, rest = interpreter.BOOT.partition("from {module}")
@@ -483,9 +483,9 @@ def test_the_worker_dies_with_its_parent(tmp_path: Path, busy: bool) -> None:
     script.write_text(
         "import sys, threading, time\n"
         f"sys.path[:] = {[entry for entry in sys.path if entry]!r}\n"
-        "from fitter.llama import client, interpreter\n"
+        "from fitter.llama import client; from fitter.llama.processes import interpreter\n"
         "start, _, rest = interpreter.BOOT.partition('from {module}')\n"
-        "interpreter.BOOT = start + 'import ctypes; from fitter.llama.worker import Session; '"
+        "interpreter.BOOT = start + 'import ctypes; from fitter.llama.worker.worker import Session; '"
         " + 'Session.host = lambda self: ctypes.CDLL(None).sleep(600)\\nfrom {module}' + rest\n"
         "worker = client.Worker()\n"
         "worker.devices()\n"
@@ -559,8 +559,8 @@ def test_a_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_the_breakdown_of_a_live_model(model: Path, worker: Worker) -> None:
     script = (
-        "import json, llama_cpp; from fitter.llama import wire; from fitter.llama.breakdown import breakdown_of; "
-        "from fitter.llama.parameters import apply; from fitter.llama.types import Params\n"
+        "import json, llama_cpp; from fitter.llama.processes import wire; from fitter.llama.load.breakdown import breakdown_of; "
+        "from fitter.llama.load.structs import apply; from fitter.llama.types import Params\n"
         "model_params = llama_cpp.llama_model_default_params()\n"
         "context_params = llama_cpp.llama_context_default_params()\n"
         "keep = apply(Params(n_ctx=768), model_params, context_params)\n"

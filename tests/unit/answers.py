@@ -8,9 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from fitter.llama.types import Array, DeviceInfo, Row, VirtualDevice
-from fitter.planning.calibration import Calibration, Comparison, DeviceCalibration, Difference
-from fitter.planning.inspection import Inspection, LayerSize, RoleSize
-from fitter.planning.plan import ModelSummary
+from fitter.planning.checked.calibration import Calibration, Comparison, DeviceCalibration, Difference
+from fitter.planning.plan.inspection import Inspection, LayerSize, RoleSize
+from fitter.planning.plan.plan import ModelSummary
 from tests.unit.plans import GIB, MIB
 
 

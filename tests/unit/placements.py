@@ -7,9 +7,9 @@ from pathlib import Path
 
 from fitter.llama.types import Array, MetadataValue, Params, TensorBuftOverride, TensorInfo
 from fitter.model.header import Model
-from fitter.planning.memory import HOST, Item
-from fitter.planning.placement import Placement, overrides_of
-from fitter.planning.work import ModelFacts, facts_of
+from fitter.planning.placing.memory import HOST, Item
+from fitter.planning.placing.placement import Placement, overrides_of
+from fitter.planning.speed.work import ModelFacts, facts_of
 from tools.shapes import SHAPES, Shape
 
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from fitter.api import Plan
 from fitter.llama.types import Breakdown, Params, Row
-from fitter.planning.cost import Estimate, Part, Workload
-from fitter.planning.explain import Bound, Choice
-from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, Problem, Search, SharedUse
-from fitter.planning.pricing import Price, SpeedSource
+from fitter.planning.plan.plan import DeviceUse, HostUse, ModelSummary, Problem, Search, SharedUse
+from fitter.planning.pricing.pricing import Price, SpeedSource
+from fitter.planning.speed.cost import Estimate, Part, Workload
+from fitter.planning.speed.explain import Bound, Choice
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fitter.asking import limited, worker_for
+from fitter.api.call_worker import limited, worker_for
 from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
-from fitter.planning.ask import Ask
+from fitter.planning.request.ask import Ask
 
 
 def test_a_worker_of_the_callers_is_told_and_kept() -> None:

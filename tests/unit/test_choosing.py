@@ -9,23 +9,15 @@ from typing import Any
 
 import pytest
 
-from fitter.choosing import either
-from fitter.errors import (
-    FitterError,
-    LibraryError,
-    LlamaCppError,
-    ModelError,
-    RemoteError,
-    TimeLimitError,
-    UsageError,
-)
+from fitter.api.choose_split_mode import either
+from fitter.errors import FitterError, LibraryError, LlamaCppError, ModelError, RemoteError, TimeLimitError, UsageError
 from fitter.llama.types import Breakdown, Params
-from fitter.parameters import SplitMode
-from fitter.planning.cost import Estimate, Workload
-from fitter.planning.plan import Plan, Problem
-from fitter.planning.pricing import Price
-from fitter.planning.request import Progress
-from fitter.planning.summary import Search
+from fitter.parameters.table import SplitMode
+from fitter.planning.plan.plan import Plan, Problem
+from fitter.planning.pricing.pricing import Price
+from fitter.planning.request.request import Progress
+from fitter.planning.request.summary import Search
+from fitter.planning.speed.cost import Estimate, Workload
 from tests.unit.plans import make_plan
 
 CHOICES = {

@@ -13,8 +13,8 @@ from fitter import api
 from fitter.cli import main
 from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
 from fitter.llama.types import Params, TensorBuftOverride
-from fitter.planning.plan import Plan, Problem
-from fitter.planning.request import Progress
+from fitter.planning.plan.plan import Plan, Problem
+from fitter.planning.request.request import Progress
 from tests.unit.plans import GIB, MIB, make_plan
 
 Install = Callable[[Plan | BaseException], None]

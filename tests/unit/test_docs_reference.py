@@ -12,13 +12,14 @@ import pytest
 from click.testing import CliRunner
 
 import fitter
-from fitter import errors, parameters
+from fitter import errors
 from fitter.cli import cli, llama_options
 from fitter.cli.group import DOCUMENTATION
-from fitter.machine import catalogue
+from fitter.machine import gpu_catalogue
 from fitter.output.formats import FORMATS
-from fitter.parameters import LEVERS, PARAMETERS, Parameter, of_a_case, taken_by
-from fitter.planning.request import OBJECTIVES, STRATEGIES
+from fitter.parameters import table
+from fitter.parameters.table import LEVERS, PARAMETERS, Parameter, of_a_case, taken_by
+from fitter.planning.request.request import OBJECTIVES, STRATEGIES
 from fitter.regression import marks, pytest_plugin
 from tools.docs import of_errors, of_options, of_python, reference
 from tools.docs.attributes import documented
@@ -126,7 +127,7 @@ def test_every_keyword_of_a_function_is_there(name: str) -> None:
 
 
 def test_every_field_of_a_type_has_a_meaning() -> None:
-    known = parameters.of_a_load()
+    known = table.of_a_load()
     for name in of_python.names()[1]:
         kind = getattr(fitter, name)
         said = documented(kind)
@@ -150,7 +151,7 @@ def test_the_statuses_of_a_command_are_read_from_its_help() -> None:
 
 
 def test_gpus_levers_and_formats() -> None:
-    assert set(catalogue.gpus()) <= cells("gpus.md")
+    assert set(gpu_catalogue.gpus()) <= cells("gpus.md")
     assert set(LEVERS) == cells("levers.md")
     assert set(FORMATS) <= cells("formats.md")
     help_ = {name: PARAMETERS[name].help for name in ("objective", "strategy", "allow")}
@@ -159,7 +160,7 @@ def test_gpus_levers_and_formats() -> None:
 
 
 def test_every_call_that_takes_the_table_is_known() -> None:
-    of_a_load = {each.name for each in taken_by(parameters.LoadKeywords)}
+    of_a_load = {each.name for each in taken_by(table.LoadKeywords)}
     signatures = {name: inspect.signature(getattr(fitter, name)) for name in of_python.names()[0]}
     assert {name for name, found in signatures.items() if of_a_load <= set(found.parameters)} == set(of_python.KEYWORDS)
 

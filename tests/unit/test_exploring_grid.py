@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from fitter.api.explore.grid import costs_of, grid_of
 from fitter.errors import UsageError
-from fitter.exploring_grid import costs_of, grid_of
 
 PROGRAM = {"program": "llama-server"}
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from fitter import exploring_state
+from fitter.api.explore import stored_cells
+from fitter.api.explore.stored_cells import Key, State
 from fitter.errors import AnswerError, UsageError
-from fitter.exploring_state import Key, State
-from fitter.planning.explored import ExploredCell
+from fitter.planning.tables.exploration import ExploredCell
 
 HEAD = '{"format": "fitter explore", "version": 1}\n'
 CELL = ExploredCell("model.gguf", None, "24GiB", 4096, None, None, None)
@@ -47,7 +47,7 @@ def test_a_cell_is_known_by_all_that_it_follows_from(tmp_path: Path, monkeypatch
     assert known(path) == FOUND
     others = [{"header": "x"}, {"llama_cpp": "1.0 abd"}, {"called": "x"}, {"keywords": {"n_ctx": 4097}}]
     assert [known(path, replace(KEY, **each)) for each in others] == [None] * 4
-    monkeypatch.setattr(exploring_state, "VERSION", "0.0.1")
+    monkeypatch.setattr(stored_cells, "VERSION", "0.0.1")
     assert known(path) is None
 
 
@@ -144,7 +144,7 @@ def test_two_do_not_write_one_file(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-c",
-        f"from fitter.exploring_state import State\nwith State.opened({str(path)!r}): pass",
+        f"from fitter.api.explore.stored_cells import State\nwith State.opened({str(path)!r}): pass",
     ]
     with State.opened(path) as state:
         state.add(FOUND, KEY)

@@ -22,38 +22,38 @@ ROOMS = (
     "fitter.web",
     "fitter.regression",
     "fitter",
-    "fitter.fitted",
-    "fitter.comparing",
-    "fitter.repositories",
-    "fitter.exploring",
-    "fitter.exploring_grid",
-    "fitter.exploring_state",
-    "fitter.exploring_cells",
+    "fitter.api.fitted_llama",
+    "fitter.api.compare_builds",
+    "fitter.api.repository_table",
+    "fitter.api.explore.explore_grid",
+    "fitter.api.explore.grid",
+    "fitter.api.explore.stored_cells",
+    "fitter.api.explore.plan_cell",
     "fitter.executors",
-    "fitter.quantizing",
-    "fitter.planner",
-    "fitter.reporting",
+    "fitter.api.quantizations",
+    "fitter.api.planner",
+    "fitter.api.report_plan",
     "fitter.api",
-    "fitter.choosing",
-    "fitter.early",
-    "fitter.loading",
-    "fitter.serving",
-    "fitter.keeping",
-    "fitter.beginning",
-    "fitter.asking",
-    "fitter.sharing",
-    "fitter.worker_door",
-    "fitter.door",
-    "fitter.same_load",
+    "fitter.api.choose_split_mode",
+    "fitter.early_start",
+    "fitter.api.load_plan",
+    "fitter.api.verify_server",
+    "fitter.api.server_memory",
+    "fitter.api.early_load",
+    "fitter.api.call_worker",
+    "fitter.api.shared_models",
+    "fitter.api.checked_worker_call",
+    "fitter.api.checked_call",
+    "fitter.api.repeat_load",
     "fitter.output",
     "fitter.planning",
     "fitter.programs",
     "fitter.model",
     "fitter.machine",
     "fitter.llama",
-    "fitter.parameters",
-    "fitter.kinds",
-    "fitter.values",
+    "fitter.parameters.table",
+    "fitter.parameters.kinds",
+    "fitter.parameters.values",
     "fitter.storage",
     "fitter.streams",
     "fitter.errors",
@@ -65,7 +65,9 @@ ROOMS = (
 ALLOWED: dict[tuple[str, str], str] = {}
 """Arrows (from, to) that run up or close a circle for now, each with its reason."""
 
-NATIVE = frozenset({"llama_cpp", "cffi", "_cffi_backend", "fitter.llama._declarations", "fitter.llama.planned"})
+NATIVE = frozenset(
+    {"llama_cpp", "cffi", "_cffi_backend", "fitter.llama._declarations", "fitter.llama.this_process.plan_load"}
+)
 """What only ``fitter/llama`` may import to run, as everything that loads libllama; a type may be named anywhere."""
 
 
@@ -154,7 +156,9 @@ def test_only_one_room_runs_native_code() -> None:
         for module, text in sources("fitter").items()
         if not module.startswith("fitter.llama.") and NATIVE & roots(module, text)
     }
-    assert found == {"fitter.loading"}, "loading asks fitter.llama.planned, once it is sure that libllama is there"
+    assert found == {"fitter.api.load_plan"}, (
+        "loading asks fitter.llama.this_process.plan_load, once it is sure that libllama is there"
+    )
 
 
 def roots(module: str, text: str) -> set[str]:
@@ -220,10 +224,10 @@ def test_nobody_reaches_into_privates() -> None:
     "text",
     [
         "worker._child.pid",
-        "from fitter.planning.cost import _data",
+        "from fitter.planning.speed.cost import _data",
         'patch.setattr(process, "_BOOT", "")',
         'patch.setattr("fitter.llama.client._late", None)',
-        'run("from fitter.llama import process; process._early")',
+        'run("from fitter.llama.worker import process; process._early")',
     ],
 )
 def test_a_reach_into_privates_is_found(text: str) -> None:
@@ -268,8 +272,8 @@ UP = {
 
 @pytest.mark.parametrize("text", UP.values(), ids=UP.keys())
 def test_an_import_that_runs_up_is_found(text: str) -> None:
-    modules = {"fitter.api": "", "fitter.llama.worker": text}
-    assert upward(arrows(modules)) == {("fitter.llama.worker", "fitter.api")}
+    modules = {"fitter.api": "", "fitter.llama.worker.worker": text}
+    assert upward(arrows(modules)) == {("fitter.llama.worker.worker", "fitter.api")}
 
 
 def test_a_circle_is_found() -> None:

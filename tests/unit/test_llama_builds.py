@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fitter.errors import FitterError, LibraryError, UsageError
-from fitter.llama import builds, linker
-from fitter.llama.builds import Build, find
+from fitter.llama.build import linker, location
+from fitter.llama.build.location import Build, find
 from tests.unit import libraries
 
 BASE_SYMBOLS = ("ggml_version", "ggml_backend_dev_count")
@@ -360,7 +360,7 @@ def test_llama_cpp_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (package / "__init__.py").write_text("raise SystemExit('llama_cpp was imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "llama_cpp", raising=False)
-    assert builds.find() == find("python")
+    assert location.find() == find("python")
     assert find("python").libllama == str(package / "lib" / "libllama.so")
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(install(tmp_path / "given", llama="libllama.so")))
     assert find("python").directory == str(tmp_path / "given")

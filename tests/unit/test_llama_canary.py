@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gguf import GGUFReader
 
-from fitter.llama import canary
+from fitter.llama.load import canary
 from fitter.llama.types import Breakdown, Row
 
 CARDS = ("CUDA0",) * 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from fitter.llama import client
-from fitter.llama.worker import Session
+from fitter.llama.worker.worker import Session
 
 
 def test_every_command_has_plain_words_for_the_time_limit() -> None:

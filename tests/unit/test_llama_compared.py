@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fitter.llama import compared
-from fitter.llama.compared import Compared, around, said_of
-from fitter.llama.cuda_library import Answering, CudaLibrary
-from fitter.llama.epochs import cuda_rules, epochs
-from fitter.llama.versions import numbers_of
+from fitter.llama.build import compared
+from fitter.llama.build.compared import Compared, around, said_of
+from fitter.llama.build.cuda_library import Answering, CudaLibrary
+from fitter.llama.build.epochs import cuda_rules, epochs
+from fitter.llama.build.versions import numbers_of
 from fitter.llama.virtual import VirtualDevice
 from tools.cuda_reference import read
 
@@ -183,7 +183,7 @@ def test_rules_by_version(ggml: str) -> None:
 
 
 def test_a_rule_is_a_field_of_the_build() -> None:
-    from fitter.llama.library import declarations
+    from fitter.llama.build.library import declarations
 
     fields = {name for name, _ in declarations().typeof("fitter_build_t").fields if name.startswith("cuda_")}
     assert fields == set(cuda_rules(epochs()[0].ggml))

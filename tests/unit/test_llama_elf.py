@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fitter.errors import LibraryError
-from fitter.llama import elf
+from fitter.llama.build import elf
 from tests.unit import libraries
 
 ID = "3b71ad7d7c18482d74c453dc90ea6ea2958da52a"

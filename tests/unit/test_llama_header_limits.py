@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from fitter.llama.early_limits import LIMITS
-from fitter.llama.header_limits import Limit, limits, problem
+from fitter.llama.header.limits import Limit, limits, problem
+from fitter.llama.load.early_limits import LIMITS
 from fitter.llama.types import Array, MetadataValue
 from fitter.model.shapes import catalogue
 from fitter.model.shapes.gguf import Value

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fitter.errors import LibraryError
-from fitter.llama import layouts
-from fitter.llama.epochs import Epoch, epoch_of
-from fitter.llama.layouts import disagreement, layout_of, structs_of
-from fitter.llama.llama_h import fields_of
+from fitter.llama.build import layouts
+from fitter.llama.build.epochs import Epoch, epoch_of
+from fitter.llama.build.layouts import disagreement, layout_of, structs_of
+from fitter.llama.build.llama_h import fields_of
 
 Layout = dict[str, dict[str, str]]
 KNOWN = layouts.layouts()

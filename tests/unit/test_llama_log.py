@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fitter.errors import UsageError
-from fitter.llama.devices import Device, default_devices
-from fitter.llama.functions import same_commit
-from fitter.llama.library import Versions, is_same_version
-from fitter.llama.log import LogLine, flash_attn_from, n_splits_from, reason, unused_from
+from fitter.llama.build.functions import same_commit
+from fitter.llama.build.library import Versions, is_same_version
+from fitter.llama.build.log import LogLine, flash_attn_from, n_splits_from, reason, unused_from
+from fitter.llama.load.backend_devices import Device, default_devices
 from fitter.llama.types import DeviceInfo, VirtualDevice, describe
 
 CHOSEN = "llama_context: flash_attn            = {}"

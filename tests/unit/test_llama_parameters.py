@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fitter.errors import UsageError
-from fitter.llama import layouts, library
-from fitter.llama.parameters import write
+from fitter.llama.build import layouts, library
+from fitter.llama.load.structs import write
 from fitter.llama.types import Params
 
 KNOWN = layouts.layouts()

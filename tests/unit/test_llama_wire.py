@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fitter.llama import wire
+from fitter.llama.processes import wire
 from fitter.llama.types import (
     Array,
     Breakdown,

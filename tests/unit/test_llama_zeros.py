@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader
 
-from fitter.llama.zeros import TENSOR_TYPES, Value, ZeroTensor, write_zeros
+from fitter.llama.load.zeros import TENSOR_TYPES, Value, ZeroTensor, write_zeros
 
 METADATA: dict[str, Value] = {
     "general.architecture": "llama",

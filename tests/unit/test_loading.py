@@ -8,13 +8,14 @@ from typing import Any
 import llama_cpp
 import pytest
 
+from fitter.api.load_plan import load_once
 from fitter.errors import PlanError, UsageError
-from fitter.llama import devices, planned
+from fitter.llama.load import backend_devices as devices
+from fitter.llama.this_process import plan_load
 from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride
-from fitter.loading import load_once
 from fitter.output.keywords import llama_kwargs
-from fitter.parameters import PARAMETERS
-from fitter.planning.plan import Problem
+from fitter.parameters.table import PARAMETERS
+from fitter.planning.plan.plan import Problem
 from tests.unit.plans import make_plan
 
 REAL = make_plan(Params(n_ctx=512, n_gpu_layers=3), virtual=False)
@@ -31,7 +32,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     cards = tuple(
         devices.Device(DeviceInfo(name, "Card", "gpu", "CUDA", 1, 1), None, 0, name, 0) for name in ("CUDA0", "CUDA1")
     )
-    for module in (devices, planned):
+    for module in (devices, plan_load):
         monkeypatch.setattr(module, "registry", lambda: devices.Registry(cards, cards))
 
 

@@ -9,10 +9,11 @@ import pytest
 
 from fitter.errors import UsageError
 from fitter.llama.types import DeviceInfo
-from fitter.machine import bandwidth, devices
-from fitter.machine.devices import check_main_gpu, choose, device_speeds, machine_of, speed_of_host
+from fitter.machine import bandwidth
+from fitter.machine import machine as devices
 from fitter.machine.gpu import parse_gpus, virtual_devices
 from fitter.machine.host import HostMemory
+from fitter.machine.machine import check_main_gpu, choose, device_speeds, machine_of, speed_of_host
 from fitter.machine.speed import HostSpeed, default_host
 
 GIB = 2**30

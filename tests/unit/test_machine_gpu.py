@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from fitter.errors import UsageError
 from fitter.llama.types import SharedMemory, VirtualDevice
-from fitter.machine import catalogue
+from fitter.machine import gpu_catalogue
 from fitter.machine.gpu import parse_gpus
-from fitter.values import parse_size
+from fitter.parameters.values import parse_size
 
 MIB = 2**20
 GIB = 2**30
@@ -296,9 +296,9 @@ BACKENDS = {
 }
 
 
-@pytest.mark.parametrize("key", list(catalogue.gpus()))
+@pytest.mark.parametrize("key", list(gpu_catalogue.gpus()))
 def test_a_card_of_the_catalogue_is_a_device(key: str) -> None:
-    card = catalogue.gpus()[key]
+    card = gpu_catalogue.gpus()[key]
     (device,) = parse_gpus([key])
     name, lowest, highest = BACKENDS[card.profile]
     total = card.usable if card.unified else card.total
@@ -343,12 +343,12 @@ FAMILIES = {
 
 @pytest.mark.parametrize(("pattern", "least"), FAMILIES.values(), ids=FAMILIES.keys())
 def test_a_family_of_cards(pattern: str, least: int) -> None:
-    assert len([key for key in catalogue.gpus() if re.match(pattern, key)]) >= least
+    assert len([key for key in gpu_catalogue.gpus() if re.match(pattern, key)]) >= least
 
 
 def test_every_card_is_of_one_family() -> None:
-    assert len(catalogue.gpus()) >= 160
-    for key in catalogue.gpus():
+    assert len(gpu_catalogue.gpus()) >= 160
+    for key in gpu_catalogue.gpus():
         assert len([pattern for pattern, _ in FAMILIES.values() if re.match(pattern, key)]) == 1, key
 
 
@@ -377,14 +377,14 @@ SPEEDS = {
 
 @pytest.mark.parametrize(("key", "speeds"), SPEEDS.items(), ids=SPEEDS)
 def test_speeds_of_known_cards(key: str, speeds: tuple[float, float | None, float | None]) -> None:
-    card = catalogue.gpus()[key]
+    card = gpu_catalogue.gpus()[key]
     scaled = (card.bandwidth / 1e9, card.pcie and card.pcie / 1e9, card.compute and card.compute / 1e12)
     assert scaled == pytest.approx(speeds)
 
 
-@pytest.mark.parametrize("key", list(catalogue.gpus()))
+@pytest.mark.parametrize("key", list(gpu_catalogue.gpus()))
 def test_speeds_are_those_of_a_gpu(key: str) -> None:
-    card = catalogue.gpus()[key]
+    card = gpu_catalogue.gpus()[key]
     assert 60e9 <= card.bandwidth <= 8e12
     assert card.unified == (card.pcie is None)
     assert card.pcie is None or 7e9 < card.pcie <= 450e9
@@ -397,9 +397,9 @@ def test_speeds_are_those_of_a_gpu(key: str) -> None:
     assert card.names[0] == card.description
 
 
-@pytest.mark.parametrize("key", list(catalogue.gpus()))
+@pytest.mark.parametrize("key", list(gpu_catalogue.gpus()))
 def test_every_figure_of_the_catalogue_has_a_source(key: str) -> None:
-    card = catalogue.gpus()[key]
+    card = gpu_catalogue.gpus()[key]
     sources = card.sources
     cited = (
         sources.compute_capability,
@@ -478,19 +478,19 @@ KNOWN = {
 
 @pytest.mark.parametrize(("key", "known"), KNOWN.items(), ids=KNOWN)
 def test_known_cards(key: str, known: tuple[int, int | None, int]) -> None:
-    card = catalogue.gpus()[key]
+    card = gpu_catalogue.gpus()[key]
     assert (card.total // MIB, card.usable and card.usable // MIB, card.free // MIB) == known
 
 
 SHARES = {
-    "of any card": ({"cuda", "vulkan"}, lambda: catalogue.default().free_fraction),
-    "of AMD's": ({"rocm"}, lambda: catalogue.default().free_fraction_rocm),
+    "of any card": ({"cuda", "vulkan"}, lambda: gpu_catalogue.default().free_fraction),
+    "of AMD's": ({"rocm"}, lambda: gpu_catalogue.default().free_fraction_rocm),
 }
 
 
 @pytest.mark.parametrize(("profiles", "share"), SHARES.values(), ids=SHARES)
 def test_the_default_share_is_the_smallest_known(profiles: set[str], share: Callable[[], float]) -> None:
-    cards = [card for card in catalogue.gpus().values() if card.profile.partition("-")[0] in profiles]
+    cards = [card for card in gpu_catalogue.gpus().values() if card.profile.partition("-")[0] in profiles]
     measured = [card for card in cards if not card.unified and not card.sources.free.startswith("estimated")]
     assert len(measured) >= 4
     smallest = min(card.free / card.total for card in measured)
@@ -498,5 +498,5 @@ def test_the_default_share_is_the_smallest_known(profiles: set[str], share: Call
 
 
 def test_free_is_known_or_the_default_share() -> None:
-    assert catalogue.gpus()["rtx-4090"].free == 23608 * MIB
-    assert catalogue.gpus()["h100-pcie"].free == int(81559 * catalogue.default().free_fraction) * MIB
+    assert gpu_catalogue.gpus()["rtx-4090"].free == 23608 * MIB
+    assert gpu_catalogue.gpus()["h100-pcie"].free == int(81559 * gpu_catalogue.default().free_fraction) * MIB

@@ -8,9 +8,9 @@ import psutil
 import pytest
 
 from fitter.llama.types import DeviceInfo
-from fitter.machine.devices import Machine, real_machine, virtual_machine
 from fitter.machine.gpu import parse_gpus
 from fitter.machine.host import HostMemory, cgroup_limits, host_memory
+from fitter.machine.machine import Machine, real_machine, virtual_machine
 
 GIB = 2**30
 V2 = "sys/fs/cgroup"

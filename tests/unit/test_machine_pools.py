@@ -9,10 +9,10 @@ import pytest
 from fitter.errors import UsageError
 from fitter.llama.types import DeviceInfo, SharedMemory, VirtualDevice
 from fitter.machine import shared_memory
-from fitter.machine.devices import Machine, machine_of, real_machine, speed_of_host, virtual_machine
 from fitter.machine.gpu import parse_gpus
 from fitter.machine.host import HostMemory
-from fitter.machine.pools import pools_here, set_aside, typed, used_by_default
+from fitter.machine.machine import Machine, machine_of, real_machine, speed_of_host, virtual_machine
+from fitter.machine.memory_pools import pools_here, set_aside, typed, used_by_default
 from fitter.machine.speed import default_host
 
 MIB, GIB = 2**20, 2**30

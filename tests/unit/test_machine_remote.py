@@ -11,8 +11,8 @@ import pytest
 
 from fitter.errors import LlamaCppError, RemoteError, UsageError
 from fitter.llama.types import DeviceInfo, MeasuredSpeed
-from fitter.machine import catalogue, remote
-from fitter.machine.remote import parse_bandwidths, remote_speeds
+from fitter.machine import gpu_catalogue, rpc_devices
+from fitter.machine.rpc_devices import parse_bandwidths, remote_speeds
 
 GIB = 2**30
 SPEED = MeasuredSpeed(round_trip=2e-4, link=1e9, bandwidth=500e9, compute=40e12)
@@ -44,7 +44,7 @@ class Measured:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "llama-fitter" / "remote.json"
-    monkeypatch.setattr(remote, "cache_path", lambda: path)
+    monkeypatch.setattr(rpc_devices, "cache_path", lambda: path)
     return path
 
 
@@ -125,7 +125,7 @@ def test_only_a_part_of_what_is_free_is_used() -> None:
 
 def test_what_cannot_be_measured_has_defaults(cache: Path) -> None:
     (speed,) = remote_speeds([ONE], [ONE], Measured(LlamaCppError("too little free memory"))).values()
-    default = catalogue.default()
+    default = gpu_catalogue.default()
     assert (speed.pcie, speed.round_trip, speed.known) == (default.remote_link, default.remote_round_trip, False)
     assert speed.source.startswith("default: as NVIDIA GeForce RTX 4090, which has the most similar memory")
     assert speed.source.endswith("assumed network: 0.118 GB/s, 0.3 ms round trip")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fitter.llama.types import DeviceInfo, VirtualDevice
-from fitter.machine import catalogue
-from fitter.machine.devices import virtual_machine
+from fitter.machine import gpu_catalogue
 from fitter.machine.gpu import parse_gpus
+from fitter.machine.machine import virtual_machine
 from fitter.machine.speed import named, speed_of
 
 GIB = 2**30
@@ -72,7 +72,7 @@ def _device(description: str, backend: str, total: int, kind: str = "gpu") -> De
 def test_a_real_device_by_its_name(description: str, card: tuple[str, int, str]) -> None:
     backend, total, key = card
     speed = speed_of(_device(description, backend, total * MIB))
-    known = catalogue.gpus()[key]
+    known = gpu_catalogue.gpus()[key]
     assert speed.known
     assert speed.source.startswith(f"catalogue: {known.description}")
     assert speed.bandwidth == known.bandwidth
@@ -96,12 +96,12 @@ MEMORY = {
 
 @pytest.mark.parametrize(("description", "backend", "total", "key"), MEMORY.values(), ids=MEMORY.keys())
 def test_memory_tells_cards_of_one_name_apart(description: str, backend: str, total: int, key: str) -> None:
-    assert speed_of(_device(description, backend, total * MIB)).bandwidth == catalogue.gpus()[key].bandwidth
+    assert speed_of(_device(description, backend, total * MIB)).bandwidth == gpu_catalogue.gpus()[key].bandwidth
 
 
-@pytest.mark.parametrize("key", list(catalogue.gpus()))
+@pytest.mark.parametrize("key", list(gpu_catalogue.gpus()))
 def test_a_virtual_device_is_as_fast_as_its_card(key: str) -> None:
-    card = catalogue.gpus()[key]
+    card = gpu_catalogue.gpus()[key]
     devices = parse_gpus([key])
     for device in (*devices, *virtual_machine(devices).devices):
         speed = speed_of(device)
@@ -164,7 +164,7 @@ DEFAULTS = {
 def test_a_default_names_the_card_it_is_of(
     device: DeviceInfo | VirtualDevice, key: str, kind: str, capability: str
 ) -> None:
-    speed, card = speed_of(device), catalogue.gpus()[key]
+    speed, card = speed_of(device), gpu_catalogue.gpus()[key]
     assert not speed.known
     assert speed.source.startswith(f"default: as {card.description}, ")
     assert (speed.bandwidth, speed.kind, speed.compute_capability) == (card.bandwidth, kind, capability)
@@ -181,6 +181,6 @@ def test_a_device_of_a_virtual_machine_is_the_same(spec: str) -> None:
 def test_compute_that_nobody_published_is_estimated() -> None:
     speed = speed_of(_virtual("arc-a380"))
     assert speed.known and speed.source == "catalogue: Intel Arc A380; compute estimated from its bandwidth"
-    others = [card for card in catalogue.gpus().values() if card.profile == "vulkan-anv" and card.compute]
+    others = [card for card in gpu_catalogue.gpus().values() if card.profile == "vulkan-anv" and card.compute]
     ratios = sorted((card.compute or 0) / card.bandwidth for card in others)
     assert ratios[0] < speed.compute / speed.bandwidth < ratios[-1]

@@ -11,8 +11,8 @@ from fitter.errors import UsageError
 from fitter.llama.types import DeviceInfo, TensorInfo
 from fitter.machine.gpu import parse_gpus
 from fitter.machine.unaccounted import has_half_experts, unaccounted
-from fitter.parameters import PARAMETERS
-from fitter.planning.constraints import auto_margin, default_margin
+from fitter.parameters.table import PARAMETERS
+from fitter.planning.request.constraints import auto_margin, default_margin
 from tests.unit.plans import MIB
 
 CARD = DeviceInfo("CUDA0", "a card", "gpu", "CUDA", 1, 1)

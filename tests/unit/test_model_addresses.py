@@ -6,7 +6,15 @@ import pytest
 
 from fitter.errors import ModelError
 from fitter.model import location
-from fitter.model.addresses import addresses, as_url, download_command, file_name, hub_file, shown, without_secrets
+from fitter.model.files.addresses import (
+    addresses,
+    as_url,
+    download_command,
+    file_name,
+    hub_file,
+    shown,
+    without_secrets,
+)
 
 URLS = {
     "a web server": ("https://host/m.gguf", "https://host/m.gguf"),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fitter.errors import ModelError
-from fitter.model import cache
+from fitter.model.files import header_cache
 from fitter.text import human
 
 KIB = 1024
@@ -29,7 +29,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def entry(kind: str, name: str, hours: float, size: int = 64 * KIB, apparent: int = 0) -> Path:
     """An entry with a file of ``size`` bytes that was used ``hours`` ago; ``apparent``: how long the file seems."""
-    folder = cache.folder(kind) / name
+    folder = header_cache.folder(kind) / name
     folder.mkdir(parents=True)
     with (folder / "x.gguf").open("wb") as file:
         file.write(b"\1" * size)
@@ -41,17 +41,21 @@ def entry(kind: str, name: str, hours: float, size: int = 64 * KIB, apparent: in
 
 
 def put(name: str, size: int = 64 * KIB) -> Path:
-    folder = cache.folder(cache.HEADERS) / name
+    folder = header_cache.folder(header_cache.HEADERS) / name
 
     def fill(partial: Path) -> None:
         (partial / "x.gguf").write_bytes(b"\1" * size)
 
-    cache.put(folder, fill, (folder / "x.gguf").exists)
+    header_cache.put(folder, fill, (folder / "x.gguf").exists)
     return folder
 
 
 def left() -> set[str]:
-    return {each.name for name in (cache.HEADERS, cache.SHAPES) for each in cache.folder(name).glob("*")}
+    return {
+        each.name
+        for name in (header_cache.HEADERS, header_cache.SHAPES)
+        for each in header_cache.folder(name).glob("*")
+    }
 
 
 def taken(place: Path) -> int:
@@ -60,14 +64,14 @@ def taken(place: Path) -> int:
 
 
 def look_after(monkeypatch: pytest.MonkeyPatch, most: int) -> bool:
-    monkeypatch.setattr(cache, "MOST", most)
-    return cache.look_after()
+    monkeypatch.setattr(header_cache, "MOST", most)
+    return header_cache.look_after()
 
 
 @contextmanager
 def read_by_another_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
     code = (
-        "import sys; from pathlib import Path; from fitter.model import cache\n"
+        "import sys; from pathlib import Path; from fitter.model.files import header_cache as cache\n"
         "with cache.reading():\n"
         "    print(cache.use(Path(sys.argv[1])), flush=True)\n"
         "    sys.stdin.read()\n"
@@ -79,70 +83,73 @@ def read_by_another_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_what_was_used_longest_ago_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    size = taken(entry(cache.SHAPES, "oldest", 100))
-    entry(cache.HEADERS, "older", 90)
-    entry(cache.SHAPES, "old", 80)
+    size = taken(entry(header_cache.SHAPES, "oldest", 100))
+    entry(header_cache.HEADERS, "older", 90)
+    entry(header_cache.SHAPES, "old", 80)
     assert look_after(monkeypatch, 3 * size) and left() == {"oldest", "older", "old"}
     assert look_after(monkeypatch, 3 * size - 1) and left() == {"older", "old"}
     assert look_after(monkeypatch, size) and left() == {"old"}
 
 
 def test_every_write_looks_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    size = taken(entry(cache.SHAPES, "old", 1))
-    monkeypatch.setattr(cache, "MOST", 3 * size)
+    size = taken(entry(header_cache.SHAPES, "old", 1))
+    monkeypatch.setattr(header_cache, "MOST", 3 * size)
     for number in range(6):
         put(str(number))
-        assert taken(cache.folder(cache.HEADERS)) + taken(cache.folder(cache.SHAPES)) <= 3 * size + 2 * 4 * KIB
+        assert (
+            taken(header_cache.folder(header_cache.HEADERS)) + taken(header_cache.folder(header_cache.SHAPES))
+            <= 3 * size + 2 * 4 * KIB
+        )
     assert left() == {"3", "4", "5"}
 
 
 def test_there_are_so_many_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "MOST_ENTRIES", 2)
+    monkeypatch.setattr(header_cache, "MOST_ENTRIES", 2)
     for number in range(4):
-        entry(cache.HEADERS, str(number), 10 - number)
-    assert cache.look_after() and left() == {"2", "3"}
+        entry(header_cache.HEADERS, str(number), 10 - number)
+    assert header_cache.look_after() and left() == {"2", "3"}
 
 
 @pytest.mark.parametrize("how", ["ends", "is killed"])
 def test_what_another_process_reads_stays(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    read = entry(cache.SHAPES, "read", 100)
-    entry(cache.HEADERS, "not", 1)
+    read = entry(header_cache.SHAPES, "read", 100)
+    entry(header_cache.HEADERS, "not", 1)
     with read_by_another_process(read) as process:
         assert not look_after(monkeypatch, 0) and left() == {"read"}
-        assert not cache.remove(read)
+        assert not header_cache.remove(read)
         process.kill() if how == "is killed" else process.communicate()
-    assert cache.look_after() and left() == set()
+    assert header_cache.look_after() and left() == set()
 
 
 def test_what_is_read_here_stays_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = entry(cache.SHAPES, "one", 100), entry(cache.HEADERS, "other", 90)
-    with cache.reading():
-        assert cache.use(one)
-        with cache.reading():
-            assert cache.use(other) and cache.use(one)
+    one, other = entry(header_cache.SHAPES, "one", 100), entry(header_cache.HEADERS, "other", 90)
+    with header_cache.reading():
+        assert header_cache.use(one)
+        with header_cache.reading():
+            assert header_cache.use(other) and header_cache.use(one)
             assert not look_after(monkeypatch, 0) and left() == {"one", "other"}
         assert not look_after(monkeypatch, 0) and left() == {"one"}
     assert look_after(monkeypatch, 0) and left() == set()
-    assert not cache.use(one), "it is gone"
-    with cache.reading():
-        assert not cache.use(one)
+    assert not header_cache.use(one), "it is gone"
+    with header_cache.reading():
+        assert not header_cache.use(one)
 
 
 def test_what_is_used_again_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache.use(entry(cache.SHAPES, "again", 100))
-    size = taken(entry(cache.SHAPES, "not", 90))
+    header_cache.use(entry(header_cache.SHAPES, "again", 100))
+    size = taken(entry(header_cache.SHAPES, "not", 90))
     assert look_after(monkeypatch, size) and left() == {"again"}
 
 
 def test_what_has_no_room_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = entry(cache.SHAPES, "read", 100)
-    monkeypatch.setattr(cache, "MOST", 100 * KIB)
-    with cache.reading():
-        cache.use(read)
+    read = entry(header_cache.SHAPES, "read", 100)
+    monkeypatch.setattr(header_cache, "MOST", 100 * KIB)
+    with header_cache.reading():
+        header_cache.use(read)
         with pytest.raises(ModelError) as caught:
             put("new", size=60 * KIB)
     assert left() == {"read"}
-    size = human(taken(entry(cache.SHAPES, ".like-it", 0, size=60 * KIB)))
+    size = human(taken(entry(header_cache.SHAPES, ".like-it", 0, size=60 * KIB)))
     assert str(caught.value) == (
         f"the header of {size} cannot be kept: those in use take the rest of 100.0 KiB, which is all that may be kept; "
         "ask again later"
@@ -154,20 +161,20 @@ def test_what_has_no_room_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_sparse_file_is_as_large_as_what_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry(cache.SHAPES, "sparse", 100, size=4 * KIB, apparent=1 << 40)
+    entry(header_cache.SHAPES, "sparse", 100, size=4 * KIB, apparent=1 << 40)
     assert look_after(monkeypatch, 64 * KIB) and left() == {"sparse"}
 
 
 def test_what_a_killed_process_has_left_goes_at_once() -> None:
     for name in (".partial-x", ".leaving-x", "kept"):
-        entry(cache.HEADERS, name, 0)
-    assert cache.look_after() and left() == {"kept"}
+        entry(header_cache.HEADERS, name, 0)
+    assert header_cache.look_after() and left() == {"kept"}
 
 
 WRITERS, WRITES = 4, 25
 WRITING = f"""\
 import sys
-from fitter.model import cache
+from fitter.model.files import header_cache as cache
 cache.MOST = {WRITERS + 2} * 72 * 1024
 for number in range({WRITES}):
     entry = cache.folder(cache.HEADERS) / (sys.argv[1] + str(number) if number % 3 else f"of all {{number}}")
@@ -186,13 +193,13 @@ def test_processes_that_write_and_read_at_once_keep_the_limit() -> None:
         for number in range(WRITERS)
     ]
     assert [(process.communicate()[1], process.returncode) for process in started] == [("", 0)] * WRITERS
-    assert taken(cache.folder(cache.HEADERS)) <= (WRITERS + 3) * 72 * KIB
+    assert taken(header_cache.folder(header_cache.HEADERS)) <= (WRITERS + 3) * 72 * KIB
     assert not [name for name in left() if name.startswith(".")]
 
 
 def test_no_folder_is_no_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cache.look_after()
+    assert header_cache.look_after()
     (place / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "file"))
-    assert cache.look_after()
-    assert not cache.use(cache.folder(cache.SHAPES) / "none")
+    assert header_cache.look_after()
+    assert not header_cache.use(header_cache.folder(header_cache.SHAPES) / "none")

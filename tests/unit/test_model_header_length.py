@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fitter.model.header_length import LONGEST, Damaged, HeaderLength, TooLong
+from fitter.model.files.header_length import LONGEST, Damaged, HeaderLength, TooLong
 from tools import shapes
 from tools.tiny import write_tiny
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fitter.errors import ModelError
-from fitter.model import kept_headers
-from fitter.model.addresses import Address
-from fitter.model.kept_headers import Entry, Header, keep, newest
+from fitter.model.files import stored_headers
+from fitter.model.files.addresses import Address
+from fitter.model.files.stored_headers import Entry, Header, keep, newest
 
 MODEL = [Address("https://host/m.gguf", "https://host/m.gguf")]
 HEADER = Header("m.gguf", '"1"', 5000, b"GGUF" + b"x" * 1000)
@@ -20,7 +20,7 @@ HEADER = Header("m.gguf", '"1"', 5000, b"GGUF" + b"x" * 1000)
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_headers, "folder", lambda: tmp_path)
+    monkeypatch.setattr(stored_headers, "folder", lambda: tmp_path)
 
 
 def damaged() -> Entry:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from fitter.errors import ModelError
-from fitter.model import reach
-from fitter.model.addresses import Address
-from fitter.model.http_ranges import HttpRanges
-from fitter.model.ranges import Patience
+from fitter.model.files import reach
+from fitter.model.files.addresses import Address
+from fitter.model.files.http_ranges import HttpRanges
+from fitter.model.files.ranges import Patience
 
 PUBLIC = ("8.8.8.8", "172.32.0.1", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::1")
 PRIVATE = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fitter.model.addresses import HubFolder, hub_download, hub_folder
-from fitter.model.repositories import Listing, SideFile, hf_words, listed, only, type_by_name
+from fitter.model.files.addresses import HubFolder, hub_download, hub_folder
+from fitter.model.repository_models import Listing, SideFile, hf_words, listed, only, type_by_name
 
 HUB = HubFolder("org/repo")
 

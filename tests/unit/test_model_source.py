@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fitter.errors import ModelError
-from fitter.model.source import model_files, split_name, split_path
+from fitter.model.files.source import model_files, split_name, split_path
 
 HEAD = b"GGUF\x03\x00\x00\x00"
 

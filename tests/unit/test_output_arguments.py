@@ -12,15 +12,9 @@ import pytest
 
 from fitter.errors import PlanError, UsageError
 from fitter.llama.types import LlamaCpp, Params, TensorBuftOverride
-from fitter.output.arguments import (
-    arguments,
-    check_line,
-    command_line,
-    shell_word,
-    unsafe_arguments,
-)
+from fitter.output.arguments import arguments, check_line, command_line, shell_word, unsafe_arguments
 from fitter.output.keywords import mapping
-from fitter.values import plain_pattern
+from fitter.parameters.values import plain_pattern
 from tests.unit.plans import make_plan, shared_use
 
 SPILL = TensorBuftOverride("^blk.(1|2|3).ffn_(up|gate)_exps.weight$", "CPU")

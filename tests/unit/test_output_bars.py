@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fitter.output.bars import bars_svg
-from fitter.output.drawing import NARROW, WIDE
+from fitter.output.pictures.bars import bars_svg
+from fitter.output.pictures.drawing import NARROW, WIDE
 
 GIB = 2**30
 SVG = "{http://www.w3.org/2000/svg}"

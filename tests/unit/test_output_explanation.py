@@ -8,14 +8,14 @@ import math
 
 import pytest
 
-from fitter.output import table
-from fitter.output.explanation import default_speeds, explain_lines, explanation, far_lines
-from fitter.output.json import to_dict
+from fitter.output.plan_json import to_dict
+from fitter.output.tables import plan_table
+from fitter.output.tables.explanation import default_speeds, explain_lines, explanation, far_lines
 from fitter.output.units import duration
-from fitter.planning.cost import Part
-from fitter.planning.explain import Bound, Choice, Reason
-from fitter.planning.plan import Plan, Problem
-from fitter.planning.pricing import SpeedSource
+from fitter.planning.plan.plan import Plan, Problem
+from fitter.planning.pricing.pricing import SpeedSource
+from fitter.planning.speed.cost import Part
+from fitter.planning.speed.explain import Bound, Choice, Reason
 from tests.unit.plans import make_plan, make_price
 
 PRICE = make_price(prompt=1000, generation=10)
@@ -151,7 +151,7 @@ def test_a_plan_without_an_estimate() -> None:
 
 def rendered(plan: Plan, verbose: bool) -> str:
     out = io.StringIO()
-    table.print_to(out, table.plan_table(plan, verbose=verbose))
+    plan_table.print_to(out, plan_table.plan_table(plan, verbose=verbose))
     return out.getvalue()
 
 

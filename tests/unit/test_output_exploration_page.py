@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from fitter.exploring import Exploration, ExploredAnswer, ExploredCell
-from fitter.output.exploration_page import exploration_page
-from fitter.output.json import dumps
-from fitter.planning.explored import marked
+from fitter.api.explore.explore_grid import Exploration, ExploredAnswer, ExploredCell
+from fitter.output.pages.exploration_page import exploration_page
+from fitter.output.plan_json import dumps
+from fitter.planning.tables.exploration import marked
 from fitter.text import printable
 
 GIB = 2**30

@@ -12,7 +12,7 @@ from fitter.errors import PlanError, UsageError
 from fitter.llama.types import Params, TensorBuftOverride
 from fitter.output.formats import FORMATS, options, render
 from fitter.output.formats.ini import section
-from fitter.planning.plan import Plan, Problem
+from fitter.planning.plan.plan import Plan, Problem
 from tests.unit.plans import make_plan
 
 SPILL = TensorBuftOverride("^blk.(1|2).ffn_up_exps.weight$", "CPU")

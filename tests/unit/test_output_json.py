@@ -8,9 +8,9 @@ import jsonschema
 import pytest
 
 from fitter.llama.types import Array, DeviceInfo, Params, TensorBuftOverride
-from fitter.machine.catalogue import CatalogueGpu, Sources
+from fitter.machine.gpu_catalogue import CatalogueGpu, Sources
 from fitter.output.arguments import arguments
-from fitter.output.json import (
+from fitter.output.plan_json import (
     calibration_to_dict,
     catalogue_to_dict,
     devices_to_dict,
@@ -18,7 +18,7 @@ from fitter.output.json import (
     inspection_to_dict,
     to_dict,
 )
-from fitter.planning.plan import Problem
+from fitter.planning.plan.plan import Problem
 from tests.unit.answers import CALIBRATION, INSPECTION
 from tests.unit.plans import GIB, MIB, make_plan, make_price
 from tools.docs.of_json import DOCUMENTS, keys, printed

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from fitter.llama.types import DeviceInfo
-from fitter.output import table
-from fitter.output.narrow import short_name
-from fitter.planning.plan import Plan
-from fitter.regression import report
+from fitter.output.tables import plan_table
+from fitter.output.tables.narrow import short_name
+from fitter.planning.plan.plan import Plan
+from fitter.regression import check_report
 from fitter.regression.compare import Move
 from tests.unit.answers import CALIBRATION, INSPECTION, Terminal
 from tests.unit.plans import MIB, make_plan
@@ -35,7 +35,7 @@ def plan_on(count: int) -> Plan:
 def shown(what: object, width: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("COLUMNS", str(width))
     out = Terminal()
-    table.print_to(out, what)  # type: ignore[arg-type]
+    plan_table.print_to(out, what)  # type: ignore[arg-type]
     return re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()).splitlines()
 
 
@@ -93,13 +93,13 @@ def test_short_names(description: str, short: str) -> None:
     ],
 )
 def test_one_device(width: int, header: str, row: str, described: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [line.rstrip() for line in shown(table.plan_table(plan_on(1)), width, monkeypatch)]
+    lines = [line.rstrip() for line in shown(plan_table.plan_table(plan_on(1)), width, monkeypatch)]
     assert lines[lines.index(header) + 1] == row
     assert ("CUDA0: RTX 3090" in lines) is described
 
 
 def test_the_cards_are_said_below_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [line.rstrip() for line in shown(table.plan_table(plan_on(15)), 80, monkeypatch)]
+    lines = [line.rstrip() for line in shown(plan_table.plan_table(plan_on(15)), 80, monkeypatch)]
     assert lines[lines.index("CUDA0, CUDA1, CUDA2, CUDA3, CUDA4: RTX 3090") :][:3] == [
         "CUDA0, CUDA1, CUDA2, CUDA3, CUDA4: RTX 3090",
         "CUDA5, CUDA6, CUDA7, CUDA8, CUDA9: RTX 4090",
@@ -111,15 +111,15 @@ def test_the_cards_are_said_below_the_table(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     "what",
     [
-        pytest.param(table.plan_table(plan_on(1)), id="plan"),
-        pytest.param(table.plan_table(plan_on(8), verbose=True), id="plan on 8"),
-        pytest.param(table.plan_table(plan_on(15)), id="plan on 15"),
+        pytest.param(plan_table.plan_table(plan_on(1)), id="plan"),
+        pytest.param(plan_table.plan_table(plan_on(8), verbose=True), id="plan on 8"),
+        pytest.param(plan_table.plan_table(plan_on(15)), id="plan on 15"),
         pytest.param(
-            table.devices_table((DeviceInfo("CUDA0", CARDS[0], "gpu", "CUDA", 2**34, 2**34),), HOST), id="devices"
+            plan_table.devices_table((DeviceInfo("CUDA0", CARDS[0], "gpu", "CUDA", 2**34, 2**34),), HOST), id="devices"
         ),
-        pytest.param(table.calibration_table(CALIBRATION), id="calibration"),
-        pytest.param(table.inspection_table(INSPECTION), id="inspection"),
-        pytest.param(report.moves_table(MOVES), id="moves"),
+        pytest.param(plan_table.calibration_table(CALIBRATION), id="calibration"),
+        pytest.param(plan_table.inspection_table(INSPECTION), id="inspection"),
+        pytest.param(check_report.moves_table(MOVES), id="moves"),
     ],
 )
 def test_no_line_is_longer_and_no_number_is_cut(what: object, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,13 +130,13 @@ def test_no_line_is_longer_and_no_number_is_cut(what: object, width: int, monkey
 
 def test_what_a_move_means_is_never_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     for width in (40, 50, 60, 80, 120):
-        words = " ".join(shown(report.moves_table(MOVES), width, monkeypatch)).split()
+        words = " ".join(shown(check_report.moves_table(MOVES), width, monkeypatch)).split()
         assert " ".join(words).endswith("beyond max_growth of 1 %")
 
 
 @pytest.mark.parametrize("width", [39, 20, 1])
 def test_below_40_columns_one_line_says_so(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shown(table.plan_table(plan_on(8)), width, monkeypatch) == [
+    assert shown(plan_table.plan_table(plan_on(8)), width, monkeypatch) == [
         f"fitter: the table needs 40 columns, but this terminal has {width}: widen it, or use --json"
     ]
 
@@ -144,5 +144,5 @@ def test_below_40_columns_one_line_says_so(width: int, monkeypatch: pytest.Monke
 def test_a_file_gets_all_of_it_whatever_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     out = io.StringIO()
-    table.print_to(out, table.plan_table(plan_on(1)))
+    plan_table.print_to(out, plan_table.plan_table(plan_on(1)))
     assert "100  20467     3433    1024  NVIDIA GeForce RTX 3090\n" in out.getvalue()

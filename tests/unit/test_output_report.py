@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from fitter.llama.types import TensorBuftOverride
-from fitter.output.curves import charts, tokens
 from fitter.output.formats import UNQUOTED
-from fitter.output.json import dumps
-from fitter.output.report import NAMELESS, check_page, plan_fragment, plan_page, plan_panel, plan_picture
-from fitter.planning.context_points import ContextPoint, contexts_to_try, point_of
-from fitter.planning.cost import Part
-from fitter.planning.explain import Bound, Choice
-from fitter.planning.layer_map import HOST_NAME, LayerMap, MapCell
-from fitter.planning.plan import Problem
-from fitter.planning.summary import PoolUse, Setting
+from fitter.output.pages.report_page import NAMELESS, check_page, plan_fragment, plan_page, plan_panel, plan_picture
+from fitter.output.pictures.curves import charts, tokens
+from fitter.output.plan_json import dumps
+from fitter.planning.plan.context_points import ContextPoint, contexts_to_try, point_of
+from fitter.planning.plan.layer_map import HOST_NAME, LayerMap, MapCell
+from fitter.planning.plan.plan import Problem
+from fitter.planning.request.summary import PoolUse, Setting
+from fitter.planning.speed.cost import Part
+from fitter.planning.speed.explain import Bound, Choice
 from tests.unit.plans import GIB, MIB, make_plan, make_price
 
 ENDING = "</script><!--<script>"

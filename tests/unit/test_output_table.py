@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride
-from fitter.machine.catalogue import CatalogueGpu, Sources
-from fitter.output import table
-from fitter.output.pools import pool_lines
+from fitter.machine.gpu_catalogue import CatalogueGpu, Sources
 from fitter.output.progress import Step, progress
+from fitter.output.tables import plan_table
+from fitter.output.tables.pool_lines import pool_lines
 from fitter.output.units import speed
-from fitter.planning.plan import Plan, Problem
-from fitter.planning.pricing import SpeedSource
-from fitter.planning.request import Progress
-from fitter.planning.summary import PoolUse, Setting
+from fitter.planning.plan.plan import Plan, Problem
+from fitter.planning.pricing.pricing import SpeedSource
+from fitter.planning.request.request import Progress
+from fitter.planning.request.summary import PoolUse, Setting
 from fitter.programs.later import Later
 from tests.unit.answers import CALIBRATION, INSPECTION, Terminal
 from tests.unit.plans import GIB, MIB, make_plan, make_price
@@ -23,7 +23,7 @@ from tests.unit.plans import GIB, MIB, make_plan, make_price
 
 def rendered(plan: Plan, *, verbose: bool = False) -> str:
     out = io.StringIO()
-    table.print_to(out, table.plan_table(plan, verbose=verbose))
+    plan_table.print_to(out, plan_table.plan_table(plan, verbose=verbose))
     return out.getvalue()
 
 
@@ -124,7 +124,7 @@ def test_speeds_have_three_digits(value: float, text: str) -> None:
 def test_a_narrow_terminal_cuts_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     out = Terminal()
-    table.print_to(out, table.plan_table(make_plan()))
+    plan_table.print_to(out, plan_table.plan_table(make_plan()))
     assert "…" not in out.getvalue()
     assert "8192  8192   2048      256      100  2404  5788    1024" in out.getvalue()
 
@@ -194,7 +194,7 @@ def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     terminal = Terminal()
-    table.print_to(terminal, table.plan_table(make_plan()))
+    plan_table.print_to(terminal, plan_table.plan_table(make_plan()))
     assert "\x1b[1;32mfits" in terminal.getvalue()
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "\x1b" not in rendered(make_plan())
@@ -205,7 +205,7 @@ def test_devices() -> None:
     card = DeviceInfo("CUDA0", "Card", "gpu", "CUDA", 8 * GIB, 7 * GIB)
     described = DeviceInfo("CUDA1", "Other", "gpu", "fitter", 4 * GIB, 4 * GIB, virtual=True)
     host = DeviceInfo("CPU", "Processor", "cpu", "CPU", 32 * GIB, 30 * GIB)
-    table.print_to(out, table.devices_table((card, described), host))
+    plan_table.print_to(out, plan_table.devices_table((card, described), host))
     assert out.getvalue() == (
         "device  MiB: total   free  type          backend  description\n"
         "CUDA0         8192   7168  gpu           CUDA     Card\n"
@@ -221,7 +221,7 @@ def test_catalogue() -> None:
     )
     sources = Sources(None, "x", "a log", "y", "a page", "z", "a log")
     two = CatalogueGpu("two", "Two", "vulkan-anv", 0, 9 * GIB, 8 * GIB, 7 * GIB, sources, 89.6e9, 116.4e12, 15.752e9)
-    table.print_to(out, table.catalogue_table([one, two]))
+    plan_table.print_to(out, plan_table.catalogue_table([one, two]))
     assert out.getvalue() == (
         "GPU  arch  MiB: total  usable  free  GB/s  PCIe  TFLOPS  profile     sources\n"
         "one   8.9        8192       -  7168  1008     -       -  cuda        1 2 - 3 - - -\n"
@@ -241,7 +241,7 @@ def test_catalogue() -> None:
 
 def test_calibration() -> None:
     out = io.StringIO()
-    table.print_to(out, table.calibration_table(CALIBRATION))
+    plan_table.print_to(out, plan_table.calibration_table(CALIBRATION))
     assert out.getvalue() == (
         "device  MiB: total  free  context  outside  margin  twin      description\n"
         "CUDA0         8192  7168      400      600    1112  cuda 8.9  Card\n"
@@ -263,7 +263,7 @@ def test_calibration() -> None:
 
 def test_inspection() -> None:
     out = io.StringIO()
-    table.print_to(out, table.inspection_table(INSPECTION))
+    plan_table.print_to(out, plan_table.inspection_table(INSPECTION))
     assert out.getvalue() == (
         "M (llama, 3.0 MiB of weights)\n"
         "general.name  M\n"

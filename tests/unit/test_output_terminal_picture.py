@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from fitter.output.json import to_dict
-from fitter.output.terminal_picture import PlanPicture
-from fitter.planning.layer_map import LayerMap, MapCell
-from fitter.planning.plan import Plan, Problem
-from fitter.planning.summary import PoolUse
+from fitter.output.pictures.terminal_picture import PlanPicture
+from fitter.output.plan_json import to_dict
+from fitter.planning.plan.layer_map import LayerMap, MapCell
+from fitter.planning.plan.plan import Plan, Problem
+from fitter.planning.request.summary import PoolUse
 from tests.unit.plans import GIB, MIB, make_plan, shared_use
 
 LAYERS = LayerMap(

@@ -9,10 +9,10 @@ from html import unescape
 
 import pytest
 
-from fitter.output.json import dumps, verification_to_dict
-from fitter.output.verification_page import verification_page
-from fitter.planning.plan import Problem
-from fitter.planning.verified import Verification
+from fitter.output.pages.verification_page import verification_page
+from fitter.output.plan_json import dumps, verification_to_dict
+from fitter.planning.plan.plan import Problem
+from fitter.planning.plan.verified import Verification
 from tests.unit.test_planning_serving import FOUND, ROW, USE, VERDICTS
 
 BAD: dict[str, list[str]] = {

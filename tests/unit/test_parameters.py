@@ -19,17 +19,17 @@ from fitter.cli import fit as fit_module
 from fitter.cli import verify as verify_module
 from fitter.cli.group import COMMANDS
 from fitter.errors import UsageError
-from fitter.kinds import Flag, Kind, Size, Whole
-from fitter.llama import wire
-from fitter.llama.parameters import model_key
+from fitter.llama.load.structs import model_key
+from fitter.llama.processes import wire
 from fitter.llama.types import Params
 from fitter.output.arguments import arguments
 from fitter.output.formats import render
 from fitter.output.formats.python import fit_kwargs
-from fitter.output.json import dumps, to_dict
 from fitter.output.plan_file import read_plan
-from fitter.parameters import CONTEXT, PARAMETERS, Parameter
-from fitter.planning.constraints import context_of_a_sequence, params_of
+from fitter.output.plan_json import dumps, to_dict
+from fitter.parameters.kinds import Flag, Kind, Size, Whole
+from fitter.parameters.table import CONTEXT, PARAMETERS, Parameter
+from fitter.planning.request.constraints import context_of_a_sequence, params_of
 from fitter.regression import marks
 from fitter.regression.cases import make_cases
 from fitter.regression.lockfile import without_nothing

@@ -11,11 +11,11 @@ import pytest
 
 from fitter.errors import UsageError
 from fitter.llama.types import Lora, Params, TensorBuftOverride
-from fitter.output.json import dumps, to_dict
 from fitter.output.plan_file import read_plan
-from fitter.planning.explain import Bound, Choice, Reason
-from fitter.planning.plan import Problem, resolved
-from fitter.planning.summary import PoolUse, Setting
+from fitter.output.plan_json import dumps, to_dict
+from fitter.planning.plan.plan import Problem, resolved
+from fitter.planning.request.summary import PoolUse, Setting
+from fitter.planning.speed.explain import Bound, Choice, Reason
 from fitter.programs.later import Later
 from tests.unit.plans import make_plan, make_price, shared_use
 

@@ -12,8 +12,8 @@ import pytest
 from fitter.errors import UsageError
 from fitter.llama.types import Params, TensorBuftOverride, VirtualDevice
 from fitter.machine.gpu import parse_gpus
-from fitter.parameters import PARAMETERS, Estimating, Fitting, LoadKeywords, taken_by
-from fitter.planning.ask import Ask, Sharing
+from fitter.parameters.table import PARAMETERS, Estimating, Fitting, LoadKeywords, taken_by
+from fitter.planning.request.ask import Ask, Sharing
 
 CARD = parse_gpus(["24GiB"])[0]
 
@@ -140,11 +140,11 @@ def test_libllama_is_not_needed() -> None:
     code = (
         "import sys\n"
         "from fitter.errors import UsageError\n"
-        "from fitter.planning.ask import Ask\n"
+        "from fitter.planning.request.ask import Ask\n"
         "assert Ask.of({'gpus': ('24GiB',), 'n_ctx': 4096}).virtual\n"
         "try: Ask.of({'allow': ('kv',)})\n"
         "except UsageError as error: print(error)\n"
-        "native = {'llama_cpp', 'cffi', 'fitter.llama.library', 'fitter.llama.client', 'fitter.llama.process'}\n"
+        "native = {'llama_cpp', 'cffi', 'fitter.llama.build.library', 'fitter.llama.client', 'fitter.llama.worker.process'}\n"
         "print(sorted(native & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from fitter.llama.types import Breakdown, Params
-from fitter.planning import attention
-from fitter.planning.explain import FAR
-from fitter.planning.objective import GAIN
-from fitter.planning.placement import Placement
-from fitter.planning.request import Request
-from fitter.planning.trial import Trial
+from fitter.planning.placing.placement import Placement
+from fitter.planning.pricing.objective import GAIN
+from fitter.planning.pricing.trial import Trial
+from fitter.planning.request.request import Request
+from fitter.planning.search import attention
+from fitter.planning.speed.explain import FAR
 from tests.unit.synthetic import SyntheticModel, limits, request
 
 DEVICES = limits(1000, 2000)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from fitter.planning.boundaries import Times
-from fitter.planning.memory import HOST, Item, Unit
-from fitter.planning.packing import pack
-from fitter.planning.placement import Placement, caches_on, weights_on
+from fitter.planning.placing.boundaries import Times
+from fitter.planning.placing.memory import HOST, Item, Unit
+from fitter.planning.placing.packing import pack
+from fitter.planning.placing.placement import Placement, caches_on, weights_on
 
 SIZES = (("gate", 20), ("up", 21), ("down", 30))
 OUTPUT = 15

@@ -9,9 +9,9 @@ import pytest
 
 from fitter.llama.types import Breakdown, DeviceInfo, Lora, Params, Row
 from fitter.machine.speed import DeviceSpeed
-from fitter.planning.request import MIB, DeviceLimit
-from fitter.planning.shared import Companions, Mtp, Projector, places, reservation
-from fitter.planning.summary import SharedUse
+from fitter.planning.request.request import MIB, DeviceLimit
+from fitter.planning.request.shared import Companions, Mtp, Projector, places, reservation
+from fitter.planning.request.summary import SharedUse
 
 CUDA = Row("CUDA0", "CUDA0", False, 100, 20, 3)
 SPLIT = Row("CUDA0_Split", "CUDA0", False, 400, 10, 6)

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fitter.machine.speed import DeviceSpeed, HostSpeed
-from fitter.planning.bound import lower_bound
-from fitter.planning.cost import Attention, Costs, Family, HostCosts, Work, Workload, default, price
-from fitter.planning.memory import HOST, Unit
-from fitter.planning.work import Kept, LayerFacts, ModelFacts, Pieces, WeightFacts
+from fitter.planning.placing.memory import HOST, Unit
+from fitter.planning.speed.bound import lower_bound
+from fitter.planning.speed.cost import Attention, Costs, Family, HostCosts, Work, Workload, default, price
+from fitter.planning.speed.work import Kept, LayerFacts, ModelFacts, Pieces, WeightFacts
 
 FAST = DeviceSpeed(1000e9, 160e12, 31.5e9, "cuda", "8.9", "test", True)
 SLOW = DeviceSpeed(300e9, 40e12, 15.8e9, "cuda", "8.9", "test", True)

@@ -11,8 +11,14 @@ import pytest
 
 from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, Row, VirtualDevice
 from fitter.machine.calibrated import Calibrated
-from fitter.planning import calibration
-from fitter.planning.calibration import CalibrationModel, DeviceCalibration, MeasuredLoad, configurations, twin_of
+from fitter.planning.checked import calibration
+from fitter.planning.checked.calibration import (
+    CalibrationModel,
+    DeviceCalibration,
+    MeasuredLoad,
+    configurations,
+    twin_of,
+)
 
 CARD = DeviceInfo("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", "CUDA", 24 * 2**30, 23 * 2**30, buffer_type="CUDA0")
 SECOND = replace(CARD, name="CUDA1", buffer_type="CUDA1")

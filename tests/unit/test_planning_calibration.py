@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from fitter.errors import LlamaCppError
+from fitter.llama.load.zeros import TENSOR_TYPES
 from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, Row
-from fitter.llama.zeros import TENSOR_TYPES
-from fitter.planning import calibration
-from fitter.planning.calibration import CalibrationModel, Configuration, default_margin, twin_of
-from fitter.planning.constraints import device_limits
+from fitter.planning.checked import calibration
+from fitter.planning.checked.calibration import CalibrationModel, Configuration, default_margin, twin_of
+from fitter.planning.request.constraints import device_limits
 
 MIB = 2**20
 CARD = DeviceInfo("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", "CUDA", 24000 * MIB, 23000 * MIB, buffer_type="CUDA0")

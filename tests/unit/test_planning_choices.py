@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from fitter.llama.types import Breakdown, Params
-from fitter.planning import choices
-from fitter.planning.memory import HOST, Item
-from fitter.planning.placement import Placement
-from fitter.planning.trial import Trial
+from fitter.planning.placing.memory import HOST, Item
+from fitter.planning.placing.placement import Placement
+from fitter.planning.pricing.trial import Trial
+from fitter.planning.search import choices
 from tests.unit.synthetic import SyntheticModel, limits, request
 
 DEVICES = limits(1000, 2000)

@@ -11,11 +11,11 @@ from fitter.errors import UsageError
 from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride, TensorInfo
 from fitter.machine.gpu import parse_gpus
 from fitter.model.header import Model
-from fitter.planning import constraints
-from fitter.planning.cost import Workload
-from fitter.planning.request import MIB, DeviceLimit
-from fitter.planning.shared import HOST_NAME
-from fitter.planning.summary import Problem
+from fitter.planning.request import constraints
+from fitter.planning.request.request import MIB, DeviceLimit
+from fitter.planning.request.shared import HOST_NAME
+from fitter.planning.request.summary import Problem
+from fitter.planning.speed.cost import Workload
 
 CARD = DeviceInfo("CUDA0", "a card", "gpu", "CUDA", 8192 * MIB, 8000 * MIB, buffer_type="CUDA0", largest_tensor=MIB)
 

@@ -9,11 +9,11 @@ import pytest
 
 from fitter.errors import LlamaCppCrashError, LlamaCppError
 from fitter.llama.types import Breakdown, Layout, LayoutEntry, Params, TensorBuftOverride
-from fitter.planning import context_limit
-from fitter.planning.context_limit import Excess, limited, usable, wider, within
-from fitter.planning.fit import DummyLoads, LoadCalls, fit
-from fitter.planning.plan import ModelSummary, Plan
-from fitter.planning.request import DeviceLimit, Request
+from fitter.planning.plan.plan import ModelSummary, Plan
+from fitter.planning.request import context_limit
+from fitter.planning.request.context_limit import Excess, limited, usable, wider, within
+from fitter.planning.request.request import DeviceLimit, Request
+from fitter.planning.search.fit import DummyLoads, LoadCalls, fit
 from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 MODEL = SyntheticModel(n_ctx_train=1 << 20)

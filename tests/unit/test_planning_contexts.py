@@ -10,14 +10,14 @@ import pytest
 from fitter.errors import LlamaCppCrashError
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.machine.speed import DeviceSpeed
-from fitter.planning.capacity import context_in_total, is_tight, is_too_large, target
-from fitter.planning.contexts import best_on
-from fitter.planning.expected import expected, expected_partial, last_true, promises_host, promises_whole, styles
-from fitter.planning.known import Callbacks, Known
-from fitter.planning.memory import HOST
-from fitter.planning.placement import Placement
-from fitter.planning.request import SHARED_ROW, DeviceLimit, HostLimit, Request
-from fitter.planning.settling import fill, settle, settle_partial, settle_whole
+from fitter.planning.placing.memory import HOST
+from fitter.planning.placing.placement import Placement
+from fitter.planning.request.request import SHARED_ROW, DeviceLimit, HostLimit, Request
+from fitter.planning.search.capacity import context_in_total, is_tight, is_too_large, target
+from fitter.planning.search.contexts import best_on
+from fitter.planning.search.expected import expected, expected_partial, last_true, promises_host, promises_whole, styles
+from fitter.planning.search.settling import fill, settle, settle_partial, settle_whole
+from fitter.planning.search.state import Callbacks, Known
 from tests.unit.synthetic import (
     CARD,
     MIB,

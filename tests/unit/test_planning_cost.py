@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from benchmarks import fit_cost
 from fitter.machine.speed import DeviceSpeed, HostSpeed
-from fitter.planning import cost
-from fitter.planning.cost import MIN_OFFLOAD_BATCH, Attention, Estimate, Layer, Weights, Work, Workload, price
-from fitter.planning.memory import HOST
-from fitter.planning.work import LOOKED_UP
+from fitter.planning.placing.memory import HOST
+from fitter.planning.speed import cost
+from fitter.planning.speed.cost import MIN_OFFLOAD_BATCH, Attention, Estimate, Layer, Weights, Work, Workload, price
+from fitter.planning.speed.work import LOOKED_UP
 from tools import speed_rows
 
 ROOT = Path(__file__).parents[2]

@@ -9,14 +9,14 @@ import pytest
 
 from fitter.llama.types import Breakdown, Params
 from fitter.machine.speed import DeviceSpeed
-from fitter.planning.contexts import best_on
-from fitter.planning.devices import Devices, in_better_order
-from fitter.planning.explain import Choice
-from fitter.planning.known import Callbacks, Known
-from fitter.planning.objective import is_better
-from fitter.planning.remotes import worth_their_network
-from fitter.planning.request import HostLimit
-from fitter.planning.shared import remembered
+from fitter.planning.pricing.objective import is_better
+from fitter.planning.request.request import HostLimit
+from fitter.planning.request.shared import remembered
+from fitter.planning.search.contexts import best_on
+from fitter.planning.search.device_choice import Devices, in_better_order
+from fitter.planning.search.remotes import worth_their_network
+from fitter.planning.search.state import Callbacks, Known
+from fitter.planning.speed.explain import Choice
 from tests.unit.synthetic import (
     CARD,
     MIB,

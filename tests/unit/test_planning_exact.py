@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fitter.planning.learned import LearnedCompute
-from fitter.planning.memory import Item, Unit
-from fitter.planning.packing import pack, pack_fastest
-from fitter.planning.placement import Placement, caches_on, pattern_for, weights_on
+from fitter.planning.placing.memory import Item, Unit
+from fitter.planning.placing.packing import pack, pack_fastest
+from fitter.planning.placing.placement import Placement, caches_on, pattern_for, weights_on
+from fitter.planning.search.learned import LearnedCompute
 
 SIZES = st.tuples(*[st.integers(1, 40)] * 3)
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fitter.api.explore.grid import split_machine
 from fitter.errors import UsageError
-from fitter.exploring_grid import split_machine
 from fitter.machine.gpu import cards_of
-from fitter.output.exploration import csv_text, exploration_table
-from fitter.planning.explored import (
+from fitter.output.tables.exploration_table import csv_text, exploration_table
+from fitter.planning.tables.exploration import (
     Exploration,
     ExploredAnswer,
     ExploredCell,

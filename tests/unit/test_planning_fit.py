@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from fitter.beginning import Suggestions, placement_of
+from fitter.api.early_load import Suggestions, placement_of
 from fitter.errors import LlamaCppCrashError, LlamaCppError, TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params, TensorBuftOverride
-from fitter.planning.cost import Workload
-from fitter.planning.fit import DummyLoads, LoadCalls, fit
-from fitter.planning.plan import ModelSummary, Plan
-from fitter.planning.request import DeviceLimit, HostLimit, Progress, Request
-from fitter.planning.summary import DeviceUse, HostUse
+from fitter.planning.plan.plan import ModelSummary, Plan
+from fitter.planning.request.request import DeviceLimit, HostLimit, Progress, Request
+from fitter.planning.request.summary import DeviceUse, HostUse
+from fitter.planning.search.fit import DummyLoads, LoadCalls, fit
+from fitter.planning.speed.cost import Workload
 from tests.unit.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 DENSE = SyntheticModel()

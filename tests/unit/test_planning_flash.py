@@ -9,9 +9,9 @@ import pytest
 
 from fitter.errors import FitterError, LlamaCppError, TimeLimitError
 from fitter.llama.types import Breakdown, Params
-from fitter.planning.explain import Choice
-from fitter.planning.search import search
-from fitter.planning.trial import Trial
+from fitter.planning.pricing.trial import Trial
+from fitter.planning.search.order import search
+from fitter.planning.speed.explain import Choice
 from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, priced, request
 
 DENSE = SyntheticModel()

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from fitter.llama.types import Params
-from fitter.planning import given
-from fitter.planning.placement import Placement
-from fitter.planning.request import DeviceLimit, Request
+from fitter.planning.placing.placement import Placement
+from fitter.planning.request import given
+from fitter.planning.request.request import DeviceLimit, Request
 from tests.unit.synthetic import SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()

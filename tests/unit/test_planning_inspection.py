@@ -10,9 +10,9 @@ import pytest
 from fitter.errors import UsageError
 from fitter.llama.types import LAYOUT_DEVICE, Breakdown, Layout, LayoutEntry, Row, TensorInfo
 from fitter.model.header import Model
-from fitter.planning.inspection import LayerSize, RoleSize, inspection_of
-from fitter.planning.summary import FileStamp, ModelSummary, stamp_of
-from fitter.planning.verification import check_same_model
+from fitter.planning.checked.verification import check_same_model
+from fitter.planning.plan.inspection import LayerSize, RoleSize, inspection_of
+from fitter.planning.request.summary import FileStamp, ModelSummary, stamp_of
 
 TENSORS = (
     TensorInfo("token_embd.weight", "f16", (1,), 1000),

@@ -8,11 +8,11 @@ import pytest
 
 from fitter.errors import TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params, Row, TensorBuftOverride
-from fitter.planning import proposals
-from fitter.planning.known import Callbacks, CutShort, Known
-from fitter.planning.memory import HOST, Unit
-from fitter.planning.placement import Placement
-from fitter.planning.request import SHARED_ROW, DeviceLimit
+from fitter.planning.placing.memory import HOST, Unit
+from fitter.planning.placing.placement import Placement
+from fitter.planning.request.request import SHARED_ROW, DeviceLimit
+from fitter.planning.search import proposals
+from fitter.planning.search.state import Callbacks, CutShort, Known
 from tests.unit.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()

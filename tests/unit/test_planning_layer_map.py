@@ -19,9 +19,9 @@ from fitter.llama.types import (
     TensorInfo,
 )
 from fitter.model.header import Model
-from fitter.output.layer_picture import Run, layer_svg, runs
-from fitter.planning.layer_map import LayerMap, MapCell, map_of
-from fitter.planning.plan import Plan
+from fitter.output.pictures.layer_picture import Run, layer_svg, runs
+from fitter.planning.plan.layer_map import LayerMap, MapCell, map_of
+from fitter.planning.plan.plan import Plan
 from tests.unit.plans import make_plan
 
 N_LAYER = 4

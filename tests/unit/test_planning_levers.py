@@ -9,17 +9,17 @@ import pytest
 
 from fitter.errors import LlamaCppCrashError, UsageError
 from fitter.llama.types import Breakdown, Params
-from fitter.planning.constraints import levers
-from fitter.planning.cost import Estimate, Workload
-from fitter.planning.fit import DummyLoads, LoadCalls, fit
-from fitter.planning.levers import Candidate, apply, changes, improve, used
-from fitter.planning.memory import HOST, Item
-from fitter.planning.objective import GAIN
-from fitter.planning.placement import Placement
-from fitter.planning.plan import ModelSummary, Plan
-from fitter.planning.pricing import Price
-from fitter.planning.request import LEVERS, DeviceLimit, Request
-from fitter.planning.trial import Trial
+from fitter.planning.placing.memory import HOST, Item
+from fitter.planning.placing.placement import Placement
+from fitter.planning.plan.plan import ModelSummary, Plan
+from fitter.planning.pricing.objective import GAIN
+from fitter.planning.pricing.pricing import Price
+from fitter.planning.pricing.trial import Trial
+from fitter.planning.request.constraints import levers
+from fitter.planning.request.request import LEVERS, DeviceLimit, Request
+from fitter.planning.search.fit import DummyLoads, LoadCalls, fit
+from fitter.planning.search.levers import Candidate, apply, changes, improve, used
+from fitter.planning.speed.cost import Estimate, Workload
 from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 DENSE = SyntheticModel()

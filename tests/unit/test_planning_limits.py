@@ -12,19 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fitter import api, parameters
+from fitter import api
+from fitter.api.checked_call import door
 from fitter.cli import fit as fit_command
 from fitter.cli import verify as verify_command
-from fitter.door import door
 from fitter.errors import FitterError, UsageError
-from fitter.kinds import Whole
 from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride, TensorInfo, VirtualDevice
 from fitter.model.header import Model
-from fitter.parameters import LARGEST, MAX_TOKENS, PARAMETERS, of_a_case
-from fitter.planning import limits
-from fitter.planning.constraints import check_targets, expert_overrides, for_model, params_of
-from fitter.planning.request import MIB
-from fitter.values import MAX_OVERRIDES, MAX_PATTERNS, parse_overrides, shown
+from fitter.parameters import table
+from fitter.parameters.kinds import Whole
+from fitter.parameters.table import LARGEST, MAX_TOKENS, PARAMETERS, of_a_case
+from fitter.parameters.values import MAX_OVERRIDES, MAX_PATTERNS, parse_overrides, shown
+from fitter.planning.request import limits
+from fitter.planning.request.constraints import check_targets, expert_overrides, for_model, params_of
+from fitter.planning.request.request import MIB
 
 HUGE = 2**70
 ENDLESS = 10**5000
@@ -429,7 +430,7 @@ def test_what_is_shown_of_a_value(value: object, expected: str) -> None:
 
 
 def test_what_is_not_set_has_its_default() -> None:
-    @door(parameters.LoadKeywords)
+    @door(table.LoadKeywords)
     def function(model: str, *, fit_ctx: int | None = 5, other: object = 1, **given: Any) -> tuple[object, ...]:
         return model, fit_ctx, other, given
 
@@ -465,10 +466,10 @@ def test_every_keyword_is_in_the_table_and_documented(function: Any) -> None:
 
 
 def test_what_one_call_knows_all_know() -> None:
-    load = {each.name for each in parameters.taken_by(parameters.LoadKeywords)}
+    load = {each.name for each in table.taken_by(table.LoadKeywords)}
     for function in (api.fit, api.measure, api.estimate, api.verify):
         assert load <= inspect.signature(function).parameters.keys()
-    assert load <= parameters.of_a_case().keys()
+    assert load <= table.of_a_case().keys()
     for command in (fit_command.fit, verify_command.verify):
         assert load <= {param.name for param in command.params}
 

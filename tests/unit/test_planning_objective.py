@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fitter.llama.types import Breakdown, Params, Row
-from fitter.planning.objective import (
+from fitter.planning.placing.placement import Placement
+from fitter.planning.pricing.objective import (
     WORTH_OF_CONTEXT,
     beats,
     does_as_well,
@@ -22,9 +23,8 @@ from fitter.planning.objective import (
     ordered,
     rank,
 )
-from fitter.planning.placement import Placement
-from fitter.planning.request import Request
-from fitter.planning.trial import Trial
+from fitter.planning.pricing.trial import Trial
+from fitter.planning.request.request import Request
 from tests.unit.synthetic import limits
 
 

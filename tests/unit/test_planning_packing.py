@@ -13,12 +13,19 @@ from hypothesis import strategies as st
 
 from fitter.errors import UsageError
 from fitter.llama.types import LAYOUT_DEVICE, DeviceInfo, Layout, LayoutEntry
-from fitter.planning.constraints import device_limits, expert_overrides
-from fitter.planning.learned import LearnedCompute
-from fitter.planning.memory import HOST, Item, Unit, between, units_of
-from fitter.planning.packing import brought, pack, pack_fastest, pack_whole
-from fitter.planning.placement import Placement, caches_on, counts_for_split, overrides_of, pattern_for, weights_on
-from fitter.values import parse_overrides
+from fitter.parameters.values import parse_overrides
+from fitter.planning.placing.memory import HOST, Item, Unit, between, units_of
+from fitter.planning.placing.packing import brought, pack, pack_fastest, pack_whole
+from fitter.planning.placing.placement import (
+    Placement,
+    caches_on,
+    counts_for_split,
+    overrides_of,
+    pattern_for,
+    weights_on,
+)
+from fitter.planning.request.constraints import device_limits, expert_overrides
+from fitter.planning.search.learned import LearnedCompute
 
 MIB = 1024 * 1024
 

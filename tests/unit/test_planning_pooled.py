@@ -10,8 +10,12 @@ from hypothesis import strategies as st
 
 from fitter.errors import UsageError
 from fitter.llama.types import Breakdown, Params, Row, TensorInfo
-from fitter.planning.placement import Placement
-from fitter.planning.pooled import (
+from fitter.planning.placing.placement import Placement
+from fitter.planning.plan.pool_use import check_pools, left_for_host, pool_problem, pool_uses, with_host
+from fitter.planning.pricing.trial import Trial, missing_of
+from fitter.planning.request.request import DeviceLimit, PoolLimit, Request
+from fitter.planning.request.shared import lacking, lowered
+from fitter.planning.request.shared_margin import (
     beside_host,
     is_unmapped,
     less,
@@ -21,13 +25,9 @@ from fitter.planning.pooled import (
     with_what_they_map,
     within_pools,
 )
-from fitter.planning.pools import check_pools, left_for_host, pool_problem, pool_uses, with_host
-from fitter.planning.real_load import room_for, with_room
-from fitter.planning.request import DeviceLimit, PoolLimit, Request
-from fitter.planning.search import search
-from fitter.planning.shared import lacking, lowered
-from fitter.planning.summary import DeviceUse, HostUse, PoolUse, SharedUse
-from fitter.planning.trial import Trial, missing_of
+from fitter.planning.request.summary import DeviceUse, HostUse, PoolUse, SharedUse
+from fitter.planning.search.order import search
+from fitter.planning.search.real_load import room_for, with_room
 from tests.unit.synthetic import CARD, MIB, SyntheticLlama, SyntheticModel, limits, priced, request
 
 DENSE = SyntheticModel()

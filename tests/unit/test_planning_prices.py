@@ -8,10 +8,10 @@ import pytest
 
 from fitter.llama.types import Breakdown, Params
 from fitter.machine.speed import DeviceSpeed
-from fitter.planning import cost
-from fitter.planning.memory import HOST, Unit, units_of
-from fitter.planning.placement import Placement
-from fitter.planning.prices import PriceList
+from fitter.planning.placing.memory import HOST, Unit, units_of
+from fitter.planning.placing.placement import Placement
+from fitter.planning.pricing.prices import PriceList
+from fitter.planning.speed import cost
 from tests.unit.synthetic import CARD, REMOTE_CARD, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()

@@ -9,7 +9,11 @@ import pytest
 from fitter.errors import UsageError
 from fitter.llama.types import LAYOUT_DEVICE, Breakdown, Layout, LayoutEntry, Params, SplitMode
 from fitter.machine.speed import DeviceSpeed, HostSpeed
-from fitter.planning.constraints import (
+from fitter.parameters.values import check_timeout
+from fitter.planning.placing.memory import HOST as ON_HOST
+from fitter.planning.placing.placement import Placement
+from fitter.planning.pricing.pricing import Price, Speeds, bound_of, price_params, price_placement
+from fitter.planning.request.constraints import (
     check_choices,
     check_live_tokens,
     check_pins,
@@ -17,12 +21,8 @@ from fitter.planning.constraints import (
     params_of,
     workload_of,
 )
-from fitter.planning.cost import Workload
-from fitter.planning.memory import HOST as ON_HOST
-from fitter.planning.placement import Placement
-from fitter.planning.pricing import Price, Speeds, bound_of, price_params, price_placement
-from fitter.planning.request import MIB, HostLimit, Request
-from fitter.values import check_timeout
+from fitter.planning.request.request import MIB, HostLimit, Request
+from fitter.planning.speed.cost import Workload
 from tests.unit.placements import MODEL, PLACEMENTS, facts, said
 from tests.unit.synthetic import limits
 

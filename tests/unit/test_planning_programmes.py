@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fitter.planning.boundaries import Times
-from fitter.planning.memory import HOST, Item, Unit
-from fitter.planning.packing import brought, pack, pack_fastest
-from fitter.planning.placement import Placement
-from fitter.planning.spilling import spill_exact, spill_spread
+from fitter.planning.placing.boundaries import Times
+from fitter.planning.placing.memory import HOST, Item, Unit
+from fitter.planning.placing.packing import brought, pack, pack_fastest
+from fitter.planning.placing.placement import Placement
+from fitter.planning.placing.spilling import spill_exact, spill_spread
 
 
 @settings(deadline=None)

@@ -8,14 +8,14 @@ import pytest
 
 from fitter.llama.types import Params
 from fitter.machine.speed import DeviceSpeed
-from fitter.planning.cost import Workload
-from fitter.planning.memory import HOST, units_of
-from fitter.planning.packing import pack
-from fitter.planning.placement import Placement, caches_on, weights_on
-from fitter.planning.prices import PriceList
-from fitter.planning.proposals import Situation, fastest, nearer, partial, whole, with_caches, without_caches
-from fitter.planning.request import Request
-from fitter.planning.room import Room
+from fitter.planning.placing.memory import HOST, units_of
+from fitter.planning.placing.packing import pack
+from fitter.planning.placing.placement import Placement, caches_on, weights_on
+from fitter.planning.pricing.prices import PriceList
+from fitter.planning.request.request import Request
+from fitter.planning.search.proposals import Situation, fastest, nearer, partial, whole, with_caches, without_caches
+from fitter.planning.search.room import Room
+from fitter.planning.speed.cost import Workload
 from tests.unit.synthetic import (
     CARD,
     MIB,

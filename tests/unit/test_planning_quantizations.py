@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-import fitter.quantizing
+import fitter.api.quantizations
 from fitter.llama.types import FileType, Params, TensorBuftOverride, TensorInfo
 from fitter.model.header import Model
-from fitter.output.quantizations import commands, quantizations_table
-from fitter.output.table import print_to
-from fitter.planning.plan import Problem
-from fitter.planning.quantizations import (
+from fitter.output.tables.plan_table import print_to
+from fitter.output.tables.quantizations_table import commands, quantizations_table
+from fitter.planning.plan.plan import Problem
+from fitter.planning.tables.quantizations import (
     Quantization,
     Quantizations,
     assumptions,
@@ -167,7 +167,7 @@ NAMES = {
 
 @pytest.mark.parametrize("given", NAMES)
 def test_the_name_of_the_file(given: str) -> None:
-    assert fitter.quantizing.named(Path("there") / given, "Q4_K_M") == Path("there") / NAMES[given]
+    assert fitter.api.quantizations.named(Path("there") / given, "Q4_K_M") == Path("there") / NAMES[given]
 
 
 UNKNOWN = Quantization("IQ3_XXS", None, None, {}, True, problem="not told")

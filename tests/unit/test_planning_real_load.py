@@ -9,10 +9,10 @@ import pytest
 
 from fitter.errors import TimeLimitError
 from fitter.llama.types import Breakdown, Params, Row
-from fitter.planning.fit import DummyLoads, LoadCalls, fit
-from fitter.planning.plan import ModelSummary, Plan
-from fitter.planning.real_load import room_for, with_room
-from fitter.planning.request import DeviceLimit, Request
+from fitter.planning.plan.plan import ModelSummary, Plan
+from fitter.planning.request.request import DeviceLimit, Request
+from fitter.planning.search.fit import DummyLoads, LoadCalls, fit
+from fitter.planning.search.real_load import room_for, with_room
 from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 MODEL = SyntheticModel()

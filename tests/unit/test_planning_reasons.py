@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from fitter.llama.types import Params
-from fitter.planning.explain import Bound, Reason
-from fitter.planning.pricing import bound_of, reasons_of
+from fitter.planning.pricing.pricing import bound_of, reasons_of
+from fitter.planning.speed.explain import Bound, Reason
 from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel(cache=65536)

@@ -13,16 +13,16 @@ import pytest
 from fitter.errors import UsageError
 from fitter.llama.types import DeviceInfo, Params, TensorInfo
 from fitter.machine.calibrated import Calibrated
-from fitter.machine.devices import Machine, device_speeds, virtual_machine
+from fitter.machine.machine import Machine, device_speeds, virtual_machine
 from fitter.machine.speed import HostSpeed
 from fitter.model.header import Model
-from fitter.parameters import PARAMETERS
-from fitter.planning.ask import Ask
-from fitter.planning.constraints import expert_overrides
-from fitter.planning.cost import Workload
-from fitter.planning.memory import HOST
-from fitter.planning.request import MIB, Request
-from fitter.planning.requesting import Questions, limits_beside, request_of
+from fitter.parameters.table import PARAMETERS
+from fitter.planning.placing.memory import HOST
+from fitter.planning.plan.request_of_machine import Questions, limits_beside, request_of
+from fitter.planning.request.ask import Ask
+from fitter.planning.request.constraints import expert_overrides
+from fitter.planning.request.request import MIB, Request
+from fitter.planning.speed.cost import Workload
 
 GPUS = ["24GiB", "8GiB"]
 HOST_SPEED = HostSpeed(4e10, "said here")

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from fitter.llama.types import Breakdown, Params, Row
-from fitter.planning.learned import LearnedCompute
-from fitter.planning.memory import Unit
-from fitter.planning.placement import Placement
-from fitter.planning.request import SHARED_ROW
-from fitter.planning.room import Buffers, Room, off_by, room_left_by
-from fitter.planning.trial import Trial, missing_of
+from fitter.planning.placing.memory import Unit
+from fitter.planning.placing.placement import Placement
+from fitter.planning.pricing.trial import Trial, missing_of
+from fitter.planning.request.request import SHARED_ROW
+from fitter.planning.search.learned import LearnedCompute
+from fitter.planning.search.room import Buffers, Room, off_by, room_left_by
 from tests.unit.synthetic import MIB, SyntheticModel, limits, request
 
 DEVICES, BOTH = limits(100, 80), ("CUDA0", "CUDA1")

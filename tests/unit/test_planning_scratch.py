@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from fitter.llama.types import Breakdown, Params, Row
-from fitter.planning import scratch
-from fitter.planning.fit import DummyLoads, LoadCalls, fit
-from fitter.planning.plan import ModelSummary, Plan
-from fitter.planning.real_load import room_for
-from fitter.planning.request import Request
-from fitter.planning.work import LayerFacts, ModelFacts
+from fitter.planning.plan.plan import ModelSummary, Plan
+from fitter.planning.request.request import Request
+from fitter.planning.search import scratch
+from fitter.planning.search.fit import DummyLoads, LoadCalls, fit
+from fitter.planning.search.real_load import room_for
+from fitter.planning.speed.work import LayerFacts, ModelFacts
 from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, priced, request
 from tools.real_cards import DATA
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from fitter.errors import LlamaCppCrashError, TimeLimitError
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride
 from fitter.machine.speed import DeviceSpeed
-from fitter.planning.objective import is_better
-from fitter.planning.placement import merged
-from fitter.planning.request import DeviceLimit
-from fitter.planning.search import search
-from fitter.planning.trial import Trial
-from fitter.values import parse_overrides
+from fitter.parameters.values import parse_overrides
+from fitter.planning.placing.placement import merged
+from fitter.planning.pricing.objective import is_better
+from fitter.planning.pricing.trial import Trial
+from fitter.planning.request.request import DeviceLimit
+from fitter.planning.search.order import search
 from tests.unit.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 DENSE = SyntheticModel()

@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 
 from fitter.llama.types import Breakdown, Params, Row
-from fitter.output import table
-from fitter.output.json import verification_to_dict
-from fitter.planning.plan import Plan
-from fitter.planning.serving import Sizes, compare_rows, server_use
-from fitter.planning.summary import SharedUse
-from fitter.planning.verified import LaterUse, MemoryUse, ServerUse, Verification, VerifiedRow
+from fitter.output.plan_json import verification_to_dict
+from fitter.output.tables import plan_table
+from fitter.planning.checked.server_verification import Sizes, compare_rows, server_use
+from fitter.planning.plan.plan import Plan
+from fitter.planning.plan.verified import LaterUse, MemoryUse, ServerUse, Verification, VerifiedRow
+from fitter.planning.request.summary import SharedUse
 from fitter.programs.finding import ServerProgram
 from fitter.programs.later import Later
 from fitter.programs.prompts import Fed
 from fitter.programs.resident import Resident
-from fitter.programs.said import Buffer, CachedPrompt, CacheState, Checkpoint, Figure, Kind, Said
+from fitter.programs.server_log import Buffer, CachedPrompt, CacheState, Checkpoint, Figure, Kind, Said
 from tests.unit.plans import GIB, MIB, make_plan
 
 CACHE = 8 * GIB
@@ -215,7 +215,7 @@ FOUND = Verification(
 
 def shown(found: Verification) -> list[str]:
     out = io.StringIO()
-    table.print_to(out, table.verification_table(found))
+    plan_table.print_to(out, plan_table.verification_table(found))
     return out.getvalue().splitlines()
 
 

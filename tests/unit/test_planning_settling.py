@@ -10,13 +10,13 @@ import pytest
 from fitter.errors import LlamaCppCrashError, LlamaCppError
 from fitter.llama.types import Breakdown, Params
 from fitter.machine.speed import DeviceSpeed
-from fitter.planning.explain import Choice
-from fitter.planning.known import Callbacks, Known
-from fitter.planning.memory import HOST, Item
-from fitter.planning.placement import Placement
-from fitter.planning.proposals import Situation
-from fitter.planning.room import Room
-from fitter.planning.settling import fill, settle, settle_fastest, settle_partial
+from fitter.planning.placing.memory import HOST, Item
+from fitter.planning.placing.placement import Placement
+from fitter.planning.search.proposals import Situation
+from fitter.planning.search.room import Room
+from fitter.planning.search.settling import fill, settle, settle_fastest, settle_partial
+from fitter.planning.search.state import Callbacks, Known
+from fitter.planning.speed.explain import Choice
 from tests.unit.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()

@@ -11,10 +11,10 @@ import pytest
 from fitter.errors import LlamaCppError, UsageError
 from fitter.llama.types import Breakdown, DeviceInfo, Lora, Params, Row, TensorBuftOverride
 from fitter.machine.speed import DeviceSpeed
-from fitter.planning.fit import DummyLoads, LoadCalls, fit
-from fitter.planning.plan import ModelSummary, Plan
-from fitter.planning.request import DeviceLimit, HostLimit
-from fitter.planning.shared import (
+from fitter.planning.plan.plan import ModelSummary, Plan
+from fitter.planning.pricing.trial import missing_of
+from fitter.planning.request.request import DeviceLimit, HostLimit
+from fitter.planning.request.shared import (
     Companions,
     Draft,
     Mtp,
@@ -28,8 +28,8 @@ from fitter.planning.shared import (
     remembered,
     reservation,
 )
-from fitter.planning.summary import SharedUse
-from fitter.planning.trial import missing_of
+from fitter.planning.request.summary import SharedUse
+from fitter.planning.search.fit import DummyLoads, LoadCalls, fit
 from tests.unit.plans import shared_use
 from tests.unit.synthetic import CARD, DESKTOP, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 

@@ -16,13 +16,13 @@ from fitter.llama.types import (
     Row,
     TensorBuftOverride,
 )
-from fitter.planning import context_limit, given
-from fitter.planning.memory import HOST, Item, Unit, between, units_of
-from fitter.planning.objective import is_worth_giving_up, lacks_less
-from fitter.planning.placement import Placement, counts_for_split, pattern_for
-from fitter.planning.request import DeviceLimit, Request
-from fitter.planning.room import Buffers, Room, room_left_by
-from fitter.planning.trial import Trial
+from fitter.planning.placing.memory import HOST, Item, Unit, between, units_of
+from fitter.planning.placing.placement import Placement, counts_for_split, pattern_for
+from fitter.planning.pricing.objective import is_worth_giving_up, lacks_less
+from fitter.planning.pricing.trial import Trial
+from fitter.planning.request import context_limit, given
+from fitter.planning.request.request import DeviceLimit, Request
+from fitter.planning.search.room import Buffers, Room, room_left_by
 from tests.unit.synthetic import MIB, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()

@@ -11,10 +11,10 @@ import pytest
 from fitter.errors import LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.types import Breakdown, Layout, Params, Row, TensorBuftOverride
 from fitter.machine.speed import DeviceSpeed
-from fitter.planning.memory import HOST
-from fitter.planning.placement import Placement
-from fitter.planning.splitting import Seconds, search_split, smallest
-from fitter.planning.trial import Trial
+from fitter.planning.placing.memory import HOST
+from fitter.planning.placing.placement import Placement
+from fitter.planning.pricing.trial import Trial
+from fitter.planning.search.splitting import Seconds, search_split, smallest
 from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 N_LAYER = 32

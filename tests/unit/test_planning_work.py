@@ -9,20 +9,12 @@ from typing import Any
 
 import pytest
 
-from fitter.llama.types import (
-    LAYOUT_DEVICE,
-    Array,
-    Layout,
-    LayoutEntry,
-    Params,
-    TensorBuftOverride,
-    TensorInfo,
-)
-from fitter.planning.cost import Work
-from fitter.planning.memory import HOST, Unit, between, units_of
-from fitter.planning.placement import Placement
-from fitter.planning.request import MIB
-from fitter.planning.work import (
+from fitter.llama.types import LAYOUT_DEVICE, Array, Layout, LayoutEntry, Params, TensorBuftOverride, TensorInfo
+from fitter.planning.placing.memory import HOST, Unit, between, units_of
+from fitter.planning.placing.placement import Placement
+from fitter.planning.request.request import MIB
+from fitter.planning.speed.cost import Work
+from fitter.planning.speed.work import (
     Kept,
     Pieces,
     WeightFacts,

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fitter import parameters, programs
+from fitter import programs
 from fitter.errors import UsageError
 from fitter.llama.types import LlamaCpp, Params
-from fitter.planning.ask import Ask
+from fitter.parameters import table
+from fitter.planning.request.ask import Ask
 from fitter.programs import PROGRAMS, Asked, Facts, Shape, chosen, facts, unless_named
 from fitter.programs.facts import programs as known_programs
 
@@ -25,7 +26,7 @@ def build(ggml: str) -> LlamaCpp:
 
 
 def test_a_program_is_called_the_same_everywhere() -> None:
-    assert list(PROGRAMS) == list(parameters.PROGRAMS)
+    assert list(PROGRAMS) == list(table.PROGRAMS)
     assert PROGRAMS.keys() <= set(known_programs())
 
 
@@ -203,7 +204,7 @@ def test_options_of_a_server(name: str, keyword: str, is_known: bool) -> None:
 
 def test_every_option_that_a_program_knows_is_a_parameter() -> None:
     for keyword, option in OF_A_SERVER.items():
-        assert option in " ".join(parameters.PARAMETERS[keyword].options)
+        assert option in " ".join(table.PARAMETERS[keyword].options)
     assert {keyword for each in PROGRAMS.values() for keyword in each.knows} == OF_A_SERVER.keys()
 
 

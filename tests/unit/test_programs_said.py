@@ -2,7 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from fitter.programs.said import CachedPrompt, CacheState, Checkpoint, Figure, Listener, Said, figure, is_host, reason
+from fitter.programs.server_log import (
+    CachedPrompt,
+    CacheState,
+    Checkpoint,
+    Figure,
+    Listener,
+    Said,
+    figure,
+    is_host,
+    reason,
+)
 
 MIB = 2**20
 TWO = 5243

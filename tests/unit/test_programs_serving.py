@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from fitter.errors import LibraryError, LlamaCppCrashError, PlanError, UsageError
-from fitter.llama.attended import Attended
+from fitter.llama.processes.attended import Attended
 from fitter.llama.types import LlamaCpp
-from fitter.programs import prompts, serving
+from fitter.programs import prompts, running_server
 from fitter.programs.finding import ServerProgram, check_same_build, find_server
 from fitter.programs.prompts import feed
 from fitter.programs.resident import Resident, resident
-from fitter.programs.serving import Gone
+from fitter.programs.running_server import Gone
 from tests.patience import SECONDS, until, with_more_time
 
 SH = "/bin/sh"
@@ -171,7 +171,7 @@ def test_the_environment_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = {"LLAMA_ARG_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0"}
     for name, value in {**ours, **theirs}.items():
         monkeypatch.setenv(name, value)
-    found = serving.environment()
+    found = running_server.environment()
     assert not ours.keys() & found.keys() and theirs.items() <= found.items()
 
 

@@ -22,12 +22,12 @@ import typing_extensions
 
 import fitter
 from fitter import api
-from fitter.planning.plan import FileStamp, Problem
+from fitter.planning.plan.plan import FileStamp, Problem
 from tests.unit.plans import MIB, make_plan
 
 PROBLEM = Problem("host", 244 * MIB, "the host is 244 MiB short")
 ROOT = Path(__file__).parents[2]
-NOT_IMPORTED = ("fitter.planning.calibration", "fitter.planning.verified")
+NOT_IMPORTED = ("fitter.planning.checked.calibration", "fitter.planning.plan.verified")
 """Modules whose names annotations use without importing them."""
 
 
@@ -152,10 +152,10 @@ def earlier(plan: api.Plan) -> api.Plan:
     pickler = pickle.Pickler(file, protocol=0)
     pickler.dispatch_table = {}
     pickler.dump(plan)
-    data = file.getvalue().replace(b"fitter.planning.plan\nPlan", b"fitter.api\nPlan")
-    assert b"fitter.planning.summary\nDeviceUse" in data and b"fit_keywords" in data
+    data = file.getvalue().replace(b"fitter.planning.plan.plan\nPlan", b"fitter.api\nPlan")
+    assert b"fitter.planning.request.summary\nDeviceUse" in data and b"fit_keywords" in data
     data = data.replace(b"fit_keywords", b"asked")
-    read: api.Plan = pickle.loads(data.replace(b"fitter.planning.summary\n", b"fitter.planning.plan\n"))
+    read: api.Plan = pickle.loads(data.replace(b"fitter.planning.request.summary\n", b"fitter.planning.plan.plan\n"))
     return read
 
 

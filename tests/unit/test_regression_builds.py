@@ -12,14 +12,22 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fitter import comparing
-from fitter.comparing import OnBuild, same_load
+from fitter.api import compare_builds
+from fitter.api.compare_builds import OnBuild, same_load
 from fitter.errors import LibraryError, LlamaCppError, UsageError
 from fitter.llama.types import Row, TensorBuftOverride
-from fitter.output import chart
-from fitter.planning.plan import Plan, Problem
+from fitter.output.pictures import chart
+from fitter.planning.plan.plan import Plan, Problem
 from fitter.regression import build_report
-from fitter.regression.builds import Compared, Subject, labels, of_cases, of_models, own_plans, same_parameters
+from fitter.regression.build_comparison import (
+    Compared,
+    Subject,
+    labels,
+    of_cases,
+    of_models,
+    own_plans,
+    same_parameters,
+)
 from fitter.regression.cases import Case, Growth, read_builds
 from tests.unit.plans import GIB, MIB, make_plan, shared_use
 
@@ -49,7 +57,7 @@ def with_more(plan: Plan, device: str = "CUDA1", **more: int) -> OnBuild:
         return replace(row, **{name: getattr(row, name) + size for name, size in more.items()})
 
     breakdown = replace(plan.breakdown, rows=tuple(map(changed, plan.breakdown.rows)))
-    return OnBuild("builds/new", "2", breakdown, (), comparing.missing_of(plan, breakdown))
+    return OnBuild("builds/new", "2", breakdown, (), compare_builds.missing_of(plan, breakdown))
 
 
 def first_of(plan: Plan) -> OnBuild:
@@ -92,7 +100,7 @@ def test_whether_it_still_fits(plan: Plan, after: OnBuild, missing: dict[str, in
 def test_what_a_real_load_reserves_has_room() -> None:
     plan = make_plan()
     rows = tuple(replace(row, reserved=row.compute + LEFT + GIB + 1) for row in plan.breakdown.rows)
-    assert comparing.missing_of(plan, replace(plan.breakdown, rows=rows)) == {"CUDA0": 1, "CUDA1": 1}
+    assert compare_builds.missing_of(plan, replace(plan.breakdown, rows=rows)) == {"CUDA0": 1, "CUDA1": 1}
 
 
 def test_a_plan_that_does_not_fit_may_fit_with_another_build() -> None:
@@ -171,7 +179,7 @@ def test_what_is_beside_the_model_is_there_too() -> None:
     assert (move.what, move.before, move.after) == ("CUDA1 beside the model", 100 * MIB, 165 * MIB)
     assert move.failure == "CUDA1 beside the model takes 165.0 MiB instead of 100.0 MiB"
     shared = (shared_use("draft", CUDA1=1, CUDA0=7, host=3),)
-    assert comparing.missing_of(plan, with_more(plan, compute=LEFT).breakdown or plan.breakdown, shared) == {
+    assert compare_builds.missing_of(plan, with_more(plan, compute=LEFT).breakdown or plan.breakdown, shared) == {
         "CUDA1": MIB
     }
     (*_, host) = build_report.to_dict((compared(replace(after, shared=shared)),), BUILDS)["cases"][0]["builds"][1][
@@ -295,13 +303,13 @@ BAD_BUILDS: dict[str, tuple[Sequence[str], type[Exception], str]] = {
 @pytest.mark.parametrize(("builds", "kind", "sentence"), BAD_BUILDS.values(), ids=BAD_BUILDS)
 def test_builds_that_cannot_be_compared(builds: Sequence[str], kind: type[Exception], sentence: str) -> None:
     with pytest.raises(kind) as caught:
-        comparing.compare_builds("a.gguf", builds)
+        compare_builds.compare_builds("a.gguf", builds)
     assert str(caught.value).startswith(sentence)
 
 
 def test_builds_name_the_llama_cpp() -> None:
     with pytest.raises(UsageError, match="^builds says which llama.cpp: leave llama_cpp out$"):  # noqa: RUF043
-        comparing.compare_builds("a.gguf", ("python", "python"), llama_cpp="python")
+        compare_builds.compare_builds("a.gguf", ("python", "python"), llama_cpp="python")
 
 
 # --- how it is said

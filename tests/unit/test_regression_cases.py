@@ -9,7 +9,7 @@ import pytest
 
 from fitter import api
 from fitter.errors import UsageError
-from fitter.parameters import of_a_case
+from fitter.parameters.table import of_a_case
 from fitter.regression.cases import Budget, Case, Growth, read_cases, select, with_build
 
 GIB = 2**30

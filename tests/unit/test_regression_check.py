@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from fitter.errors import FitterError, LlamaCppError, UsageError
-from fitter.model.source import show
-from fitter.regression import check as checking
+from fitter.model.files.source import show
+from fitter.regression import check_cases as checking
 from fitter.regression.cases import Case
-from fitter.regression.check import CaseResult, check, lock, lock_path, prune
+from fitter.regression.check_cases import CaseResult, check, lock, lock_path, prune
 from fitter.regression.lockfile import Lock, Snapshot, read_lock, write_lock
 from fitter.regression.measuring import Measured, OnDone
 from tests.unit.snapshots import MIB, SNAPSHOT, with_memory

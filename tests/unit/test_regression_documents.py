@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fitter.errors import AnswerError, ModelError
-from fitter.regression import report
+from fitter.regression import check_report
 from fitter.regression.cases import Case
-from fitter.regression.check import CaseResult
+from fitter.regression.check_cases import CaseResult
 from fitter.regression.compare import Cause, Move, compare
 from fitter.regression.lockfile import Snapshot
 from fitter.regression.plans import PlanDiff
@@ -99,7 +99,7 @@ CASES = {
 @pytest.mark.parametrize(("result", "expected"), CASES.values(), ids=CASES)
 def test_json(result: CaseResult, expected: dict[str, object]) -> None:
     passed = result is SAME
-    assert report.check_to_dict([result]) == {"schema": 1, "passed": passed, "cases": [expected]}
+    assert check_report.check_to_dict([result]) == {"schema": 1, "passed": passed, "cases": [expected]}
 
 
 JUNIT = """\
@@ -128,18 +128,18 @@ changed: fitter 0.1.0 → 0.2.0</failure>
 def test_junit(tmp_path: Path) -> None:
     changed = outcome("changed\x1f", replace(SNAPSHOT, fitter="0.2.0"))
     path = tmp_path / "check.xml"
-    report.write_junit(path, [SAME, GROWN, changed, BROKEN])
+    check_report.write_junit(path, [SAME, GROWN, changed, BROKEN])
     assert path.read_text(encoding="utf-8") == JUNIT.replace("MESSAGE", str(BROKEN.error))
 
 
 def test_junit_that_cannot_be_written(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "check.xml"
     with pytest.raises(AnswerError, match=r"check\.xml cannot be written: No such file or directory"):
-        report.write_junit(path, [SAME])
+        check_report.write_junit(path, [SAME])
 
 
 def test_markdown() -> None:
-    assert report.markdown([SAME, GROWN]).splitlines() == [
+    assert check_report.markdown([SAME, GROWN]).splitlines() == [
         "### ❌ fitter check — 2 cases: 1 failed, 1 unchanged",
         "",
         "| case | what | locked | now | change | |",
@@ -158,7 +158,7 @@ DIFF = PlanDiff(
 
 def printed(diff: PlanDiff) -> list[str]:
     stream = io.StringIO()
-    report.print_diff(stream, diff)
+    check_report.print_diff(stream, diff)
     return stream.getvalue().splitlines()
 
 
@@ -174,11 +174,11 @@ def test_two_plans() -> None:
 
 
 def test_two_plans_as_json() -> None:
-    assert report.diff_to_dict(PlanDiff((), ())) == {"schema": 1, "equal": True, "moves": [], "changes": []}
-    assert report.diff_to_dict(DIFF) == {
+    assert check_report.diff_to_dict(PlanDiff((), ())) == {"schema": 1, "equal": True, "moves": [], "changes": []}
+    assert check_report.diff_to_dict(DIFF) == {
         "schema": 1,
         "equal": False,
-        "moves": [report.move_to_dict(DIFF.moves[0])],
+        "moves": [check_report.move_to_dict(DIFF.moves[0])],
         "changes": [{"kind": "params", "what": "n_ubatch", "before": "512", "after": "64"}],
     }
 
@@ -189,13 +189,13 @@ def test_annotations_of_a_pattern_are_where_its_table_is(tmp_path: Path, monkeyp
     cases = tmp_path / "a,b" / "fitter.toml"
     missing = CaseResult("code/x", None, ModelError("gone"))
     where = "title=fitter%3A code/x::gone"
-    assert report.github_annotations([missing], cases) == (f"::error {where}",), "no file, no place"
+    assert check_report.github_annotations([missing], cases) == (f"::error {where}",), "no file, no place"
     cases.parent.mkdir()
     cases.write_text('[cases.chat]\nmodel = "a"\n[cases.code]\nmodel = "*"\n', encoding="utf-8")
-    assert report.github_annotations([missing], cases) == (f"::error file=a%2Cb/fitter.toml,line=3,{where}",)
+    assert check_report.github_annotations([missing], cases) == (f"::error file=a%2Cb/fitter.toml,line=3,{where}",)
 
 
 def test_nothing_but_the_summary_where_nothing_changed() -> None:
     stream = io.StringIO()
-    report.print_check(stream, [SAME, BROKEN])
+    check_report.print_check(stream, [SAME, BROKEN])
     assert stream.getvalue() == "2 cases: 1 could not be measured, 1 unchanged\n"

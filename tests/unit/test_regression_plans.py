@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from fitter.errors import UsageError
-from fitter.output.json import to_dict
-from fitter.planning.summary import PoolUse
-from fitter.regression import plans, report
+from fitter.output.plan_json import to_dict
+from fitter.planning.request.summary import PoolUse
+from fitter.regression import check_report, plans
 from tests.unit.plans import make_plan
 
 DOCUMENT = to_dict(make_plan())
@@ -90,9 +90,9 @@ def test_differences(document: Any, moves: list[str], changes: list[str], tmp_pa
     assert bool(said) == bool(changes)
     assert found.is_empty == (not moves and not changes)
     shown = io.StringIO()
-    report.print_diff(shown, found)
+    check_report.print_diff(shown, found)
     assert (shown.getvalue() == "the plans are the same\n") == found.is_empty
-    assert report.diff_to_dict(found)["equal"] == found.is_empty
+    assert check_report.diff_to_dict(found)["equal"] == found.is_empty
 
 
 def test_keys_that_older_plans_lack(tmp_path: Path) -> None:

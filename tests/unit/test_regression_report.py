@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 import pytest
 
 from fitter.errors import FitterError, ModelError, UsageError
-from fitter.regression import report
+from fitter.regression import check_report
 from fitter.regression.cases import Budget, Case
-from fitter.regression.check import CaseResult
+from fitter.regression.check_cases import CaseResult
 from fitter.regression.compare import compare
 from fitter.regression.lockfile import Snapshot
 from fitter.regression.measuring import Measured
@@ -51,12 +51,12 @@ BROKEN = CaseResult("broken", None, ModelError("a.gguf: 100 % missing\x00, <b>")
     ],
 )
 def test_exit_status(outcomes: tuple[CaseResult, ...], status: int) -> None:
-    assert report.exit_status(outcomes) == status
+    assert check_report.exit_status(outcomes) == status
 
 
 def table(*outcomes: CaseResult, verbose: bool = False) -> str:
     stream = io.StringIO()
-    report.print_check(stream, outcomes, verbose=verbose)
+    check_report.print_check(stream, outcomes, verbose=verbose)
     return stream.getvalue()
 
 
@@ -82,7 +82,7 @@ def test_table() -> None:
 
 
 def test_json() -> None:
-    document = report.check_to_dict((SAME, GROWN, BROKEN))
+    document = check_report.check_to_dict((SAME, GROWN, BROKEN))
     assert json.loads(json.dumps(document)) == document
     assert (document["schema"], document["passed"]) == (1, False)
     assert [case["status"] for case in document["cases"]] == ["same", "failed", "error"]
@@ -102,7 +102,7 @@ def test_json() -> None:
 
 
 def test_markdown() -> None:
-    text = report.markdown((SAME, GROWN, BROKEN))
+    text = check_report.markdown((SAME, GROWN, BROKEN))
     lines = text.splitlines()
     assert lines[0] == "### ❌ fitter check — 3 cases: 1 failed, 1 could not be measured, 1 unchanged"
     assert r"| `gr\|own_1` | CUDA0 | 5.2 GiB | 6.2 GiB | +1.0 GiB (+19 %) | ❌ context +1.0 GiB |" in lines
@@ -110,11 +110,11 @@ def test_markdown() -> None:
     assert all(line.replace(r"\|", "").count("|") in (0, 7) for line in lines if line.startswith("|")), (
         "each row has six cells"
     )
-    assert report.markdown((SAME,)) == "### ✅ fitter check — 1 case: 1 unchanged\n"
+    assert check_report.markdown((SAME,)) == "### ✅ fitter check — 1 case: 1 unchanged\n"
 
 
 def test_junit() -> None:
-    root = ElementTree.fromstring(report.junit((SAME, GROWN, SHRUNK, BROKEN)))
+    root = ElementTree.fromstring(check_report.junit((SAME, GROWN, SHRUNK, BROKEN)))
     suite = root.find("testsuite")
     assert suite is not None
     assert {key: suite.get(key) for key in ("tests", "failures", "errors")} == {
@@ -142,7 +142,7 @@ def test_github_annotations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     cases = tmp_path / "sub" / "fitter.toml"
     cases.parent.mkdir()
     cases.write_text('[defaults]\n\n[cases."gr|own_1"]\nmodel = "a"\n[ cases.broken ]\nmodel = "b"\n')
-    lines = report.github_annotations((SAME, GROWN, BROKEN, SHRUNK), cases)
+    lines = check_report.github_annotations((SAME, GROWN, BROKEN, SHRUNK), cases)
     assert [line.partition("::CUDA0")[0].partition("::a.gguf")[0] for line in lines] == [
         "::error file=sub/fitter.toml,line=3,title=fitter%3A gr|own_1",
         "::error file=sub/fitter.toml,line=5,title=fitter%3A broken",
@@ -152,7 +152,7 @@ def test_github_annotations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "100 %25 missing" in lines[1]
     monkeypatch.chdir(cases.parent)
     (elsewhere := tmp_path / "fitter.toml").write_text("")
-    assert report.github_annotations((GROWN,), elsewhere)[0].startswith("::error title=fitter")
+    assert check_report.github_annotations((GROWN,), elsewhere)[0].startswith("::error title=fitter")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_paths_of_annotations_are_those_of_the_repository(
     monkeypatch.chdir(tmp_path / cwd)
     cases = tmp_path / "job/sub/fitter.toml"
     cases.write_text("")
-    (line,) = report.github_annotations((GROWN,), cases)
+    (line,) = check_report.github_annotations((GROWN,), cases)
     place = {"": "file=fitter.toml,", None: ""}.get(expected, expected)
     assert line.startswith(f"::error {place}title=")
 
@@ -194,4 +194,4 @@ def test_lines_of_a_lock() -> None:
     too_large = replace(with_memory(SNAPSHOT, context=20 * GIB), fits=False)
     error: FitterError = ModelError("gone")
     measured = (Measured(case, SNAPSHOT), Measured(case, too_large), Measured(case, None, error))
-    assert report.lock_lines(measured) == ("a does not fit: CUDA0 lacks 3.2 GiB", "error: a: gone")
+    assert check_report.lock_lines(measured) == ("a does not fit: CUDA0 lacks 3.2 GiB", "error: a: gone")

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 import fitter
 from fitter.errors import ModelError, UsageError
 from fitter.model import location
-from fitter.model.shapes import catalogue, files
-from fitter.model.shapes.addresses import Wanted, as_converted, beside, named, note, wanted
+from fitter.model.shapes import catalogue, shape_files
 from fitter.model.shapes.gguf import Tensor, data_bytes, header_of, write
 from fitter.model.shapes.mapping import KNOWN
 from fitter.model.shapes.mapping import header_of as mapped
+from fitter.model.shapes.shape_addresses import Wanted, as_converted, beside, named, note, wanted
 from tools.converted import digest, trunk
 
 if sys.version_info >= (3, 11):
@@ -172,7 +172,7 @@ def test_every_shape_has_a_source_and_a_header(name: str) -> None:
 def test_tensors_are_those_that_the_converter_writes(name: str) -> None:
     made = trunk(mapped(catalogue.published(name).config, name))
     # transformers makes no tensors that are packed
-    plain = [each if each.type != files.PACKED else Tensor(each.name, each.shape, "bf16") for each in made]
+    plain = [each if each.type != shape_files.PACKED else Tensor(each.name, each.shape, "bf16") for each in made]
     assert {"tensors": len(plain), "digest": digest(plain)} == CONVERTED[name]
 
 
@@ -683,7 +683,7 @@ def test_what_is_wrong_or_not_known_is_one_line(case: str, tmp_path: Path) -> No
     path = tmp_path / "config.json"
     path.write_text(document if isinstance(document, str) else json.dumps(document))
     with pytest.raises(ModelError) as error:
-        files.header(Wanted("config", str(path), ""))
+        shape_files.header(Wanted("config", str(path), ""))
     assert str(error.value) == f"{path} {message}"
 
 
@@ -700,10 +700,10 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         f"{tmp_path}/not-text.json/x": f"{tmp_path}/not-text.json/x cannot be read: Not a directory",
     }.items():
         with pytest.raises(ModelError) as error:
-            files.header(Wanted("config", name, ""))
+            shape_files.header(Wanted("config", name, ""))
         assert str(error.value) == message
     with pytest.raises(UsageError, match=r"^no config\.json is named: give its path or its address"):
-        files.header(Wanted("config", "", ""))
+        shape_files.header(Wanted("config", "", ""))
 
 
 def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
@@ -711,7 +711,7 @@ def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(ModelError, match="is larger than 1 MiB: give the config"):
-        files.header(Wanted("config", str(path), ""))
+        shape_files.header(Wanted("config", str(path), ""))
 
 
 ODD: list[Any] = [None, -1, 0, 1, 3, 2**31 - 1, 2**63, 10**400, 1e308, 0.5, "", "auto", "x" * 1000, True, False]

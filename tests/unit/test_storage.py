@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from fitter.llama import kept
+from fitter.llama.build import stored_answers
 from fitter.machine import bandwidth
-from fitter.model import cache as models
+from fitter.model.files import header_cache as models
 from fitter.storage import cache, files, temporary
 from fitter.storage.temporary import Directory
 
@@ -68,14 +68,14 @@ def test_whatever_is_in_the_cache_nobody_waits(
     make: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    files.make_private(kept.folder())
-    make(kept.path_of("name"))
-    make(kept.folder() / "lock")
+    files.make_private(stored_answers.folder())
+    make(stored_answers.path_of("name"))
+    make(stored_answers.folder() / "lock")
     make(bandwidth.cache_path())
-    assert kept.read("name") is None
-    with kept.alone():
-        kept.write("name", {"a": 1})
-    assert (kept.read("name") is None) == (make is os.mkdir)
+    assert stored_answers.read("name") is None
+    with stored_answers.alone():
+        stored_answers.write("name", {"a": 1})
+    assert (stored_answers.read("name") is None) == (make is os.mkdir)
     assert bandwidth.host_speed(lambda cores: 50e9).source == "measured"
 
 
@@ -155,12 +155,12 @@ def test_a_cache_that_others_may_write_is_not_used(
     place = tmp_path / "cache/llama-fitter"
     make(place)
     with pytest.warns(UserWarning) as said:
-        kept.write("name", {"a": 1})
+        stored_answers.write("name", {"a": 1})
     assert [str(each.message) for each in said] == [message.format(place=place)]
     with warnings.catch_warnings():
         # it is said once
         warnings.simplefilter("error")
-        assert kept.read("name") == {"a": 1}, "the rest of this process has it"
+        assert stored_answers.read("name") == {"a": 1}, "the rest of this process has it"
         assert not cache.is_lasting()
         assert models.folder(models.HEADERS) == cache.folder("headers")
     assert not [*place.iterdir()]
@@ -172,10 +172,10 @@ def test_a_cache_is_made_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.
     os.umask(before := os.umask(0))
     try:
         os.umask(0o002)
-        kept.write("name", {"a": 1})
+        stored_answers.write("name", {"a": 1})
     finally:
         os.umask(before)
-    for path in (tmp_path / "a", tmp_path / "a/cache", cache.folder(), kept.folder()):
+    for path in (tmp_path / "a", tmp_path / "a/cache", cache.folder(), stored_answers.folder()):
         assert path.stat().st_mode & 0o777 == 0o700
     assert cache.is_lasting()
 
@@ -186,8 +186,8 @@ def test_a_cache_that_others_may_read_is_used(mode: int, tmp_path: Path, monkeyp
     (tmp_path / "llama-fitter").symlink_to("own")
     (tmp_path / "own").chmod(mode)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kept.write("name", {"a": 1})
-    assert [*(tmp_path / "own/llama-cpp").iterdir()] == [kept.path_of("name").resolve()]
+    stored_answers.write("name", {"a": 1})
+    assert [*(tmp_path / "own/llama-cpp").iterdir()] == [stored_answers.path_of("name").resolve()]
 
 
 # --- directories that do not last

@@ -7,11 +7,11 @@ import pytest
 
 from fitter.errors import PlanError
 from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, Row
-from fitter.output.json import verification_to_dict
-from fitter.planning.plan import Plan, Problem
-from fitter.planning.summary import PoolUse
-from fitter.planning.verification import compare, verify
-from fitter.planning.verified import MemoryUse, Verification
+from fitter.output.plan_json import verification_to_dict
+from fitter.planning.checked.verification import compare, verify
+from fitter.planning.plan.plan import Plan, Problem
+from fitter.planning.plan.verified import MemoryUse, Verification
+from fitter.planning.request.summary import PoolUse
 from tests.unit.plans import GIB, MIB, make_plan, shared_use
 
 PLAN = make_plan(Params(n_ctx=4096, devices=("CUDA0",)), devices=["CUDA0"], virtual=False)

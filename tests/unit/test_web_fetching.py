@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fitter.errors import ModelError
-from fitter.planning.request import Progress
+from fitter.planning.request.request import Progress
 from fitter.web import fetching
 from fitter.web.fetching import Fetching
 from fitter.web.pool import Busy, Overtaken, Question

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fitter.errors import ModelError, UsageError
-from fitter.web import pages
+from fitter.web import planner_page
+from fitter.web.allowed_files import Root
 from fitter.web.app import Settings
-from fitter.web.files import Root
 from fitter.web.guard import HEADERS, LONGEST_BODY, LONGEST_HEADERS, Guard, Hosts
 from fitter.web.questions import PlanQuestion, wanted
 
@@ -260,7 +260,7 @@ MESSAGES = {
 
 @pytest.mark.parametrize(("message", "told"), MESSAGES.values(), ids=MESSAGES.keys())
 def test_messages_say_nothing_of_the_machine(message: str, told: str, root: Root) -> None:
-    assert pages.told(message.format(root=root.path, home=Path.home()), root) == told
+    assert planner_page.told(message.format(root=root.path, home=Path.home()), root) == told
 
 
 @pytest.mark.parametrize(
@@ -274,4 +274,4 @@ def test_who_may_plan_for_this_machine(host: str, has_devices: bool) -> None:
     else:
         with pytest.raises(UsageError, match="so its own are not told: name cards"):
             asked.keywords(has_devices=has_devices)
-    assert ("this machine" in pages.page(None, has_devices=has_devices)) == has_devices
+    assert ("this machine" in planner_page.page(None, has_devices=has_devices)) == has_devices

@@ -19,8 +19,8 @@ from pathlib import Path
 from fitter.errors import FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import Header, ModelInfo, Params, TensorBuftOverride
-from fitter.planning.verification import compare
-from fitter.planning.verified import VerifiedDifference
+from fitter.planning.checked.verification import compare
+from fitter.planning.plan.verified import VerifiedDifference
 from tools.architectures.compare import with_context
 from tools.servers import RpcServer
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from fitter.errors import FitterError
-from fitter.llama import surroundings
 from fitter.llama.client import Worker
+from fitter.llama.processes import worker_environment
 from fitter.llama.types import Params
 from fitter.programs.state import SequenceState, state_of
 from tools.architectures.real import LEARNED_POSITIONS
@@ -120,7 +120,7 @@ def _ask_child(path: Path, longest: int, configurations: dict[str, Params], llam
             text=True,
             timeout=_SECONDS,
             check=False,
-            env={**os.environ, "GGML_NO_BACKTRACE": "1", **surroundings.of_llama_cpp(llama_cpp)},
+            env={**os.environ, "GGML_NO_BACKTRACE": "1", **worker_environment.of_llama_cpp(llama_cpp)},
         )
         said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         found.update({each["name"]: each for each in said})
@@ -137,11 +137,11 @@ def tell_real(path: str, longest: int, names: Sequence[str]) -> None:
 
     ``longest``: the most tokens of a sequence.
     """
-    surroundings.become_worker()
-    from fitter.llama import library as native
-    from fitter.llama.devices import registry
-    from fitter.llama.layouts import read_whole
-    from fitter.llama.parameters import apply
+    worker_environment.become_worker()
+    from fitter.llama.build import library as native
+    from fitter.llama.build.layouts import read_whole
+    from fitter.llama.load.backend_devices import registry
+    from fitter.llama.load.structs import apply
 
     native.prepare()
     llama = native.libraries().llama
@@ -200,7 +200,7 @@ def _removable(llama: Any, context: Any, params: Params, states: Sequence[tuple[
 
 
 def _decode(llama: Any, model: Any, context: Any, tokens: Sequence[int], sequence: int) -> bool:
-    from fitter.llama.functions import Batch
+    from fitter.llama.build.functions import Batch
 
     count = len(tokens)
     own = ctypes.pointer(ctypes.c_int32(sequence))

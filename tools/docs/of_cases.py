@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fitter import kinds
-from fitter.kinds import Kind
-from fitter.parameters import of_a_case
+from fitter.parameters import kinds
+from fitter.parameters.kinds import Kind
+from fitter.parameters.table import of_a_case
 from fitter.regression import MARKER, marks, pytest_plugin
 from fitter.regression.cases import Budget, Case
 from tools.docs.attributes import documented

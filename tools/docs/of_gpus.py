@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 from fitter.errors import PlanError
-from fitter.kinds import Choice, DeviceNames, Flag, Kind, Layers, Overrides, Shares, Whole
 from fitter.llama.types import Breakdown, Params, Row, TensorBuftOverride
-from fitter.machine import catalogue, gpu
-from fitter.machine.catalogue import CatalogueGpu, capability_text
+from fitter.machine import gpu, gpu_catalogue
+from fitter.machine.gpu_catalogue import CatalogueGpu, capability_text
 from fitter.output.formats import FORMATS, render
-from fitter.parameters import LEVERS, PARAMETERS, SHARED, Parameter
-from fitter.planning.plan import Plan
-from fitter.planning.summary import DeviceUse, HostUse, ModelSummary, Search, SharedUse
+from fitter.parameters.kinds import Choice, DeviceNames, Flag, Kind, Layers, Overrides, Shares, Whole
+from fitter.parameters.table import LEVERS, PARAMETERS, SHARED, Parameter
+from fitter.planning.plan.plan import Plan
+from fitter.planning.request.summary import DeviceUse, HostUse, ModelSummary, Search, SharedUse
 from tools.docs.markdown import code, page, paragraphs, plain, table
 
 MIB = 2**20
@@ -21,7 +21,7 @@ _FIGURES = ("total", "usable", "free", "bandwidth", "compute", "pcie", "compute_
 
 def gpus_page() -> str:
     """The GPUs that ``--gpu`` knows by name, with their figures and the source of each."""
-    known = list(catalogue.gpus().values())
+    known = list(gpu_catalogue.gpus().values())
     numbers: dict[str, int] = {}
     for card in known:
         for figure in _FIGURES:

@@ -12,23 +12,21 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
-from fitter import kinds
-from fitter.comparing import OnBuild
-from fitter.kinds import Kind
+from fitter.api.compare_builds import OnBuild
 from fitter.llama.types import Array, DeviceInfo, LlamaCpp, Params, Row
-from fitter.machine.catalogue import CatalogueGpu, Sources
+from fitter.machine.gpu_catalogue import CatalogueGpu, Sources
 from fitter.model.shapes.listing import ShapeInfo
-from fitter.output.json import SCHEMA
-from fitter.parameters import Parameter, of_a_load
-from fitter.planning.calibration import Calibration, Comparison, DeviceCalibration, Difference
-from fitter.planning.explain import Bound, Choice, Reason
-from fitter.planning.explored import Exploration, ExploredAnswer, ExploredCell
-from fitter.planning.inspection import Inspection, LayerSize, RoleSize
-from fitter.planning.plan import Plan
-from fitter.planning.pricing import Price
-from fitter.planning.quantizations import Quantization, Quantizations
-from fitter.planning.repositories import Repository, RepositoryFile, SideFile
-from fitter.planning.summary import (
+from fitter.output.plan_json import SCHEMA
+from fitter.parameters import kinds
+from fitter.parameters.kinds import Kind
+from fitter.parameters.table import Parameter, of_a_load
+from fitter.parameters.values import Lora, TensorBuftOverride
+from fitter.planning.checked.calibration import Calibration, Comparison, DeviceCalibration, Difference
+from fitter.planning.plan.inspection import Inspection, LayerSize, RoleSize
+from fitter.planning.plan.plan import Plan
+from fitter.planning.plan.verified import LaterUse, MemoryUse, ServerUse, Verification
+from fitter.planning.pricing.pricing import Price
+from fitter.planning.request.summary import (
     DeviceUse,
     HostUse,
     LeftOut,
@@ -39,12 +37,14 @@ from fitter.planning.summary import (
     Setting,
     SharedUse,
 )
-from fitter.planning.verified import LaterUse, MemoryUse, ServerUse, Verification
+from fitter.planning.speed.explain import Bound, Choice, Reason
+from fitter.planning.tables.exploration import Exploration, ExploredAnswer, ExploredCell
+from fitter.planning.tables.quantizations import Quantization, Quantizations
+from fitter.planning.tables.repository import Repository, RepositoryFile, SideFile
 from fitter.programs.later import Later
-from fitter.regression.check import CaseResult
+from fitter.regression.check_cases import CaseResult
 from fitter.regression.compare import CaseComparison, Cause, Move
 from fitter.regression.plans import PlanDiff
-from fitter.values import Lora, TensorBuftOverride
 from tools.docs.attributes import documented, hints_of
 from tools.docs.markdown import code, heading, page, plain, sentence, table
 

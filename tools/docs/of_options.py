@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 import click
 
-from fitter import kinds, parameters
 from fitter.cli import cli, llama_options
-from fitter.kinds import Kind
-from fitter.parameters import Parameter
+from fitter.parameters import kinds
+from fitter.parameters import table as parameters
+from fitter.parameters.kinds import Kind
+from fitter.parameters.table import Parameter
 from tools.docs.markdown import code, codes, fenced, heading, page, plain, table
 
 _MORE = {

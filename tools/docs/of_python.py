@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import fitter
-from fitter import kinds, parameters
-from fitter.kinds import Kind
-from fitter.parameters import PARAMETERS, Estimating, Fitting, Measuring, Parameter, taken_by
+from fitter.parameters import kinds
+from fitter.parameters import table as parameters
+from fitter.parameters.kinds import Kind
+from fitter.parameters.table import PARAMETERS, Estimating, Fitting, Measuring, Parameter, taken_by
 from tools.docs.attributes import default, documented, hints_of
 from tools.docs.markdown import code, heading, page, paragraphs, plain, sentence, table
 from tools.docs.of_options import default_of, meaning_of

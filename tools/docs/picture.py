@@ -26,8 +26,8 @@ OPTIONS: dict[str, Any] = {
 def readme_picture() -> str:
     """The picture of the README's first example, planned anew."""
     import fitter
-    from fitter.output.report import plan_picture
-    from fitter.reporting import beside
+    from fitter.api.report_plan import beside
+    from fitter.output.pages.report_page import plan_picture
     from tools import shapes
 
     with tempfile.TemporaryDirectory() as folder:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fitter.llama.library import backend_path
+from fitter.llama.build.library import backend_path
 from fitter.llama.types import VirtualDevice, describe
 from tools.metal import loads
 from tools.metal.build import build

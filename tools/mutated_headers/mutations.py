@@ -10,8 +10,8 @@ from pathlib import Path
 
 from fitter.model.shapes import catalogue
 from fitter.model.shapes.gguf import write
-from fitter.model.shapes.header import Header
 from fitter.model.shapes.mapping import header_of
+from fitter.model.shapes.shape_header import Header
 from fitter.model.tensors import layer_of
 from tools.mutated_headers.fields import ARRAY, BOOL, FLOAT32, INT32, STRING, UINT32, UINT64, Entry, Walk
 from tools.mutated_headers.fields import packed as value

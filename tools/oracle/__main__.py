@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from fitter.llama.library import backend_path
+from fitter.llama.build.library import backend_path
 from tools import cuda_reference, shapes
 from tools.oracle import build as build_cuda
 from tools.oracle import build_hip, operations

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fitter.errors import LlamaCppError
+from fitter.llama.build.cuda_library import CudaLibrary
 from fitter.llama.client import Worker
-from fitter.llama.cuda_library import CudaLibrary
 from fitter.llama.types import describe
 from tools.cuda_reference import Load, cheapest_order, load_of, result_of, splits_of, write_model
 from tools.environment import with_variables

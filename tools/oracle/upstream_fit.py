@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fitter.llama.types import VirtualDevice, describe
-from fitter.machine.catalogue import capability
+from fitter.machine.gpu_catalogue import capability
 from tools import shapes
 from tools.cuda_reference import write_model
 from tools.upstream import environment, fit_command

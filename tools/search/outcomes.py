@@ -13,8 +13,8 @@ import fitter
 from fitter.errors import FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import VirtualDevice
-from fitter.planning.objective import GAIN, loss
-from fitter.planning.request import DEFAULT_HOST_MARGIN, DEFAULT_MARGIN
+from fitter.planning.pricing.objective import GAIN, loss
+from fitter.planning.request.request import DEFAULT_HOST_MARGIN, DEFAULT_MARGIN
 from tools import shapes, upstream
 from tools.search.machines import MIB, Machine
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import fitter
-from fitter.asking import OneLoad, one_load
+from fitter.api.call_worker import OneLoad, one_load
 from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.machine.gpu import parse_gpus
-from fitter.planning.ask import Ask
-from fitter.planning.plan import Plan
-from fitter.planning.shared import Draft, Mtp
+from fitter.planning.plan.plan import Plan
+from fitter.planning.request.ask import Ask
+from fitter.planning.request.shared import Draft, Mtp
 from fitter.programs import PROGRAMS, Asked, facts
 from tools import shapes
 from tools.server_fit import server

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fitter.kinds import Flag
-from fitter.parameters import BesideKeywords, LoadKeywords, ServerKeywords, taken_by
+from fitter.parameters.kinds import Flag
+from fitter.parameters.table import BesideKeywords, LoadKeywords, ServerKeywords, taken_by
 from fitter.programs import facts
 
 DRAFT = "llama-3.1-8b"

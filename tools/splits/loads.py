@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fitter.errors import LlamaCppError
+from fitter.llama.build.cuda_library import CudaLibrary
 from fitter.llama.client import Worker
-from fitter.llama.cuda_library import CudaLibrary
-from fitter.llama.surroundings import of_llama_cpp
+from fitter.llama.processes.worker_environment import of_llama_cpp
 from fitter.llama.types import Params, TensorBuftOverride, describe
 from tools import shapes
 from tools.cuda_reference import card

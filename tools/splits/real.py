@@ -13,14 +13,14 @@ import re
 import sys
 from typing import Any
 
-from fitter.llama import library as native
-from fitter.llama import surroundings
-from fitter.llama.allocations import untouched
-from fitter.llama.devices import cuda_registry, load_cuda_backend
-from fitter.llama.layouts import read_whole
-from fitter.llama.log import captured_log, reason
-from fitter.llama.parameters import apply
-from fitter.llama.real import batch_of
+from fitter.llama.build import library as native
+from fitter.llama.build.layouts import read_whole
+from fitter.llama.build.log import captured_log, reason
+from fitter.llama.load.allocations import untouched
+from fitter.llama.load.backend_devices import cuda_registry, load_cuda_backend
+from fitter.llama.load.real_load import batch_of
+from fitter.llama.load.structs import apply
+from fitter.llama.processes import worker_environment
 from fitter.llama.types import Params, TensorBuftOverride
 
 GIVEN_UP = re.compile(r"(ggml-backend-meta\.cpp:\d+: .*)")
@@ -30,7 +30,7 @@ def main() -> int:
     """Answer every line of standard input. Arguments: the CUDA backend, and whether it is a plugin."""
     path, plugin = sys.argv[1], sys.argv[2] == "1"
     # as a worker it takes the llama.cpp that its environment names
-    surroundings.become_worker()
+    worker_environment.become_worker()
     native.prepare()
     library = native.libraries()
     load_cuda_backend(path, plugin)

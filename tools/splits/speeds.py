@@ -17,8 +17,8 @@ from pathlib import Path
 
 from fitter.machine.gpu import virtual_devices
 from fitter.machine.speed import DeviceSpeed, default_host, speed_of
-from fitter.planning.cost import Attention, Layer, Weights, Work, Workload, price
-from fitter.planning.split_price import Share, SumCosts, default_sums, pipelined, split_estimate
+from fitter.planning.pricing.split_price import Share, SumCosts, default_sums, pipelined, split_estimate
+from fitter.planning.speed.cost import Attention, Layer, Weights, Work, Workload, price
 
 FILE = Path(__file__).resolve().parents[2] / "tests" / "data" / "speeds" / "splits.csv"
 _GIB = 2**30

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from fitter.model.shapes.config import MOST_EXPERTS, MOST_LAYERS, Config
-from fitter.model.shapes.header import Header
+from fitter.model.shapes.shape_header import Header
 
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f16"}
 """What the converter makes of the matrices by the type that they are published in."""

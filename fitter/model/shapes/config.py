@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fitter.errors import ModelError
-from fitter.llama import header_limits
+from fitter.llama.header import limits
 from fitter.text import printable
 
 LARGEST = 2**31 - 1
 """The largest number that a header has for a dimension."""
-MOST_LAYERS, MOST_EXPERTS = header_limits.most(".block_count"), header_limits.most(".expert_count")
+MOST_LAYERS, MOST_EXPERTS = limits.most(".block_count"), limits.most(".expert_count")
 """What llama.cpp reads at most."""
 _POSITIONS = 1 << 24
 _MOST = {

@@ -16,8 +16,8 @@ from fitter.model.shapes.common import (
     rope_part,
 )
 from fitter.model.shapes.config import MOST_EXPERTS, Config
-from fitter.model.shapes.header import Header
 from fitter.model.shapes.moe import SIGMOID, SOFTMAX, predictor
+from fitter.model.shapes.shape_header import Header
 
 
 def deepseek2(c: Config) -> Header:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fitter.model.shapes.common import attention, begin, dimensions, every, feed_forward, layers, norms
 from fitter.model.shapes.config import Config
-from fitter.model.shapes.header import Header
 from fitter.model.shapes.llama import FULL, SLIDING
+from fitter.model.shapes.shape_header import Header
 
 _MEAN = 1
 """The number that llama.cpp has for the mean of all tokens' embeddings."""

@@ -17,8 +17,8 @@ from fitter.model.shapes.common import (
     rope_part,
 )
 from fitter.model.shapes.config import MOST_EXPERTS, Config
-from fitter.model.shapes.header import Header
 from fitter.model.shapes.llama import FULL, SLIDING
+from fitter.model.shapes.shape_header import Header
 
 _GELU = ("gelu_pytorch_tanh", "gelu")
 

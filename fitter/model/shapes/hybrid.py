@@ -21,9 +21,9 @@ from fitter.model.shapes.common import (
     sections,
 )
 from fitter.model.shapes.config import Config
-from fitter.model.shapes.header import Header
 from fitter.model.shapes.llama import FULL, granite, scales
 from fitter.model.shapes.moe import granite_moe, predictor
+from fitter.model.shapes.shape_header import Header
 from fitter.model.shapes.states import ANY_CONTEXT, mamba2_layer
 
 LINEAR = "linear_attention"

@@ -8,11 +8,11 @@ from typing import Any
 
 from fitter.errors import UsageError
 from fitter.model.shapes import catalogue
-from fitter.model.shapes.addresses import SHAPE
 from fitter.model.shapes.gguf import data_bytes
 from fitter.model.shapes.mapping import header_of
+from fitter.model.shapes.shape_addresses import SHAPE
+from fitter.parameters.values import shown
 from fitter.text import printable
-from fitter.values import shown
 
 
 @dataclass(frozen=True)

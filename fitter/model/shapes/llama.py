@@ -22,7 +22,7 @@ from fitter.model.shapes.common import (
     sections,
 )
 from fitter.model.shapes.config import Config
-from fitter.model.shapes.header import Header
+from fitter.model.shapes.shape_header import Header
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 

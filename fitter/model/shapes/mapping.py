@@ -12,7 +12,7 @@ from typing import Any
 from fitter.errors import ModelError
 from fitter.model.shapes import deepseek, encoders, gemma, hybrid, llama, moe, states, variants
 from fitter.model.shapes.config import LARGEST, Config, listed
-from fitter.model.shapes.header import Header
+from fitter.model.shapes.shape_header import Header
 from fitter.text import printable
 
 _Make = Callable[[Config], Header]

@@ -20,8 +20,8 @@ from fitter.model.shapes.common import (
     routed,
 )
 from fitter.model.shapes.config import Config
-from fitter.model.shapes.header import Header
 from fitter.model.shapes.llama import FULL, SLIDING, scales, seeing
+from fitter.model.shapes.shape_header import Header
 
 SOFTMAX, SIGMOID = 1, 2
 """Numbers of llama.cpp's for how a router weighs experts."""

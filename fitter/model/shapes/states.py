@@ -15,7 +15,7 @@ from fitter.model.shapes.common import (
     norms,
 )
 from fitter.model.shapes.config import Config
-from fitter.model.shapes.header import Header
+from fitter.model.shapes.shape_header import Header
 
 ANY_CONTEXT = 1 << 20
 """What the converter says of models without a limit."""

@@ -20,8 +20,8 @@ from fitter.model.shapes.common import (
     sections,
 )
 from fitter.model.shapes.config import MOST_EXPERTS, Config
-from fitter.model.shapes.header import Header
 from fitter.model.shapes.llama import dense, qwen2, renamed
+from fitter.model.shapes.shape_header import Header
 
 _HUNYUAN_CONTEXT = 256 << 10
 """What the converter writes, whatever the config.json says."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fitter.errors import UsageError
 
 if TYPE_CHECKING:
-    from fitter.planning.plan import Plan
+    from fitter.planning.plan.plan import Plan
 
 FORMATS = {
     "args": "llama.cpp's arguments on one line",
@@ -40,7 +40,7 @@ def render(plan: Plan, name: str, *, anyway: bool = False) -> str:
     if name not in FORMATS:
         raise UsageError(f"unknown format '{name}': choose from {', '.join(FORMATS)}")
     if name != "json" and not anyway:
-        from fitter.planning.plan import check_fits
+        from fitter.planning.plan.plan import check_fits
 
         check_fits(plan, f"format('{name}', anyway=True)")
     if name in UNQUOTED:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fitter.output.arguments import arguments
-from fitter.planning.plan import Plan
+from fitter.planning.plan.plan import Plan
 
 
 def words(plan: Plan) -> list[str]:

@@ -6,7 +6,7 @@ import shlex
 
 from fitter.errors import PlanError
 from fitter.output.formats.options import OptionValue, with_absolute_paths
-from fitter.planning.plan import Plan
+from fitter.planning.plan.plan import Plan
 
 
 def text(plan: Plan) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from fitter.errors import PlanError
 from fitter.output.formats.options import OptionValue, option_values
-from fitter.planning.plan import Plan
+from fitter.planning.plan.plan import Plan
 
 _EVERY_LAYER = 999
 """More layers than any model has: the fork accepts only a number."""

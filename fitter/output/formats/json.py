@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fitter.output.json import dumps, to_dict
-from fitter.planning.plan import Plan
+from fitter.output.plan_json import dumps, to_dict
+from fitter.planning.plan.plan import Plan
 
 
 def text(plan: Plan) -> str:

@@ -9,11 +9,11 @@ import os
 from dataclasses import dataclass
 
 from fitter.errors import PlanError
-from fitter.kinds import Flag
 from fitter.model.location import local_name
 from fitter.output.arguments import arguments
-from fitter.parameters import PARAMETERS
-from fitter.planning.plan import Plan
+from fitter.parameters.kinds import Flag
+from fitter.parameters.table import PARAMETERS
+from fitter.planning.plan.plan import Plan
 
 
 @dataclass(frozen=True)

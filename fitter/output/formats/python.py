@@ -7,11 +7,11 @@ import os
 from typing import Any
 
 from fitter.errors import PlanError
-from fitter.kinds import Kind, Paths, Texts
 from fitter.model.location import local_name
 from fitter.output.formats.options import option_values
-from fitter.parameters import PARAMETERS, SHARED, LoadKeywords, taken_by
-from fitter.planning.plan import Plan
+from fitter.parameters.kinds import Kind, Paths, Texts
+from fitter.parameters.table import PARAMETERS, SHARED, LoadKeywords, taken_by
+from fitter.planning.plan.plan import Plan
 
 
 def text(plan: Plan) -> str:

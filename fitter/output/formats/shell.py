@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fitter.output.arguments import arguments, check_line, shell_word
-from fitter.planning.plan import Plan
+from fitter.planning.plan.plan import Plan
 
 
 def text(plan: Plan) -> str:

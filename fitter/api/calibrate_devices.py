@@ -1,0 +1,86 @@
+"""Compare devices with their virtual twins, and measure what llama.cpp does not count. Bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING
+
+from fitter.api.checked_call import door
+from fitter.errors import LibraryError
+from fitter.llama.client import DEFAULT_TIMEOUT, Worker
+from fitter.llama.types import VirtualDevice
+from fitter.machine import calibrated
+from fitter.machine.gpu import parse_twin
+from fitter.machine.machine import choose
+from fitter.model.header import open_model
+from fitter.parameters.table import AnyPath as Path
+from fitter.planning.request.request import Progress
+from fitter.storage.temporary import Directory
+
+if TYPE_CHECKING:
+    from fitter.planning.checked.calibration import Calibration
+
+
+@door()
+def calibrate(
+    model: Path | None = None,
+    *,
+    devices: Sequence[str] | None = None,
+    rpc: str | Sequence[str] = (),
+    twin: str | None = None,
+    store: bool = True,
+    llama_cpp: Path | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    on_progress: Callable[[Progress], None] | None = None,
+    on_log: Callable[[str], None] | None = None,
+) -> Calibration:
+    """Compare this machine's devices with their virtual twins, and measure what llama.cpp does not count.
+
+    Dummy loads of ``model``, or of small models of several kinds, run on each device and on its twin, and on all of
+    them together where there are more. Small models are then loaded for real. What that takes beyond llama.cpp's own
+    bytes is kept for the default margin, unless ``store`` is false. ``rpc`` adds the devices of rpc-servers
+    (``host:port``); ``twin`` is a profile for all twins, such as ``cuda:8.6``, in place of the devices' own.
+
+    Raises ``LibraryError`` where there is no device, ``AnswerError`` where what was measured cannot be kept, and what
+    ``fit`` raises.
+    """
+    from fitter.planning.checked import calibration
+    from fitter.planning.checked.calibration import Calibration, twin_of
+
+    profile, capability = parse_twin(twin) if twin else (None, None)
+
+    def start(virtual: Sequence[VirtualDevice] = ()) -> Worker:
+        rpc_of_it = () if virtual else rpc
+        return Worker(virtual, timeout=timeout, on_log=on_log, rpc=rpc_of_it, llama_cpp=llama_cpp)
+
+    with start() as real, Directory() as directory:
+        chosen = choose(real.devices(), devices)
+        if not chosen:
+            raise LibraryError(
+                "llama.cpp has no GPU here to calibrate: run this on a machine with one, and install llama-cpp-python "
+                'with its backend, such as CMAKE_ARGS="-DGGML_CUDA=on"'
+            )
+
+        def report(text: str) -> None:
+            if on_progress:
+                on_progress(Progress(real.dummy_loads, text))
+
+        known = dict(real.compute_capabilities())
+        twins = {info.name: twin_of(info, capability or known.get(info.name), profile) for info in chosen}
+        small = calibration.write_models(FilePath(directory))
+        compared = small
+        if model is not None:
+            path = open_model(os.fsdecode(model), real.header).path
+            compared = (calibration.CalibrationModel(path.name, path, False),)
+        comparisons = [*calibration.compare_twins(real.measure, start, chosen, twins, compared, report)]
+        measured = []
+        for info in chosen:
+            loads = calibration.load_each(real, start, info, small, report)
+            comparisons.append(calibration.compare_loads(partial(real.measure, reserve=True), loads, info))
+            measured.append(calibration.device_calibration(info, twins[info.name], loads))
+    records = calibration.records(measured)
+    stored = calibrated.store(records) if store and records else None
+    return Calibration(tuple(measured), tuple(comparisons), stored)

@@ -1,0 +1,109 @@
+"""The decorator of every public call: it checks all keywords by the table of parameters before anything is done."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
+
+from fitter.errors import FitterError, LlamaCppError, UsageError
+from fitter.model.files import header_cache
+from fitter.model.files.source import with_addresses
+from fitter.parameters.kinds import Path
+from fitter.parameters.table import PARAMETERS, Parameter, taken_by
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_MODEL = Parameter(Path(), name="model")
+
+
+def door(call: Any = None, *, called: str | None = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Decorate a public call: its keywords are checked and converted to what fitter uses.
+
+    ``call`` is the class of the keywords that it takes beside its own. ``None`` means "not set": such a keyword is not
+    passed on. The decorated call has every keyword in its signature and in its docstring. Errors name it ``called``.
+
+    It raises ``UsageError`` for a keyword that it does not have and for a value that makes no sense.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        own = _own(function)
+
+        @functools.wraps(function)
+        def enter(*args: _P.args, **given: _P.kwargs) -> _R:
+            table = _table(own, call)
+            names = [name for name, each in own.items() if each.kind is not each.KEYWORD_ONLY]
+            for word in given:
+                if word not in own and word not in table:
+                    raise UsageError(_unknown(called or function.__name__, word, (*own, *table)))
+            values = {**dict(zip(names, args, strict=False)), **given}
+            checked = {name: _checked(table, name, value) for name, value in values.items() if value is not None}
+            for name, value in values.items():
+                if value is None and name in own and own[name].default is inspect.Parameter.empty:
+                    checked[name] = _checked(table, name, value)
+            with header_cache.reading(), naming_addresses():
+                # Python itself reports too many positional arguments
+                return function(*args[len(names) :], **checked)  # type: ignore[arg-type]
+
+        enter.__signature__ = _signature(function, own, call)  # type: ignore[attr-defined]
+        enter.__doc__ = _documentation(function, own, call)
+        return enter
+
+    return decorate
+
+
+@contextmanager
+def naming_addresses() -> Iterator[None]:
+    """Have errors name the address of a model, as those of a decorated call do."""
+    try:
+        yield
+    except FitterError as error:
+        _say_addresses(error)
+        raise
+
+
+def _own(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters in a function's own signature."""
+    found = inspect.signature(function).parameters
+    return {name: each for name, each in found.items() if each.kind is not each.VAR_KEYWORD}
+
+
+def _table(own: Mapping[str, Any], call: Any) -> dict[str, Parameter]:
+    """The entries of the table for all keywords of a call, by name."""
+    taken = {each.name: each for each in taken_by(call)} if call else {}
+    return {**{name: PARAMETERS[name] for name in own if name in PARAMETERS}, **taken}
+
+
+def _checked(table: Mapping[str, Parameter], name: str, value: Any) -> Any:
+    each = _MODEL if name == "model" else table.get(name)
+    return value if each is None else each.check(value)
+
+
+def _say_addresses(error: FitterError) -> None:
+    """Have ``error`` name the address of a model, and not where its header is kept."""
+    error.args = tuple(with_addresses(each) if isinstance(each, str) else each for each in error.args)
+    if isinstance(error, LlamaCppError):
+        error.log = tuple(map(with_addresses, error.log))
+
+
+def _unknown(call: str, name: str, names: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"{call} has no keyword {name}: {f'did you mean {close[0]}?' if close else f'see help(fitter.{call})'}"
+
+
+def _signature(function: Callable[..., Any], own: Mapping[str, inspect.Parameter], call: Any) -> inspect.Signature:
+    taken = (
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=each.hint)
+        for each in (taken_by(call) if call else ())
+    )
+    return inspect.signature(function).replace(parameters=[*own.values(), *taken])
+
+
+def _documentation(function: Callable[..., Any], own: Mapping[str, Any], call: Any) -> str:
+    lines = (f"    ``{name}``: {each.text}" for name, each in _table(own, call).items())
+    title = "Keywords (``None`` means not set):"
+    return "\n".join([inspect.cleandoc(function.__doc__ or ""), "", title, "", *lines])

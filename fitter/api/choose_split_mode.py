@@ -1,0 +1,121 @@
+"""``--split-mode auto``: a plan with each of the split modes ``layer`` and ``tensor``, and the better one of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+from fitter.errors import LibraryError, LlamaCppError, TimeLimitError, UsageError
+from fitter.parameters.table import Fitting
+from fitter.planning.plan.plan import Plan
+from fitter.planning.pricing.objective import GAIN, better_for, seconds_for
+from fitter.planning.pricing.split_price import pipelined
+from fitter.planning.request.ask import Ask
+from fitter.planning.request.request import Progress
+from fitter.planning.request.summary import Search
+from fitter.planning.speed.explain import Choice
+
+MODES = ("layer", "tensor")
+"""What is chosen between."""
+
+_DONE = "done"
+
+OnProgress = Callable[[Progress], None]
+
+
+def either(
+    fit: Callable[..., Plan],
+    model: str,
+    parameters: Fitting,
+    on_progress: OnProgress | None = None,
+    **others: Any,
+) -> Plan:
+    """The better plan of the two that ``fit`` makes with these ``parameters`` and a split mode each.
+
+    It is the one with split mode ``layer``, unless the other one fits too and is clearly faster for the context that it
+    has. Both together keep the time limit. Raises what ``fit`` raises for ``layer``; why there is no plan for
+    ``tensor`` is said in the plan's notes.
+    """
+    started = time.monotonic()
+    words = cast(Fitting, {name: value for name, value in parameters.items() if name != "split_mode"})
+    by_layer = fit(model, split_mode="layer", **words, on_progress=_counting(on_progress, 0), **others)
+    limit = parameters.get("time_limit")
+    by_tensor, reason = None, ""
+    if limit is None or (left := limit - (time.monotonic() - started)) > 0:
+        remaining = words if limit is None else cast(Fitting, {**words, "time_limit": left})
+        say = _counting(on_progress, by_layer.search.dummy_loads)
+        try:
+            by_tensor = fit(model, split_mode="tensor", **remaining, on_progress=say, **others)
+        except (UsageError, LlamaCppError, LibraryError, TimeLimitError) as error:
+            reason = _without_remedy(error)
+    else:
+        reason = "the time limit was over"
+    plan = by_layer if by_tensor is None else _better(by_layer, by_tensor, parameters.get("objective") or Ask.objective)
+    if reason:
+        plan = replace(plan, notes=(*plan.notes, f"planned with split mode 'layer' alone: {reason}"))
+    search = _both(by_layer.search, None if by_tensor is None else by_tensor.search, time.monotonic() - started)
+    if on_progress is not None:
+        on_progress(Progress(search.dummy_loads, _DONE))
+    told = {**plan.fit_keywords, "on_progress": on_progress}
+    if "time_limit" in parameters:
+        told["time_limit"] = limit
+    return replace(plan, search=search, fit_keywords=told)
+
+
+def _better(by_layer: Plan, by_tensor: Plan, objective: str) -> Plan:
+    """The better plan of both, with what it was chosen over."""
+    if not (by_layer.fits and by_tensor.fits):
+        return by_tensor if by_tensor.fits else by_layer
+    layer, tensor = (seconds_of(plan, objective) for plan in (by_layer, by_tensor))
+    if layer is None or tensor is None:
+        return by_layer
+    by_figures = (by_tensor.params.n_ctx, tensor), (by_layer.params.n_ctx, layer * (1 - GAIN))
+    is_better = better_for(objective, *by_figures)
+    chosen, seconds, other = (by_tensor, tensor, layer) if is_better else (by_layer, layer, tensor)
+    modes = MODES[::-1] if is_better else MODES
+    choice = Choice("how the model is split over the devices", f"by {modes[0]}", seconds, f"by {modes[1]}", other)
+    return replace(chosen, choices=(*chosen.choices, choice))
+
+
+def seconds_of(plan: Plan, objective: str) -> float | None:
+    """What the plan takes of what it is to be fast at, devices that work on one prompt at once counted."""
+    price = plan.estimate
+    if price is None:
+        return None
+    estimate = price.estimate
+    is_whole = not any(part.name.startswith("host:") for part in estimate.parts)
+    devices = [name for name in plan.breakdown.devices if plan.breakdown.on(name).model]
+    if plan.params.split_mode == "layer" and is_whole and devices:
+        estimate = pipelined(estimate, len(devices), price.workload, plan.params.n_ubatch)
+    return seconds_for(objective, price.workload, estimate)
+
+
+def _counting(on_progress: OnProgress | None, before: int) -> OnProgress | None:
+    """``on_progress``, which is told of the dummy loads ``before`` too, and not that one of two searches is done."""
+    if on_progress is None:
+        return None
+
+    def say(step: Progress) -> None:
+        if step.text != _DONE:
+            on_progress(replace(step, dummy_loads=before + step.dummy_loads))
+
+    return say
+
+
+def _without_remedy(error: Exception) -> str:
+    """What was wrong, without what else to ask for: that is what was done."""
+    text, colon, _ = str(error).rpartition(": use ")
+    return text if colon else str(error)
+
+
+def _both(first: Search, second: Search | None, seconds: float) -> Search:
+    if second is None:
+        return replace(first, seconds=seconds)
+    return Search(
+        first.dummy_loads + second.dummy_loads,
+        seconds,
+        first.shared_loads + second.shared_loads,
+        first.is_cut_short or second.is_cut_short,
+    )

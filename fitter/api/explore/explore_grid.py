@@ -1,0 +1,393 @@
+"""``fitter.explore``: a grid of models, machines and parameters, each cell a plan that llama.cpp measured. Bytes."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fitter import api, executors, programs
+from fitter.api.call_worker import fetch
+from fitter.api.checked_call import naming_addresses
+from fitter.api.explore import plan_cell
+from fitter.api.explore.grid import AXES, Grid, costs_of, grid_of
+from fitter.api.explore.plan_cell import CellHeader, Task, figures_of
+from fitter.api.explore.stored_cells import Key, State
+from fitter.errors import CancelledError, FitterError, LibraryError, LlamaCppError, TimeLimitError, UsageError
+from fitter.llama.client import Worker
+from fitter.llama.types import LlamaCpp, Skeleton
+from fitter.llama.worker import process
+from fitter.model.files import header_cache
+from fitter.model.files.source import with_addresses
+from fitter.model.header import Model, open_model
+from fitter.output.pages.exploration_page import exploration_fragment
+from fitter.output.tables.exploration_table import to_dict
+from fitter.parameters.table import AnyPath
+from fitter.parameters.values import shown
+from fitter.planning.tables.exploration import (
+    Exploration,
+    ExploredAnswer,
+    ExploredCell,
+    Requirement,
+    cheapest_first,
+    marked,
+    parse_requirement,
+    register,
+)
+from fitter.planning.tables.quantizations import check_source, quantization
+from fitter.storage.temporary import Directory
+from fitter.text import LONGEST_NAME, printable
+
+register(to_dict, exploration_fragment)
+
+MAX_CELLS = 2000
+"""The most cells of a grid, unless another number is given."""
+
+OnCell = Callable[[ExploredCell, int, int], None]
+"""Is told of each cell that is done, how many are, and of how many."""
+
+_LOOK_SECONDS = 1.0
+"""How often it is asked whether an executor is still there, while no cell comes back."""
+_LAST_SECONDS = 30.0
+"""How long cells are waited for that are being planned when an exploration ends early."""
+
+
+def explore(
+    models: AnyPath | Sequence[AnyPath],
+    machines: str | Sequence[str],
+    *,
+    types: str | Sequence[str] | None = None,
+    prices: Mapping[str, float] | None = None,
+    watts: Mapping[str, float] | None = None,
+    answer: str | None = None,
+    resume: AnyPath | None = None,
+    executor: Executor | str | None = None,
+    jobs: int | None = None,
+    max_cells: int = MAX_CELLS,
+    on_cell: OnCell | None = None,
+    **parameters: Any,
+) -> Exploration:
+    """Plan every model on every machine with every context, KV type, micro batch and file type that is named.
+
+    Each of ``machines`` is one machine: ``rtx-4090``, ``2x rtx-3090``, ``rtx-4090 + rtx-3060-12gb``, or ``none`` for
+    one without a GPU. ``parameters`` are keywords of ``fit``, of which ``n_ctx``, ``type_k``, ``type_v`` and
+    ``n_ubatch`` may be a list of values. ``types`` names file types of llama-quantize to plan each model in, by
+    llama.cpp's own rule. The cells are planned on the model's header; one that cannot be planned has its ``problem``.
+
+    ``prices`` (in any currency) or ``watts`` are those of one card, by its name. ``answer`` asks for a machine, such as
+    ``32k context at 20 t/s``: the cheapest one that does it, or the one with the least memory where no prices or watts
+    are given, is confirmed on the model itself.
+
+    ``resume`` names a file that gets a line for each cell that is done, and whose cells are not planned again.
+    ``executor`` plans the cells: any of ``concurrent.futures``, or ``dask://HOST:PORT`` for the scheduler of a Dask
+    cluster; by default ``jobs`` threads, each with a process of llama.cpp, one for each processor. ``on_cell`` is
+    called with each cell that is done, how many are done, and how many there are.
+
+    Of several models, those that cannot be read have that as the ``problem`` of their cells.
+
+    Raises ``UsageError`` where there is no cell, or more than ``max_cells``, and for what makes no sense; what ``fit``
+    raises where no model can be read; ``LibraryError`` where the executor cannot be reached or is lost.
+    """
+    started = time.monotonic()
+    asked = None if answer is None else parse_requirement(_text("answer (--answer)", answer))
+    parameters = {name: value for name, value in parameters.items() if value is not None}
+    if asked is not None and asked.context:
+        parameters.setdefault("n_ctx", asked.context)
+    parameters.setdefault("program", programs.chosen("llama-cpp-python"))
+    grid = grid_of(models, machines, types, parameters, max_cells)
+    costs, cost = costs_of(grid.machines, prices, watts)
+    _check_how(executor, jobs, on_cell)
+    with header_cache.reading(), naming_addresses(), _opened(grid) as headers, State.opened(resume) as state:
+        cells = [replace(headers.noted(cell), **costs[cell.machine]) for cell in grid.cells()]
+        keys = {cell.asked: headers.key(cell) for cell in cells}
+        state.check({header.digest for header in headers.of.values() if isinstance(header, CellHeader)})
+        done = _Done(state, keys, on_cell)
+        for cell in cells:
+            if (found := state.known(cell, keys[cell.asked])) is not None:
+                done.tell(found)
+        _plan([cell for cell in cells if cell.asked not in done.found], headers, executor, jobs, done)
+        every = marked([done.found[cell.asked] for cell in cells], cost)
+        answers = () if asked is None else tuple(_answers(every, asked, cost, headers))
+    return Exploration(every, cost, answers, answer, state.used, time.monotonic() - started)
+
+
+def _check_how(executor: object, jobs: object, on_cell: object) -> None:
+    """Raise ``UsageError`` for what plans no cells, ``LibraryError`` where its package is missing."""
+    if isinstance(executor, str):
+        executors.check_executor(executor)
+    elif executor is not None and not isinstance(executor, Executor):
+        raise UsageError(
+            f"executor is {shown(executor)}: give a concurrent.futures.Executor, or a text such as dask://host:8786"
+        )
+    if jobs is not None and (not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1):
+        raise UsageError(f"jobs (--jobs) is {shown(jobs)}: give a whole number above 0")
+    if jobs is not None and executor is not None:
+        raise UsageError("jobs (--jobs) are of this machine, and executor (--executor) plans elsewhere: leave one out")
+    if on_cell is not None and not callable(on_cell):
+        raise UsageError(f"on_cell is {shown(on_cell)}: give a function")
+
+
+def _text(called: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{called} is {shown(value)}: give a text")
+    return value
+
+
+# --- headers
+
+
+@dataclass
+class _Headers:
+    """The header of each model in each file type, or why there is none, and what holds for all cells."""
+
+    of: dict[tuple[str, str | None], CellHeader | str]
+    names: dict[str, str]
+    grid: Grid
+    build: LlamaCpp
+    needing_imatrix: frozenset[tuple[str, str | None]] = frozenset()
+
+    def keywords(self, cell: ExploredCell) -> dict[str, Any]:
+        """The keywords of ``fit`` for a cell."""
+        own = {name: getattr(cell, attribute) for name, attribute in AXES.items()}
+        own = {name: value for name, value in own.items() if value is not None}
+        return {**self.grid.fixed, **own, "gpus": self.grid.machines[cell.machine]}
+
+    def header(self, cell: ExploredCell) -> CellHeader | str:
+        return self.of[cell.model, cell.file_type]
+
+    def noted(self, cell: ExploredCell) -> ExploredCell:
+        """``cell`` with what is known of its file type."""
+        return replace(cell, needs_imatrix=(cell.model, cell.file_type) in self.needing_imatrix)
+
+    def called(self, cell: ExploredCell) -> str:
+        name = self.names[cell.model]
+        return name if cell.file_type is None else f"{name} as {cell.file_type}"
+
+    def key(self, cell: ExploredCell) -> Key:
+        """What a cell is known by in a file."""
+        header = self.header(cell)
+        digest = header.digest if isinstance(header, CellHeader) else ""
+        name = self.names.get(cell.model, "")
+        return Key(digest, f"{self.build.version} {self.build.key}", name, self.keywords(cell))
+
+
+@contextmanager
+def _opened(grid: Grid) -> Iterator[_Headers]:
+    """Every model's header, read once. Raises what the first one does where none can be read."""
+    timeout, llama_cpp = grid.fixed.get("timeout"), grid.fixed.get("llama_cpp")
+    known = {} if timeout is None else {"timeout": timeout}
+    found: dict[tuple[str, str | None], CellHeader | str] = {}
+    needing: set[tuple[str, str | None]] = set()
+    names: dict[str, str] = {}
+    failed: list[FitterError] = []
+    with Worker(llama_cpp=llama_cpp, **known) as worker:
+        build = worker.build()
+        for called, model in grid.models.items():
+            try:
+                fetch(model, worker.timeout)
+                opened = open_model(model, worker.header)
+                headers = _headers_of(opened, grid.file_types, worker)
+            except (UsageError, LibraryError, CancelledError):
+                raise
+            except FitterError as error:
+                failed.append(error)
+                found |= dict.fromkeys(((called, name) for name in grid.file_types), with_addresses(str(error)))
+                continue
+            names[called] = Path(opened.called).name
+            for name, (header, needs_imatrix) in headers.items():
+                found[called, name] = header
+                needing |= {(called, name)} if needs_imatrix else set()
+    if len(failed) == len(grid.models):
+        raise failed[0]
+    yield _Headers(found, names, grid, build, frozenset(needing))
+
+
+def _headers_of(
+    model: Model, types: Sequence[str | None], worker: Worker
+) -> dict[str | None, tuple[CellHeader | str, bool]]:
+    """The header of ``model`` in each of the file types, or why there is none; and if it needs an importance matrix."""
+    with Directory() as directory:
+        if types == (None,):
+            path = Path(directory) / "skeleton.gguf"
+            try:
+                worker.write_skeleton(Skeleton(tuple(map(str, model.files))), path)
+            except LlamaCppError as error:
+                if len(model.files) > 1:
+                    return {None: (str(error), False)}
+                # with its tokenizer it takes longer, and is planned all the same
+                path = Path(model.files[0])
+            return {None: (CellHeader.of(path, worker.header(path).data_offset), False)}
+        check_source(model)
+        try:
+            known = worker.file_types(model.files, directory)
+        except LlamaCppError as error:
+            return dict.fromkeys(types, (str(error), False))
+        by_name = {each.name: each for each in known.found}
+        found: dict[str | None, tuple[CellHeader | str, bool]] = {}
+        for name in types:
+            if name not in by_name:
+                raise UsageError(f"this llama.cpp has no file type {shown(name)}: it has {', '.join(by_name)}")
+            planned = quantization(model, known, by_name[name])
+            path = Path(directory) / f"{name}.gguf"
+            header = planned.problem or CellHeader.of(path, worker.header(path).data_offset)
+            found[name] = header, planned.needs_imatrix
+        return found
+
+
+# --- cells
+
+
+class _Done:
+    """The cells that are done, by what they are about, of those that have ``keys``."""
+
+    def __init__(self, state: State, keys: Mapping[tuple[object, ...], Key], on_cell: OnCell | None) -> None:
+        self.found: dict[tuple[object, ...], ExploredCell] = {}
+        self._state = state
+        self._keys = keys
+        self._on_cell = on_cell
+
+    def keep(self, cell: ExploredCell, is_lasting: bool) -> None:
+        """Write ``cell`` down where it would be the same once more."""
+        if is_lasting:
+            self._state.add(cell, self._keys[cell.asked])
+
+    def tell(self, cell: ExploredCell) -> None:
+        """Count ``cell``, and say so."""
+        self.found[cell.asked] = cell
+        if self._on_cell is not None:
+            self._on_cell(cell, len(self.found), len(self._keys))
+
+
+def _plan(
+    cells: Sequence[ExploredCell], headers: _Headers, executor: Executor | str | None, jobs: int | None, done: _Done
+) -> None:
+    """Plan ``cells``, each of which is told as soon as it is ``done``."""
+    waiting = []
+    for cell in cells:
+        header = headers.header(cell)
+        if isinstance(header, str):
+            done.tell(replace(cell, problem=header))
+        else:
+            waiting.append((cell, Task(header, headers.called(cell), headers.keywords(cell), headers.build.version)))
+    if not waiting:
+        return
+    with _executor(executor, jobs, len(waiting)) as (own, check):
+        futures: _Futures = {}
+        ready: queue.SimpleQueue[Future[tuple[dict[str, Any], bool]]] = queue.SimpleQueue()
+        try:
+            for cell, task in waiting:
+                with _naming_loss():
+                    future = own.submit(plan_cell.run, task)
+                futures[future] = cell
+                future.add_done_callback(ready.put)
+            while futures:
+                try:
+                    future = ready.get(timeout=_LOOK_SECONDS)
+                except queue.Empty:
+                    check()
+                    continue
+                with _naming_loss():
+                    figures, is_lasting = future.result()
+                cell = futures[future].having(figures)
+                done.keep(cell, is_lasting)
+                del futures[future]
+                done.tell(cell)
+        except BaseException:
+            _keep_last(futures, done)
+            raise
+
+
+_Futures = dict[Future[tuple[dict[str, Any], bool]], ExploredCell]
+
+
+def _keep_last(futures: _Futures, done: _Done) -> None:
+    """Keep the cells that are done or being planned when an exploration ends early: nobody is to plan them again.
+
+    What ended it is said, and no error after that.
+    """
+    begun = [future for future in futures if not future.cancel()]
+    wait(begun, timeout=_LAST_SECONDS)
+    found = []
+    for future in begun:
+        if future.done() and not future.cancelled() and future.exception() is None:
+            with suppress(FitterError, ValueError):
+                figures, is_lasting = future.result()
+                found.append(futures[future].having(figures))
+                done.keep(found[-1], is_lasting)
+    with suppress(BaseException):
+        for cell in found:
+            done.tell(cell)
+
+
+@contextmanager
+def _naming_loss() -> Iterator[None]:
+    """Raise ``LibraryError`` for whatever an executor raises that a cell does not."""
+    try:
+        yield
+    except FitterError:
+        raise
+    except Exception as error:
+        # each has errors of its own
+        said = f"{type(error).__name__}: {printable(' '.join(str(error).split()), LONGEST_NAME)}".removesuffix(": ")
+        raise LibraryError(f"the executor was lost ({said}): start it again, and go on with --resume") from error
+
+
+@contextmanager
+def _executor(
+    given: Executor | str | None, jobs: int | None, most: int
+) -> Iterator[tuple[Executor, Callable[[], None]]]:
+    """What plans the cells, and what raises ``LibraryError`` where it is no longer there."""
+    if isinstance(given, str):
+        with executors.executor_of(given) as found:
+            yield found
+        return
+    if given is not None:
+        yield given, lambda: None
+        return
+    try:
+        with ThreadPoolExecutor(min(jobs or process.processors(), most)) as own:
+            try:
+                yield own, lambda: None
+            finally:
+                own.shutdown(cancel_futures=True)
+    finally:
+        plan_cell.close()
+
+
+def _answers(
+    cells: Sequence[ExploredCell], asked: Requirement, cost: str, headers: _Headers
+) -> Iterator[ExploredAnswer]:
+    """For each model the first of its cells that the model itself confirms."""
+    for model in dict.fromkeys(cell.model for cell in cells):
+        own = [cell for cell in cells if cell.model == model]
+        yield _confirmed(model, cheapest_first(own, asked, cost), asked, headers)
+
+
+def _confirmed(model: str, ordered: Sequence[ExploredCell], asked: Requirement, headers: _Headers) -> ExploredAnswer:
+    for refused, cell in enumerate(ordered):
+        keywords = headers.keywords(cell)
+        try:
+            if cell.file_type is None:
+                plan = api.fit(headers.grid.models[model], **keywords)
+            else:
+                header = headers.header(cell)
+                assert isinstance(header, CellHeader)
+                with Directory() as directory:
+                    path = Path(directory) / "model.gguf"
+                    header.write(path)
+                    plan = api.fit(path, **{**keywords, "skeleton": False})
+                plan = replace(plan, model=replace(plan.model, path=headers.called(cell)), files=())
+        except (LlamaCppError, TimeLimitError):
+            continue
+        confirmed = cell.having({**figures_of(plan), "bytes": plan.model.bytes})
+        if asked.is_met_by(confirmed):
+            return ExploredAnswer(model, confirmed, plan, cell.file_type is not None, refused)
+    return ExploredAnswer(model, None, refused=len(ordered))
+
+
+__all__ = ["Exploration", "ExploredAnswer", "ExploredCell", "explore"]

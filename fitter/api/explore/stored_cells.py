@@ -1,0 +1,221 @@
+"""The file in which the cells of a grid are kept while they are planned: a line of JSON for each."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fitter.errors import AnswerError, UsageError
+from fitter.parameters.table import AnyPath
+from fitter.parameters.values import shown
+from fitter.planning.tables.exploration import ExploredCell
+from fitter.version import VERSION
+
+_HEAD = {"format": "fitter explore", "version": 1}
+_HEAD_LINE = (json.dumps(_HEAD) + "\n").encode()
+
+_KEPT = {"key": str, "header": str, "found": dict}
+"""What a line needs to have."""
+
+_LONGEST_LINE = 1 << 20
+"""Bytes; those of a cell are a thousand."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a cell is known by: all that what is found for it follows from, and what it is ``called`` in messages."""
+
+    header: str
+    """The digest of the model's header."""
+    llama_cpp: str
+    """The version of the build of llama.cpp, and what tells its files from those of any other."""
+    called: str
+    """The name of the model."""
+    keywords: Mapping[str, Any]
+    """Those of ``fit``."""
+
+    @property
+    def digest(self) -> str:
+        """The same for the same cell, planned by the same version of fitter."""
+        text = json.dumps(
+            [VERSION, self.header, self.llama_cpp, self.called, self.keywords], sort_keys=True, default=str
+        )
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+class State:
+    """Cells that are known, and the file that new ones are added to; without a file none are."""
+
+    def __init__(self, path: Path | None, file: BinaryIO | None, lines: Iterator[dict[str, Any]]) -> None:
+        self._path = path
+        self._file = file
+        self._cells: dict[str, dict[str, Any]] = {}
+        self._headers: set[str] = set()
+        for line in lines:
+            self._cells[line["key"]] = line["found"]
+            self._headers.add(line["header"])
+        self._added: set[str] = set()
+        self.used = 0
+
+    @classmethod
+    @contextmanager
+    def opened(cls, path: AnyPath | None) -> Iterator[State]:
+        """The file at ``path``, made with the first cell if it is not there; nobody else may add to it meanwhile.
+
+        Raises ``UsageError`` where it is something else, or another process has it, and ``AnswerError`` where it cannot
+        be written.
+        """
+        if path is None:
+            yield cls(None, None, iter(()))
+            return
+        where = _place(path)
+        is_new = not where.exists()
+        with contextlib.ExitStack() as stack:
+            try:
+                # unbuffered: what cannot be written fails once, and not again when the file is closed
+                file = stack.enter_context(open(where, "ab+", buffering=0))
+            except OSError as error:
+                raise _unwritten(where, error) from None
+            _lock(where, file)
+            try:
+                yield cls(where, file, _lines(where, file))
+            finally:
+                if is_new and not os.fstat(file.fileno()).st_size:
+                    where.unlink(missing_ok=True)
+
+    def check(self, headers: set[str]) -> None:
+        """Raise ``UsageError`` where all cells of the file are of other models, or of files that have changed."""
+        if self._cells and self._headers.isdisjoint(headers):
+            raise UsageError(
+                f"{self._path} has cells of another model, or of a file that has changed since: name another file with "
+                "--resume, or delete it"
+            )
+
+    def known(self, cell: ExploredCell, key: Key) -> ExploredCell | None:
+        """``cell`` with what the file has of it; ``None`` where it has nothing."""
+        found = self._cells.get(key.digest)
+        if found is None:
+            return None
+        try:
+            known = cell.having(found)
+        except ValueError:
+            return None
+        self.used += 1
+        return known
+
+    def add(self, cell: ExploredCell, key: Key) -> None:
+        """Write ``cell`` down once, in one write, so that an interrupt leaves whole lines. Raises ``AnswerError``."""
+        if self._file is None or self._path is None or key.digest in self._added:
+            return
+        by: dict[str, Any] = {"header": key.header, "fitter": VERSION, "llama_cpp": key.llama_cpp}
+        line = {"key": key.digest, **by, "cell": _said(cell), "found": cell.figures()}
+        data = (json.dumps(line) + "\n").encode()
+        try:
+            before = os.fstat(self._file.fileno()).st_size
+            data = data if before else _HEAD_LINE + data
+            if self._file.write(data) != len(data):
+                self._file.truncate(before)
+                raise AnswerError(f"{self._path} cannot be written (it takes no more): name another file with --resume")
+        except OSError as error:
+            raise _unwritten(self._path, error) from None
+        self._added.add(key.digest)
+
+
+def _place(path: AnyPath) -> Path:
+    """The path of the file. Raises ``UsageError`` where something else is there, which may have no end."""
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise UsageError(f"resume (--resume) is {shown(path)}: give a path")
+    where = Path(os.fsdecode(path))
+    try:
+        mode = where.stat().st_mode
+    except FileNotFoundError:
+        return where
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{where} cannot be read ({reason}): name another file with --resume") from None
+    if stat.S_ISDIR(mode):
+        raise UsageError(f"{where} is a directory: name a file with --resume")
+    if not stat.S_ISREG(mode):
+        raise UsageError(f"{where} is not a regular file: name another one with --resume")
+    return where
+
+
+def _lock(path: Path, file: BinaryIO) -> None:
+    """Have other processes refuse the file until it is closed, where files can be locked."""
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(
+            f"{path} is written by another fitter explore: wait for that to end, or name another file with --resume"
+        ) from None
+    except OSError:
+        # a file system without locks
+        return
+
+
+def _lines(path: Path, file: BinaryIO) -> Iterator[dict[str, Any]]:
+    """The cells in a file, whose last line is removed if it is not whole. Raises ``UsageError``.
+
+    A damaged line is as if it were not there.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            reader = stack.enter_context(open(os.dup(file.fileno()), "rb"))
+            reader.seek(0)
+            length = 0
+            while line := reader.readline(_LONGEST_LINE):
+                if not length and not _is_head(line):
+                    raise _not_of_ours(path)
+                if not line.endswith(b"\n"):
+                    if len(line) == _LONGEST_LINE:
+                        raise _not_of_ours(path)
+                    # what an interrupt has left
+                    file.truncate(length)
+                    return
+                if length and (cell := _cell(line)) is not None:
+                    yield cell
+                length += len(line)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read ({error.strerror}): name another file with --resume") from None
+
+
+def _is_head(line: bytes) -> bool:
+    """Whether a file that begins with ``line`` is one of ours, or what an interrupt has left of it."""
+    if not line.endswith(b"\n"):
+        return _HEAD_LINE.startswith(line)
+    try:
+        return bool(json.loads(line) == _HEAD)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _cell(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_one = isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in _KEPT.items())
+    return found if is_one else None
+
+
+def _not_of_ours(path: Path) -> UsageError:
+    return UsageError(f"{path} is not a file of fitter explore: name another one with --resume")
+
+
+def _unwritten(path: Path, error: OSError) -> AnswerError:
+    return AnswerError(f"{path} cannot be written ({error.strerror}): name another file with --resume")
+
+
+def _said(cell: ExploredCell) -> dict[str, Any]:
+    names = ("model", "file_type", "machine", "asked_context", "type_k", "type_v", "n_ubatch")
+    return {name: getattr(cell, name) for name in names}

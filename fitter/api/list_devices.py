@@ -1,0 +1,30 @@
+"""List the devices of this machine, or described ones. Bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fitter.api.checked_call import door
+from fitter.llama.client import DEFAULT_TIMEOUT, Worker
+from fitter.llama.types import DeviceInfo, VirtualDevice
+from fitter.machine.gpu import virtual_devices
+from fitter.machine.host import host_memory
+from fitter.machine.machine import described
+from fitter.parameters.table import AnyPath as Path
+
+
+@door()
+def devices(
+    gpus: str | VirtualDevice | Sequence[str | VirtualDevice] = (),
+    *,
+    rpc: str | Sequence[str] = (),
+    llama_cpp: Path | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+) -> tuple[tuple[DeviceInfo, ...], DeviceInfo]:
+    """The devices that a model would be offloaded to, and the host with the memory that it has available."""
+    virtual = virtual_devices(gpus)
+    with Worker(virtual, timeout=timeout, rpc=rpc, llama_cpp=llama_cpp) as worker:
+        found = worker.devices() if virtual or rpc or not gpus else ()
+        memory, shown = host_memory(), described(found, virtual) if gpus else found
+        return shown, replace(worker.host(), total=memory.total, free=memory.available)

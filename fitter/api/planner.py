@@ -1,0 +1,207 @@
+"""``fitter.Planner``: many questions about one model, each of which costs what is new in it. Bytes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fitter import api
+from fitter.api import report_plan
+from fitter.api.checked_call import door, naming_addresses
+from fitter.errors import CancelledError, UsageError
+from fitter.llama.client import DEFAULT_TIMEOUT
+from fitter.llama.types import Breakdown
+from fitter.llama.worker.remembered_loads import RememberingWorker
+from fitter.model.files import header_cache
+from fitter.model.header import open_model
+from fitter.parameters.table import AnyPath, Estimating, Fitting, Measuring, taken_by
+from fitter.planning.plan.layer_map import LayerMap
+from fitter.planning.plan.plan import Plan
+from fitter.planning.pricing.pricing import Price
+from fitter.planning.request.request import Progress
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_T = TypeVar("_T")
+
+
+class Planner:
+    """Answers questions about ``model`` as ``fit``, ``measure`` and ``estimate`` do, and remembers what it measured.
+
+    The keywords are those of ``fit``: they hold for every question that does not say otherwise; ``None`` in a question
+    is not set. The answers are the same, but for the number of dummy loads and the seconds that they took: for another
+    context, KV type or margin some tens of milliseconds, where the devices are virtual ones.
+
+    Its processes of llama.cpp start with the first question, and again after a crash; ``release`` ends them until the
+    next one, ``close`` for good, as leaving ``with`` does. A model's file that has changed is read anew. Several
+    threads may ask: their questions wait for each other, and ``cancel`` ends them all. A fork of the process has a
+    planner of its own, which remembers nothing.
+
+    Raises ``UsageError`` for a keyword that ``fit`` does not have, or a value that makes no sense.
+    """
+
+    def __init__(
+        self, model: AnyPath, *, on_log: Callable[[str], None] | None = None, **defaults: Unpack[Fitting]
+    ) -> None:
+        self._model, self._defaults = _checked(model, **defaults)
+        self._own = {"on_log": on_log} if on_log else {}
+        self._begin()
+        self.asked = 0
+        """How many questions it was asked so far."""
+        self._cancelled = 0
+        self._is_closed = False
+
+    def _begin(self) -> None:
+        """Have a worker of this process, and nobody who waits for it."""
+        self._worker = RememberingWorker(
+            timeout=self._defaults.get("timeout", DEFAULT_TIMEOUT),
+            on_log=self._own.get("on_log"),
+            llama_cpp=self._defaults.get("llama_cpp"),
+        )
+        self._asking = threading.Lock()
+        self._counting = threading.Lock()
+        self._asker: int | None = None
+        self._process = os.getpid()
+
+    def _begin_in_fork(self) -> None:
+        """Begin anew where this process is a fork: it has none of the threads, and the worker answers its parent."""
+        if self._process != os.getpid():
+            self._begin()
+
+    @property
+    def model(self) -> str:
+        """The model that it is about, as it was named."""
+        return self._model
+
+    @property
+    def dummy_loads(self) -> int:
+        """How many dummy loads it has made so far."""
+        return self._worker.dummy_loads
+
+    def fit(self, *, on_progress: Callable[[Progress], None] | None = None, **parameters: Unpack[Fitting]) -> Plan:
+        """What ``fitter.fit`` answers. Raises what that raises, and ``CancelledError``."""
+        return self._ask(api.fit, Fitting, parameters, {"on_progress": on_progress})
+
+    def measure(self, **parameters: Unpack[Measuring]) -> Breakdown:
+        """What ``fitter.measure`` answers. Raises what that raises, and ``CancelledError``."""
+        return self._ask(api.measure, Measuring, parameters, {})
+
+    def estimate(self, *, live_tokens: int | None = None, **parameters: Unpack[Estimating]) -> Price:
+        """What ``fitter.estimate`` answers. Raises what that raises, and ``CancelledError``."""
+        return self._ask(api.estimate, Estimating, parameters, {"live_tokens": live_tokens})
+
+    def layer_map(self, plan: Plan) -> LayerMap | None:
+        """Where each layer of ``plan`` is, which it has made; ``None`` where that is not known, as of a split tensor.
+
+        That takes one dummy load at most. Raises what ``fit`` raises, and ``CancelledError``.
+        """
+        with self._turn(), header_cache.reading(), naming_addresses():
+            return report_plan.layer_map(plan, open_model(self._model, self._worker.header), self._worker)
+
+    def cancel(self, *, at_once: bool = False) -> None:
+        """End the question that is being answered, before its next dummy load, and those that wait.
+
+        Each raises ``CancelledError``. What was measured for it is kept, and the next question is answered. With
+        ``at_once`` the processes of llama.cpp are killed, whatever they do; the next question starts them again.
+        """
+        self._begin_in_fork()
+        with self._counting:
+            self._cancelled = self.asked
+        if at_once:
+            self._worker.interrupt()
+
+    def release(self) -> None:
+        """End the processes of llama.cpp after the question that is being answered; what was measured is kept."""
+        self._begin_in_fork()
+        with self._alone():
+            self._worker.release()
+
+    def close(self) -> None:
+        """Cancel what is being asked, and end the processes of llama.cpp for good."""
+        self._begin_in_fork()
+        self._is_closed = True
+        self.cancel()
+        if self._asker != threading.get_ident():
+            with self._alone():
+                self._worker.close()
+
+    def __enter__(self) -> Planner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, call: Callable[..., _T], keywords: Any, given: Mapping[str, Any], own: Mapping[str, Any]) -> _T:
+        known = {each.name for each in taken_by(keywords)}
+        defaults = {name: value for name, value in self._defaults.items() if name in known}
+        for name in ("worker", "timeout", "on_log"):
+            if given.get(name) not in (None, defaults.get(name, self._own.get(name))):
+                raise UsageError(f"a planner has its own {name}: leave it out of a question{_INSTEAD[name]}")
+        self._begin_in_fork()
+        with self._turn():
+            return call(self._model, worker=self._worker, **{**defaults, **self._own, **own, **_without(given)})
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait until no other question is asked, and have this one end where it is cancelled."""
+        with self._counting:
+            self.asked += 1
+            number = self.asked
+
+        def check() -> None:
+            if self._is_closed:
+                raise CancelledError("the planner is closed: make another one")
+            if number <= self._cancelled:
+                raise CancelledError("the question was cancelled: ask it again")
+
+        with self._alone():
+            check()
+            self._worker.check = check
+            try:
+                yield
+            finally:
+                self._worker.check = None
+                if self._is_closed:
+                    # by what the question has called, such as on_progress
+                    self._worker.close()
+                elif self._worker.rpc:
+                    # an rpc-server talks to one process only
+                    self._worker.release()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait until no other question is asked. Raises ``UsageError`` in the middle of one."""
+        if self._asker == threading.get_ident():
+            raise UsageError(
+                "a planner answers one question at a time: ask it after on_progress and on_log have returned"
+            )
+        with self._asking:
+            self._asker = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._asker = None
+
+
+_INSTEAD = {"worker": "", "timeout": ", and give it to fitter.Planner", "on_log": ", and give it to fitter.Planner"}
+"""What is said of a keyword that holds for every question of a planner."""
+
+
+def _without(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name != "worker"}
+
+
+@door(Fitting, called="Planner")
+def _checked(model: AnyPath, **defaults: Unpack[Fitting]) -> tuple[str, dict[str, Any]]:
+    """The model and the keywords, each checked by itself."""
+    name = os.fsdecode(model)
+    if not name:
+        raise UsageError("the model has no name: give a path or an address")
+    return name, dict(defaults)

@@ -1,0 +1,214 @@
+"""``fitter.quants``: a model in every file type that llama-quantize makes of it, each with a plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fitter import api, programs
+from fitter.api.call_worker import fetch, worker_for
+from fitter.api.checked_worker_call import door_with_worker
+from fitter.api.repeat_load import without_timeout
+from fitter.errors import FitterError, LlamaCppError, TimeLimitError, UsageError, WorkerError
+from fitter.llama.client import Worker
+from fitter.model.header import Model, open_model
+from fitter.model.shapes.shape_addresses import as_converted, wanted
+from fitter.output.tables.quantizations_table import to_dict
+from fitter.parameters.table import AnyPath, Fitting
+from fitter.parameters.values import shown
+from fitter.planning.request.ask import Ask
+from fitter.planning.request.limits import own_context
+from fitter.planning.request.request import Progress
+from fitter.planning.request.summary import ModelSummary
+from fitter.planning.tables.quantizations import (
+    FULL,
+    Quantization,
+    Quantizations,
+    assumptions,
+    best_of,
+    check_source,
+    ordered,
+    published_as,
+    quantization,
+    register,
+    short,
+    source_type,
+)
+from fitter.storage.temporary import Directory
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from fitter.planning.plan.plan import Plan
+
+register(to_dict)
+
+_NEVER = ("F32",)
+"""Nobody runs it: it has twice the bytes of the weights that models are published with."""
+
+
+@door_with_worker(Fitting)
+def quants(
+    model: AnyPath,
+    *,
+    types: str | Sequence[str] | None = None,
+    tokens_per_second: float | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    on_log: Callable[[str], None] | None = None,
+    worker: Worker | None = None,
+    **parameters: Unpack[Fitting],
+) -> Quantizations:
+    """Plan ``model`` in every file type that llama-quantize makes of it, before any of the files exists.
+
+    One header is enough, that of any file of the model: best the BF16 or F16 one, since of a quantized one it is
+    assumed what the original has (``notes``). llama.cpp's own rule says which tensor gets which type, without an
+    importance matrix; a header with those types is planned as ``fit`` would plan the file. ``parameters`` and
+    ``worker`` are those of ``fit``, for each of the plans; ``skeleton`` has no meaning here.
+
+    ``types`` names file types (``Q4_K_M``) in place of all. The result's ``best`` fits with every layer on devices;
+    with ``tokens_per_second`` it is one that is estimated to generate that fast, wherever its weights are.
+
+    Raises what ``fit`` raises, and ``LibraryError`` where this build of llama.cpp does not tell its rule.
+    """
+    check_speed(tokens_per_second)
+    names = wanted_types(types)
+    if "program" not in parameters:
+        parameters["program"] = programs.chosen("llama-cpp-python")
+    ask = Ask.of(parameters)
+    say = on_progress or (lambda _: None)
+    # what is quantized is the model as it is converted
+    model = as_converted(os.fsdecode(model))
+    fetch(model, ask.timeout, on_progress)
+    with (
+        worker_for(ask, worker, on_log) as own,
+        Directory() as directory,
+    ):
+        opened = open_model(model, own.header)
+        check_source(opened)
+        try:
+            known = own.file_types(opened.files, directory)
+        except LlamaCppError as error:
+            raise LlamaCppError(_about_model(error, opened), error.log) from error
+        found = [quantization(opened, known, each) for each in known.found if each.name not in _NEVER]
+        found = _only(found, names)
+        told = {**without_timeout(dict(parameters)), "worker": own, "on_progress": say}
+        planned = []
+        for number, each in enumerate(found, 1):
+            say(Progress(own.dummy_loads, f"planning {each.name}, {number} of {len(found)}"))
+            planned.append(_planned(each, opened, Path(directory), told) if each.problem is None else each)
+        n_devices = max((len(each.plan.devices) for each in planned if each.plan is not None), default=0)
+    failed = [each for each in planned if each.plan is None and each.bytes is not None]
+    if failed and all(each.plan is None for each in planned):
+        raise LlamaCppError(f"{short(opened)} cannot be planned as {failed[0].name}: {failed[0].problem}")
+    own_type = source_type(opened.tensors)
+    return Quantizations(
+        ModelSummary.of(opened),
+        own_type,
+        ordered(planned),
+        best_of(planned, own_type, n_devices, tokens_per_second, published_as(opened)),
+        n_devices,
+        tokens_per_second,
+        assumptions(opened),
+    )
+
+
+def check_speed(tokens_per_second: object) -> None:
+    """Raise ``UsageError`` for what is no number above 0."""
+    is_number = isinstance(tokens_per_second, (int, float)) and not isinstance(tokens_per_second, bool)
+    if tokens_per_second is not None and not (is_number and tokens_per_second > 0):  # type: ignore[operator]
+        raise UsageError(
+            f"tokens_per_second (--tokens-per-second) is {shown(tokens_per_second)}: give a number above 0, or leave "
+            "it out"
+        )
+
+
+def wanted_types(types: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """The file types that are asked for, as llama-quantize writes their names."""
+    if types is None:
+        return None
+    given = types.split(",") if isinstance(types, str) else types
+    if not isinstance(given, (list, tuple)) or not all(isinstance(each, str) and each.strip() for each in given):
+        raise UsageError(
+            f"types (--type) is {shown(types)}: name file types, such as Q4_K_M, or leave it out for all of them"
+        )
+    names = tuple(each.strip().upper() for each in given)
+    if not names:
+        raise UsageError(
+            "types (--type) names no file type: name some, such as Q4_K_M, or leave it out for all of them"
+        )
+    return names
+
+
+def _only(found: list[Quantization], wanted: tuple[str, ...] | None) -> list[Quantization]:
+    if wanted is None:
+        return found
+    known = [each.name for each in found]
+    if missing := next((name for name in wanted if name not in known), None):
+        raise UsageError(f"this llama.cpp has no file type {shown(missing)}: it has {', '.join(known)}")
+    return [each for each in found if each.name in wanted]
+
+
+def _planned(each: Quantization, model: Model, directory: Path, told: dict[str, Any]) -> Quantization:
+    """The same with a plan, or with llama.cpp's reason why there is none."""
+    header = directory / f"{each.name}.gguf"
+    try:
+        plan = api.fit(header, **{**told, "skeleton": False})
+        longest = longest_context(plan, model, header, told)
+    except (LlamaCppError, TimeLimitError) as error:
+        return replace(each, problem=str(error).replace(str(header), short(model)))
+    shape = wanted(model.called)
+    before, slash, last = model.called.rpartition("/")
+    path = f"{before}{slash}{named(Path(last), each.name)}" if shape is None else shape.of_type(each.name).address
+    summary = replace(plan.model, path=path, name=model.name)
+    plan = replace(plan, model=summary, files=(), fit_keywords={**plan.fit_keywords, "on_progress": None})
+    return replace(each, plan=plan, longest_context=longest)
+
+
+def longest_context(plan: Plan, model: Model, header: Path, told: dict[str, Any]) -> int | None:
+    """The longest context with which it fits."""
+    if not plan.fits:
+        return None
+    context, most = plan.params.n_ctx or plan.breakdown.n_ctx, own_context(model.n_ctx_train, 1)
+    if told.get("n_ctx") is not None or told.get("objective") == "context" or context >= most:
+        return context
+    told = {**told, "skeleton": False}
+    is_shared = plan.params.n_seq_max == 1 or plan.params.kv_unified
+    if is_shared and told.get("n_gpu_layers") is None:
+        # Where even this fits there is nothing to search for, and it takes a few loads.
+        on_host = {**told, "n_ctx": most, "n_gpu_layers": 0}
+        try:
+            if api.fit(header, **on_host).fits:
+                return most
+        except WorkerError:
+            raise
+        except FitterError:
+            # then it is searched for
+            pass
+    other = api.fit(header, **{**told, "objective": "context"})
+    return max(context, other.params.n_ctx or other.breakdown.n_ctx) if other.fits else context
+
+
+def named(path: Path, file_type: str) -> Path:
+    """Where a file of another type of the model at ``path`` would be: beside it, with that type in its name."""
+    from fitter.model.files.source import split_name
+
+    split = split_name(path)
+    stem = split[0] if split else path.stem
+    before, dash, last = stem.rpartition("-")
+    is_type = dash and (last.lower() in FULL or (last.upper().startswith(("Q", "IQ", "TQ", "MXFP4")) and "_" in last))
+    return path.with_name(f"{before if is_type else stem}-{file_type}.gguf")
+
+
+def _about_model(error: LlamaCppError, model: Model) -> str:
+    if "unsupported model architecture" in str(error):
+        return (
+            f"this llama.cpp does not have the architecture '{model.architecture}' of {short(model)}: use a newer "
+            "one (--llama-cpp)"
+        )
+    return str(error)
+
+
+__all__ = ["Quantization", "Quantizations", "quants"]

@@ -1,0 +1,153 @@
+"""What a report shows beside the plan itself: where each layer is, and what other contexts would take."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fitter import api
+from fitter.api.call_worker import fetch
+from fitter.api.checked_call import door
+from fitter.errors import FitterError, TimeLimitError
+from fitter.llama.client import DEFAULT_TIMEOUT, Worker
+from fitter.llama.types import Skeleton
+from fitter.machine.gpu import virtual_devices
+from fitter.model.header import Model, open_model
+from fitter.parameters.table import DEFAULTS, AnyPath
+from fitter.planning.checked.verification import check_same_model
+from fitter.planning.plan.context_points import ContextPoint, contexts_to_try, point_of
+from fitter.planning.plan.layer_map import LayerMap, map_of, overridden
+from fitter.planning.plan.plan import Plan, resolved
+from fitter.planning.request.request import Progress
+from fitter.planning.request.summary import ModelSummary
+
+SECONDS = 20.0
+"""After so many seconds no further context is planned."""
+_OWN = ("on_progress", "on_log", "timeout", "n_ctx", "time_limit")
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What stands beside a plan in its report."""
+
+    layer_map: LayerMap | None = None
+    """Where each layer is; ``None`` where that is not known."""
+    contexts: tuple[ContextPoint, ...] = ()
+    """The plan and what it would be with other contexts, by context; empty where nothing was asked."""
+    notes: tuple[str, ...] = ()
+    """What is missing of it, and why; a sentence each."""
+
+
+def beside(
+    plan: Plan,
+    model: AnyPath | None = None,
+    *,
+    with_contexts: bool = True,
+    seconds: float = SECONDS,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Beside:
+    """What a report of ``plan`` shows beside it, asked of llama.cpp anew: of ``model``, or of the file that it is of.
+
+    The map is from one dummy load. Other contexts are planned as ``fit`` would, with the keywords that ``plan`` was
+    made with, until ``seconds`` have gone; a plan that was read from a file does not have them, and has no curve. A
+    model that is gone, or that llama.cpp cannot load any more, is a note: the plan itself is shown in any case.
+    """
+    words = plan.fit_keywords
+    where = os.fsdecode(plan.model.path if model is None else model)
+    timeout = words.get("timeout") or DEFAULT_TIMEOUT
+    say = on_progress or (lambda _: None)
+    try:
+        fetch(where, timeout)
+        with Worker(
+            virtual_devices(words.get("gpus") or ()), timeout=timeout, llama_cpp=words.get("llama_cpp")
+        ) as worker:
+            opened = open_model(where, worker.header)
+            check_same_model(plan.model, ModelSummary.of(opened))
+            found = layer_map(plan, opened, worker)
+            contexts, notes = (_contexts(plan, where, opened, worker, seconds, say)) if with_contexts else ((), ())
+    except FitterError as error:
+        return Beside(notes=(f"where each layer is cannot be shown: {error}",))
+    if found is None:
+        notes = (_why_no_map(plan), *notes)
+    return Beside(found, contexts, notes)
+
+
+@door()
+def report(
+    plan: Plan,
+    model: AnyPath | None = None,
+    *,
+    contexts: bool = True,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> str:
+    """The report of a plan as ``fitter report`` writes it: one page of HTML that needs no network.
+
+    It shows the memory of each device, where each layer is, what was chosen over what, and the arguments for each
+    program; with ``contexts`` also what other contexts would take, each planned as ``fit`` would, for 20 seconds at
+    most. llama.cpp is asked anew for it: of ``model``, or of the file that the plan is of. What cannot be asked, as
+    where that file is gone, is left out, and the page says so. ``on_progress`` is told of each context.
+
+    Raises ``LibraryError`` where a package is missing: ``pip install 'llama-fitter[report]'``.
+    """
+    from fitter.output.pages.page import check_installed
+    from fitter.output.pages.report_page import plan_page
+
+    check_installed()
+    found = beside(plan, model, with_contexts=contexts, on_progress=on_progress)
+    return plan_page(plan, found.layer_map, found.contexts, found.notes)
+
+
+def layer_map(plan: Plan, model: Model, worker: Worker) -> LayerMap | None:
+    """Where each layer of ``plan`` is, as ``worker`` says of its ``model``; ``None`` where that is not known.
+
+    Raises what a worker raises.
+    """
+    matches = worker.match(overridden(plan), [tensor.name for tensor in model.tensors])
+    layout = worker.layout(Skeleton(tuple(map(str, model.files))), resolved(plan))
+    return map_of(plan, model, layout, matches)
+
+
+def _why_no_map(plan: Plan) -> str:
+    if plan.params.split_mode in ("layer", "none"):
+        return "where each layer is cannot be shown: the model's tensors do not add up to what llama.cpp measured"
+    return f"with -sm {plan.params.split_mode} every layer is on several devices, so there is no map of the layers"
+
+
+def _contexts(
+    plan: Plan, where: str, model: Model, worker: Worker, seconds: float, say: Callable[[Progress], None]
+) -> tuple[tuple[ContextPoint, ...], tuple[str, ...]]:
+    """The plan's own point and those of other contexts, and what is to be said of them."""
+    if not plan.fit_keywords:
+        return (), ("other contexts are not shown: the plan is from a file, which does not say what was asked for",)
+    words = {name: value for name, value in plan.fit_keywords.items() if name not in _OWN and value is not None}
+    own = point_of(plan)
+    streams = 1 if plan.params.kv_unified else plan.params.n_seq_max
+    smallest = words.get("fit_ctx") or DEFAULTS["fit_ctx"]
+    wanted = contexts_to_try(model.n_ctx_train, streams, smallest, own.n_ctx)
+    found = [own]
+    notes = []
+    end = time.monotonic() + seconds
+    for number, n_ctx in enumerate(wanted, 1):
+        if (rest := end - time.monotonic()) < 1:
+            notes.append(f"{len(wanted) - number + 1} larger contexts were not planned, for want of time")
+            break
+        say(Progress(worker.dummy_loads, f"planning with a context of {n_ctx}, {number} of {len(wanted)}"))
+        found.append(_point(where, n_ctx, {**words, "worker": worker, "time_limit": rest}))
+    return tuple(sorted(found, key=lambda point: point.n_ctx)), tuple(notes)
+
+
+def _point(where: str, n_ctx: int, words: Mapping[str, Any]) -> ContextPoint:
+    try:
+        found = point_of(api.fit(where, n_ctx=n_ctx, **words))
+        if found.n_ctx >= n_ctx:
+            return replace(found, n_ctx=n_ctx)
+        # a lever gave up what this point is about
+        message = f"only {found.n_ctx} tokens do"
+    except TimeLimitError:
+        message = "nothing that fits was found in time"
+    except FitterError as error:
+        message = str(error)
+    return ContextPoint(n_ctx, False, 0, 0, 0, None, None, message)

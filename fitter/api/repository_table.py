@@ -1,0 +1,312 @@
+"""``fitter.repository``: every model in a repository of Hugging Face's hub, or in a directory, each with a plan."""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fitter import api, programs
+from fitter.api.call_worker import worker_for
+from fitter.api.checked_worker_call import door_with_worker
+from fitter.api.quantizations import check_speed, longest_context, wanted_types
+from fitter.api.repeat_load import without_timeout
+from fitter.api.shared_models import check_drafts_alone
+from fitter.errors import FitterError, LibraryError, LlamaCppError, UsageError
+from fitter.llama.client import Worker
+from fitter.llama.types import Skeleton
+from fitter.llama.worker.process import processors
+from fitter.model import repository_models as models
+from fitter.model.files import header_cache
+from fitter.model.header import open_model
+from fitter.model.location import is_address, local_name, model_files
+from fitter.model.repository_models import Listed, Listing, SideFile
+from fitter.output.tables.repository_table import to_dict
+from fitter.parameters.table import AnyPath, Fitting
+from fitter.planning.plan.plan import Plan
+from fitter.planning.request.ask import Ask
+from fitter.planning.request.request import Progress
+from fitter.planning.request.summary import ModelSummary
+from fitter.planning.tables.repository import Repository, RepositoryFile, best_file, ordered, register
+from fitter.storage.temporary import Directory
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+register(to_dict)
+
+_AT_ONCE = 4
+"""Models whose headers are fetched at the same time, and files of each."""
+_MOST_WORKERS = 4
+_MOST_MODELS = 1000
+_RUNS = ("llama-server", "llama-cli")
+"""Programs that a command runs."""
+_IN_REPOSITORY = ("mmproj", "model_draft")
+"""Files beside the model that may be named as they are in the repository."""
+
+
+@door_with_worker(Fitting)
+def repository(
+    model: AnyPath,
+    *,
+    types: str | Sequence[str] | None = None,
+    tokens_per_second: float | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    on_log: Callable[[str], None] | None = None,
+    worker: Worker | None = None,
+    **parameters: Unpack[Fitting],
+) -> Repository:
+    """Plan every model of a repository of Hugging Face's hub (``hf://org/repo``), or of a directory.
+
+    Only the headers are fetched. Projectors, importance matrices and draft models are listed apart (``beside``), and
+    may be named by their path in the repository as ``mmproj`` and ``model_draft``. Every plan is confirmed by llama.cpp
+    on a copy of the header without the tokenizer, that of the ``best`` on the model itself. ``parameters`` and
+    ``worker`` are those of ``fit``, for each of the plans; without ``worker``, several plan at the same time, unless
+    they would share real devices.
+
+    ``types`` names file types (``Q4_K_M``), as the files' names say them, in place of all. With ``tokens_per_second``
+    the best is one that is estimated to generate that fast.
+
+    A model that cannot be planned says why (``problem``). Raises what ``fit`` raises, where that is so for all of them.
+    """
+    check_speed(tokens_per_second)
+    wanted = wanted_types(types)
+    if "program" not in parameters:
+        parameters["program"] = programs.chosen("llama-cpp-python")
+    ask = Ask.of(parameters)
+    say = on_progress or (lambda _: None)
+    say(Progress(0, "listing the repository"))
+    listing = models.listing(os.fsdecode(model), ask.timeout)
+    chosen = _only(listing, wanted)
+    if len(chosen) > _MOST_MODELS:
+        raise UsageError(
+            f"{listing.called} has {len(chosen)} models, and no more than {_MOST_MODELS} are planned at once: name a "
+            "folder of it, or file types (--type)"
+        )
+    parameters = _with_its_files(parameters, listing)
+    ask = Ask.of(parameters)
+    chosen = tuple(each for each in chosen if each.path not in (ask.sharing.model_draft, ask.sharing.mmproj))
+    if not chosen:
+        raise UsageError(f"{listing.called} has no other model than the draft model: leave --model-draft out")
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(Directory()))
+        several = worker is None and ask.is_described and not ask.rpc
+        count = max(1, min(processors(), _MOST_WORKERS, len(chosen))) if several else 1
+        workers = [stack.enter_context(worker_for(ask, worker, on_log)) for _ in range(count)]
+        for each in workers:
+            # A process that was started early may only be taken by one thread at a time.
+            each.start()
+        told = {**without_timeout(dict(parameters)), "skeleton": False}
+        planning = _Planning(chosen, directory, told, ask.timeout, say)
+        found = planning.run(workers, is_own=worker is None)
+        n_devices = max((len(each.plan.devices) for each in found if each.plan is not None), default=0)
+        best = best_file(found, n_devices, tokens_per_second)
+        while best is not None:
+            say(Progress(sum(each.dummy_loads for each in workers), f"confirming {best.name}"))
+            confirmed = _confirmed(best, {**told, "skeleton": True, "worker": workers[0]})
+            found = [confirmed if each is best else each for each in found]
+            if confirmed.fits:
+                best = confirmed
+                break
+            best = best_file(found, n_devices, tokens_per_second)
+    return _answer(listing, found, best, n_devices, tokens_per_second, ask, parameters)
+
+
+def _with_its_files(parameters: Fitting, listing: Listing) -> Fitting:
+    """``parameters`` with what opens a file beside the model that is named as it is in the repository."""
+    found: dict[str, Any] = dict(parameters)
+    for name in _IN_REPOSITORY:
+        given = found.get(name)
+        if given is not None and not os.path.exists(os.fsdecode(given)):
+            found[name] = listing.path_of(os.fsdecode(given)) or given
+    return found  # type: ignore[return-value]
+
+
+def _only(listing: Listing, wanted: tuple[str, ...] | None) -> tuple[Listed, ...]:
+    if wanted is None and listing.hub is not None and listing.hub.file_type:
+        wanted = (listing.hub.file_type.upper(),)
+    if wanted is None:
+        return listing.models
+    chosen, missing = models.only(listing, wanted)
+    if missing is not None:
+        raise UsageError(f"{listing.called} has no file of type {missing} (--type): it has {models.types_in(listing)}")
+    return chosen
+
+
+class _Planning:
+    """Fetches the headers of models, and plans each as soon as it is here."""
+
+    def __init__(
+        self,
+        chosen: Sequence[Listed],
+        directory: Path,
+        told: dict[str, Any],
+        timeout: float,
+        say: Callable[[Progress], None],
+    ) -> None:
+        self._chosen = chosen
+        self._directory = directory
+        self._told = told
+        self._timeout = timeout
+        self._say = say
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._ready: queue.SimpleQueue[tuple[Listed, FitterError | None] | None] = queue.SimpleQueue()
+        self._taken = 0
+        self._found: dict[str, RepositoryFile] = {}
+        self._errors: dict[str, FitterError] = {}
+
+    def run(self, workers: Sequence[Worker], *, is_own: bool) -> list[RepositoryFile]:
+        """Every model with its plan, or with the reason why it has none. ``is_own``: nobody needs the workers later.
+
+        Raises that of the first one where there is no plan for any.
+        """
+        self._say(Progress(0, f"reading the headers of {len(self._chosen)} models", 0.0))
+        left = iter(self._chosen)
+        fetching = [threading.Thread(target=self._fetch, args=(left,), daemon=True) for _ in range(_AT_ONCE)]
+        for thread in fetching:
+            thread.start()
+        with ThreadPoolExecutor(len(workers)) as pool:
+            try:
+                for done in [pool.submit(self._plan, worker) for worker in workers]:
+                    done.result()
+            except BaseException:
+                # The pool waits for its threads, so they must have nothing left to do or to wait for.
+                self._stopped.set()
+                for worker in workers:
+                    self._ready.put(None)
+                    if is_own:
+                        worker.dismiss()
+                raise
+        found = [self._found[each.name] for each in self._chosen]
+        if all(each.plan is None for each in found) and self._errors:
+            raise self._errors[next(each.name for each in self._chosen if each.name in self._errors)]
+        return found
+
+    def _fetch(self, left: Any) -> None:
+        while not self._stopped.is_set():
+            with self._lock:
+                listed = next(left, None)
+            if listed is None:
+                return
+            try:
+                if listed.problem is None:
+                    model_files(listed.path, timeout=self._timeout, at_once=_AT_ONCE)
+                self._ready.put((listed, None))
+            except FitterError as error:
+                self._ready.put((listed, error))
+            except BaseException as error:
+                self._ready.put((listed, LlamaCppError(f"{type(error).__name__}: {error}")))
+
+    def _plan(self, worker: Worker) -> None:
+        while not self._stopped.is_set():
+            with self._lock:
+                if self._taken == len(self._chosen):
+                    return
+                self._taken += 1
+            ready = self._ready.get()
+            if ready is None:
+                return
+            listed, error = ready
+            made = RepositoryFile(listed.name, listed.files, listed.bytes, listed.file_type, listed.path)
+            try:
+                if error is not None:
+                    raise error
+                with header_cache.reading():
+                    made = replace(made, problem=listed.problem) if listed.problem else self._planned(made, worker)
+            except LibraryError:
+                raise
+            except FitterError as failed:
+                made = replace(made, problem=_reason(failed, made))
+                self._errors[made.name] = failed
+            with self._lock:
+                self._found[made.name] = made
+                done, count = len(self._found), len(self._chosen)
+                said = f"planned {done} of {count}: {made.name}"
+                self._say(Progress(worker.dummy_loads, said))
+                if done < count:
+                    # a bar, on a terminal
+                    self._say(Progress(worker.dummy_loads, said, done / count))
+
+    def _planned(self, made: RepositoryFile, worker: Worker) -> RepositoryFile:
+        opened = open_model(made.path, worker.header)
+        check_drafts_alone(opened)
+        weights = sum(math.prod(tensor.shape) for tensor in opened.tensors)
+        # as long as it is, whatever a list says
+        made = replace(
+            made,
+            bytes=sum(file.stat().st_size for file in opened.files),
+            weights=weights,
+            bits_per_weight=8 * opened.bytes / weights if weights else None,
+        )
+        header = self._directory / f"{threading.get_ident()}.gguf"
+        told = {**self._told, "worker": worker}
+        try:
+            worker.write_skeleton(Skeleton(tuple(map(str, opened.files))), header)
+        except LlamaCppError:
+            header = opened.path
+        try:
+            plan = api.fit(header, **told)
+            longest = longest_context(plan, opened, header, told)
+        except FitterError as error:
+            error.args = tuple(
+                each.replace(str(header), made.path) if isinstance(each, str) else each for each in error.args
+            )
+            raise
+        summary = replace(ModelSummary.of(opened), path=opened.called)
+        plan = replace(plan, model=summary, files=(), fit_keywords={**plan.fit_keywords, "worker": None})
+        return replace(made, plan=plan, longest_context=longest)
+
+
+def _reason(error: FitterError, made: RepositoryFile) -> str:
+    return str(error).removeprefix(f"{made.path}: ").removeprefix(f"{made.path} ")
+
+
+def _confirmed(best: RepositoryFile, told: dict[str, Any]) -> RepositoryFile:
+    """The same with a plan that was confirmed on the model itself."""
+    try:
+        plan: Plan = api.fit(best.path, **told)
+    except LibraryError:
+        raise
+    except FitterError as error:
+        return replace(best, plan=None, longest_context=None, problem=_reason(error, best))
+    longest = max(best.longest_context or 0, plan.params.n_ctx or plan.breakdown.n_ctx) if plan.fits else None
+    return replace(best, plan=plan, longest_context=longest)
+
+
+def _answer(
+    listing: Listing,
+    found: Sequence[RepositoryFile],
+    best: RepositoryFile | None,
+    n_devices: int,
+    tokens_per_second: float | None,
+    ask: Ask,
+    parameters: Fitting,
+) -> Repository:
+    answer = Repository(listing.called, ordered(found), listing.beside, best, n_devices, tokens_per_second)
+    if best is None or best.plan is None:
+        return answer
+    from fitter.model.files.addresses import hub_download
+    from fitter.output.arguments import arguments
+
+    words = arguments(best.plan)
+    if ask.program in _RUNS:
+        answer = replace(answer, run=(ask.program, "-m", local_name(best.path), *words))
+    if listing.hub is None:
+        return answer
+    beside = [os.fsdecode(str(parameters.get(name))) for name in _IN_REPOSITORY if parameters.get(name) is not None]
+    beside += [os.fsdecode(each.path) for each in best.plan.params.lora]
+    same = [each for each in beside if is_address(each) and each in {listing.path_of(name) for name in listing.names}]
+    answer = replace(answer, download=tuple(hub_download([best.path, *dict.fromkeys(same)])))
+    chosen = next(each for each in listing.models if each.name == best.name)
+    return replace(answer, hf=tuple(models.hf_words(listing, chosen) or ()) or None) if not beside else answer
+
+
+__all__ = ["Repository", "RepositoryFile", "SideFile", "repository"]

@@ -1,0 +1,162 @@
+"""What a server keeps in host memory after the load: asked of a worker, planned with, and said in the plan. Bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fitter.api.shared_models import Drafts, drafting_params
+from fitter.errors import LlamaCppError, UsageError
+from fitter.llama.client import Worker
+from fitter.llama.types import LlamaCpp, Params, Row, Skeleton
+from fitter.model.header import Model
+from fitter.model.shapes.shape_addresses import note
+from fitter.parameters.table import PARAMETERS
+from fitter.planning.plan.plan import Plan
+from fitter.planning.plan.pool_use import left_for_host, with_host
+from fitter.planning.request.ask import Ask
+from fitter.planning.request.request import Request
+from fitter.planning.request.shared import LATER, later_of
+from fitter.planning.request.summary import SharedUse
+from fitter.programs import PROGRAMS, Facts, LlamaServer, facts
+from fitter.programs.later import Keeps, Later, fitted, keeps
+from fitter.programs.outputs import output_bytes
+from fitter.programs.state import SequenceState, state_of
+
+_FIXED = frozenset({"cache_ram", "ctx_checkpoints"})
+
+
+def facts_of_program(program: str, build: LlamaCpp, llama_cpp: str | None) -> Facts:
+    """What ``program`` of that ``build`` sets; a llama-server that ``llama_cpp`` names is asked for its own help."""
+    from fitter.programs.finding import named_server
+
+    return facts(program, build, named_server(llama_cpp) if program == LlamaServer.name else None)
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """What the program of ``ask`` keeps of a ``model``, with ``drafts`` beside it, in the version that is ``known``."""
+
+    ask: Ask
+    worker: Worker
+    model: Model
+    drafts: Drafts | None
+    known: Facts
+
+    def reserved(self, request: Request) -> tuple[SharedUse, ...]:
+        """Host memory that a plan for ``request`` keeps for logits and what the user sets; the rest takes what is left.
+
+        Raises ``UsageError`` where what is set has no limit and the host has one.
+        """
+        fixed = self.ask.given & _FIXED
+        size = sum(each.bytes or 0 for each in self._logits(request.params))
+        drafts = bool(request.pools) and bool(self.ask.sharing.drafted(self.known))
+        if fixed or (drafts and PROGRAMS[self.ask.program].is_server):
+            kept = self._own(replace(request.params, n_ctx=request.n_ctx_max))
+            if "cache_ram" in fixed and kept.prompt_cache is None and request.host.free is not None:
+                raise UsageError("-cram -1 has no limit, so no plan has room for it: give the MiB that it may take")
+            size += (kept.prompt_cache or 0) if "cache_ram" in fixed else 0
+            # those for drafting cannot be left out, and no memory is left for them where a pool is full
+            size += kept.checkpoints if "ctx_checkpoints" in fixed else kept.per_draft if drafts else 0
+        return (SharedUse(LATER, self.ask.program, (Row(LATER, None, True, 0, 0, size),)),) if size else ()
+
+    def kept(self, plan: Plan) -> Plan:
+        """``plan`` with what is kept, which takes no more than its host has left: by smaller limits where need be."""
+        logits = self._logits(plan.params)
+        of_logits = sum(each.bytes or 0 for each in logits)
+        host = replace(plan.host, shared=plan.host.shared - later_of(plan.shared), later=of_logits)
+        pools = with_host(plan.pools, plan.host, host)
+        shared = tuple(use for use in plan.shared if use.kind != LATER)
+        notes = (*note(self.model.called), *plan.notes)
+        plan = replace(plan, host=host, pools=pools, later=logits, shared=shared, notes=notes)
+        if not PROGRAMS[self.ask.program].is_server:
+            return plan
+        notes = plan.notes
+        try:
+            own = self._own(plan.params)
+        except LlamaCppError as error:
+            # all that is known is the limit of the prompt cache
+            own = self._limited(plan.params, ())
+            notes = (*notes, f"what {self.ask.program} keeps of each slot later is not in the plan: {error}")
+        kept = own
+        room = left_for_host(pools, host)
+        if room is not None:
+            given = self.ask.given
+            kept = fitted(
+                own,
+                room,
+                is_cache_fixed="cache_ram" in given,
+                are_checkpoints_fixed="ctx_checkpoints" in given,
+            )
+        limits = {"cache_ram": (own.cache_ram, kept.cache_ram)}
+        if kept.checkpoint:
+            limits["ctx_checkpoints"] = (own.ctx_checkpoints, kept.ctx_checkpoints)
+        lowered = {name: now for name, (before, now) in limits.items() if now != before}
+        full = replace(host, later=of_logits + kept.bytes)
+        return replace(
+            plan,
+            params=plan.params.having(lowered),
+            host=full,
+            pools=with_host(pools, host, full),
+            later=(*kept.lines(), *logits),
+            notes=notes,
+        )
+
+    def _logits(self, params: Params) -> tuple[Later, ...]:
+        """What is put out of a batch, where the program reads that."""
+        if not PROGRAMS[self.ask.program].reads_logits:
+            return ()
+        rows, model = params.n_outputs_max or params.n_batch, self.model
+        drafts_itself = self.ask.sharing.mtp
+        has_samplers = self.known.backend_sampling or bool(params.of_parameter(PARAMETERS["backend_sampling"]))
+        of_batch = model.n_embd if drafts_itself else 0
+        n_embd = model.n_embd if params.embeddings else 0
+        size = output_bytes(
+            rows,
+            model.n_vocab,
+            n_embd=n_embd,
+            n_embd_of_batch=of_batch,
+            n_batch=params.n_batch,
+            has_samplers=has_samplers,
+        )
+        if drafts_itself:
+            size += output_bytes(
+                params.n_seq_max,
+                model.n_vocab,
+                n_embd=model.n_embd,
+                has_samplers=self.known.draft_backend_sampling,
+            )
+        elif self.drafts is not None:
+            size += output_bytes(params.n_seq_max, self.drafts.model.n_vocab)
+        return (Later("logits", size, size // rows, rows),)
+
+    def _own(self, params: Params) -> Keeps:
+        """What the program keeps with its own limits, or those that are set. Raises ``LlamaCppError``."""
+        return self._limited(params, () if params.embeddings else self._states(params))
+
+    def _limited(self, params: Params, states: tuple[SequenceState, ...]) -> Keeps:
+        is_rolled_back = any(state.needs_checkpoints for state in states[:1])
+        drafted = self.ask.sharing.drafted(self.known)
+        takes_back = any(
+            state.removal == "whole" or (state.removal == "bounded" and drafted > state.caches.n_rs_seq)
+            for state in states
+        )
+        return keeps(
+            self.known,
+            params.n_seq_max,
+            sum(state.largest for state in states),
+            sum(state.largest_checkpoint for state in states) if is_rolled_back else 0,
+            self.ask.words.get("cache_ram"),
+            self.ask.words.get("ctx_checkpoints"),
+            self.ask.words.get("cache_idle_slots"),
+            1 if drafted and takes_back else 0,
+        )
+
+    def _states(self, params: Params) -> tuple[SequenceState, ...]:
+        """The state of a slot: in the model's context, and in that which drafts."""
+        own = Skeleton(tuple(map(str, self.model.files)))
+        found = [state_of(self.worker.caches(own, params), swa_full=params.swa_full)]
+        drafting = drafting_params(self.ask.sharing, self.drafts, params)
+        if drafting is not None:
+            draft = own if self.drafts is None else str(self.drafts.model.path)
+            found.append(state_of(self.worker.caches(draft, drafting), swa_full=params.swa_full))
+        return tuple(found)

@@ -1,0 +1,170 @@
+"""What ``fit`` is asked to leave memory for: from what is asked to what planning counts, with a worker to ask."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from fitter.errors import ModelError
+from fitter.llama.client import Worker
+from fitter.llama.types import Breakdown, FlashAttn, Params, Row
+from fitter.machine.machine import Machine
+from fitter.model import location
+from fitter.model.files.source import show
+from fitter.model.header import Model, open_model
+from fitter.planning.request.ask import Sharing
+from fitter.planning.request.limits import layers_on_devices
+from fitter.planning.request.request import Request
+from fitter.planning.request.shared import (
+    DRAFT_MAX,
+    Companions,
+    Draft,
+    Mtp,
+    Projector,
+    parse_reserve,
+    places,
+    remembered,
+    reservation,
+)
+from fitter.planning.request.summary import SharedUse
+
+_HEADS = ("eagle3", "dflash", "gemma4-assistant")
+"""Architectures of draft models that only run beside a context of the main one."""
+
+
+_TABLE = (Row("ngram-mod", None, True, 0, 0, 4 * 2**22),)
+"""Its table of 2**22 tokens of 4 bytes (``common_speculative_impl_ngram_mod``); the others grow with the prompts."""
+
+
+class Drafts:
+    """Dummy loads of a draft model, counted apart from those of the model: each placement and context once."""
+
+    def __init__(self, worker: Worker, model: Model) -> None:
+        self.model = model
+        self._worker = worker
+        self.loads = 0
+        self.measure = remembered(self._measure)
+
+    def _measure(self, params: Params) -> Breakdown:
+        before = self._worker.dummy_loads
+        try:
+            # one model is kept for each place
+            return self._worker.measure(str(self.model.path), params, role=f"draft on {','.join(params.devices or ())}")
+        finally:
+            self.loads += self._worker.dummy_loads - before
+
+
+def open_draft(sharing: Sharing, worker: Worker) -> Drafts | None:
+    """Loads of the draft model, ``None`` without one.
+
+    Raises ``ModelError`` where llama-server would not draft with it alone.
+    """
+    if sharing.model_draft is None:
+        return None
+    model = open_model(sharing.model_draft, worker.header)
+    check_drafts_alone(model)
+    return Drafts(worker, model)
+
+
+def check_drafts_alone(model: Model) -> None:
+    """Raise ``ModelError`` for a model that only runs beside a context of another one, with which it drafts."""
+    names = {tensor.name for tensor in model.tensors}
+    has_heads_alone = any(".nextn." in name for name in names) and "blk.0.attn_norm.weight" not in names
+    if model.architecture in _HEADS or has_heads_alone:
+        raise ModelError(
+            f"{show(model.path)} ({model.architecture}) drafts with the model's own context, so it cannot be measured "
+            "separately: give its memory with --reserve"
+        )
+
+
+def check_mtp(sharing: Sharing, model: Model) -> None:
+    """Raise ``ModelError`` where layers for multi-token prediction are asked for and the model has none."""
+    if sharing.mtp and not (model.n_layer_nextn and any(".nextn." in tensor.name for tensor in model.tensors)):
+        raise ModelError(f"{show(model.path)} has no layers for multi-token prediction: leave --mtp out")
+
+
+def drafting_params(sharing: Sharing, drafts: Drafts | None, main: Params) -> Params | None:
+    """The parameters of the context that drafts beside one with those of ``main``, wherever it is placed."""
+    type_k, type_v = sharing.type_k_draft or Params.type_k, sharing.type_v_draft or Params.type_v
+    if drafts is not None:
+        return _draft(sharing, drafts, (), type_k, type_v).params(main)
+    return Mtp("", type_k, type_v, sharing.n_rs_seq).params(main) if sharing.mtp else None
+
+
+def choices(
+    sharing: Sharing,
+    worker: Worker,
+    model: Model,
+    drafts: Drafts | None,
+    machine: Machine,
+    request: Request,
+    more: tuple[SharedUse, ...] = (),
+) -> tuple[Companions, ...]:
+    """What shares the memory, once for each choice of places; nothing where nothing but LoRA adapters does.
+
+    ``more`` is reserved beside what ``sharing`` says.
+    """
+    reserved = (*reservation(parse_reserve(sharing.reserve), machine.devices, machine.host_total), *more)
+    type_k, type_v = sharing.type_k_draft or Params.type_k, sharing.type_v_draft or Params.type_v
+    mtp = Mtp(model.path.name, type_k, type_v, sharing.n_rs_seq) if sharing.mtp else None
+    ngrams = tuple(
+        SharedUse("ngram", word, _TABLE if word == "ngram-mod" else (), words) for word, words in sharing.ngrams.items()
+    )
+    named_draft, named_projector = sharing.named_for_draft, sharing.named_for_projector
+    is_draft_free, is_projector_free = drafts is not None and named_draft is None, False
+    projector = None
+    if sharing.mmproj is not None:
+        is_projector_free = named_projector is None
+        projector = _projector(sharing, worker, request.params.flash_attn)
+    free = places(request.devices, request.speeds, 2 if is_draft_free and is_projector_free else 4)
+    # each place with its rank: a higher rank is tried only if no lower one is good enough
+    drafting: list[tuple[tuple[str, ...] | None, int]] = [(named_draft or (), 0)]
+    if is_draft_free:
+        drafting = [*(((name,), 0) for name in free), *([(None, 1)] if len(request.devices) > 1 else []), ((), 2)]
+    projecting: list[tuple[str | None, int]] = [((named_projector or (None,))[0], 0)]
+    if is_projector_free:
+        projecting = [*((name, 0) for name in free), (None, 2)]
+    found = []
+    for at, first in drafting:
+        for on, second in projecting:
+            found.append(
+                Companions(
+                    reserved,
+                    _draft(sharing, drafts, at, type_k, type_v) if drafts else None,
+                    projector(on) if projector else None,
+                    mtp,
+                    ngrams,
+                    max(first, second),
+                )
+            )
+    return tuple(found) if reserved or drafts or projector or mtp or ngrams else ()
+
+
+def _draft(sharing: Sharing, drafts: Drafts, at: tuple[str, ...] | None, type_k: str, type_v: str) -> Draft:
+    layers = sharing.n_gpu_layers_draft
+    if layers is None:
+        layers = 0 if at == () else -1
+    layers = layers_on_devices(layers, drafts.model.n_layer)
+    n_max = sharing.draft_max or DRAFT_MAX
+    return Draft(drafts.model.called, at, layers, type_k, type_v, drafts.measure, n_max)
+
+
+def _projector(sharing: Sharing, worker: Worker, flash_attn: FlashAttn) -> Callable[[str | None], Projector]:
+    """The projector in the place that is asked for."""
+    path = sharing.mmproj or ""
+    file = str(location.model_files(path)[0]) if location.is_address(path) else path
+    least, most = sharing.image_min_tokens, sharing.image_max_tokens
+    words = [] if least is None else ["--image-min-tokens", str(least)]
+    words += [] if most is None else ["--image-max-tokens", str(most)]
+
+    @functools.cache
+    def measure(device: str | None) -> tuple[Row, ...]:
+        return worker.projector(
+            file,
+            device=device,
+            flash_attn=flash_attn,
+            image_min_tokens=-1 if least is None else least,
+            image_max_tokens=-1 if most is None else most,
+        )
+
+    return lambda device: Projector(location.called(path), device, tuple(words), measure)

@@ -1,0 +1,105 @@
+"""Load a plan for real and compare what it takes with what was predicted. Bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fitter.api.checked_call import door
+from fitter.api.fit_model import fit
+from fitter.errors import UsageError
+from fitter.llama.client import DEFAULT_TIMEOUT, Worker
+from fitter.machine.host import host_memory
+from fitter.model import location
+from fitter.model.header import open_model
+from fitter.parameters.table import AnyPath as Path
+from fitter.parameters.table import Fitting
+from fitter.parameters.values import path, size
+from fitter.planning.plan.plan import Plan, check_can_run, check_is_here, check_llama_cpp
+from fitter.planning.request.request import Progress
+from fitter.planning.request.summary import ModelSummary
+from fitter.programs import SERVER
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from fitter.planning.plan.verified import Verification
+
+
+_LOADED_PER_SECOND = 20 * 10**6  # bytes of a model: a slow disk, and a processor that computes a prompt with it
+_WITH_PLAN = ("timeout", "llama_cpp", "program")  # what can be said beside a plan to verify
+
+
+@door(Fitting)
+def verify(
+    model: Path | None = None,
+    *,
+    plan: Plan | Path | None = None,
+    tolerance: int | str | None = None,
+    server: Path | None = None,
+    prompts: int | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    on_log: Callable[[str], None] | None = None,
+    **parameters: Unpack[Fitting],
+) -> Verification:
+    """Load a plan for real, compute with it, and compare every number of bytes with the predicted one.
+
+    The plan is one that ``fit`` finds for ``model`` with ``options``, its keywords, or the given ``plan``: one of
+    ``fit``'s, or a file that ``fitter --json`` wrote; it is then of ``model``, or of the model at its own path. The
+    load is in a worker process, without mmap as the plan was measured, with prompts of a micro batch and single tokens.
+    The result's ``exceeding`` has the numbers that are more than ``tolerance`` (bytes, or ``1MiB``) beyond their
+    prediction; ``holds`` says that there are none. A plan that does not fit, now or ever, is not loaded: ``problems``.
+
+    With the ``program`` ``llama-server``, the plan is loaded by that: the one at ``server`` (a file or directory), else
+    that of ``llama_cpp``, else the one on the PATH. It gets the plan's arguments and a free port of this machine, then
+    ``prompts`` (40) of random tokens, as many at once as it has slots, for at most 7.5 seconds each. The result's
+    ``server`` says what it kept of them, and its process took. It is ended in any case.
+
+    ``timeout``: seconds for one dummy load; the real one has as much and a second more for each 20 MB.
+
+    Raises what ``fit`` raises, ``LlamaCppError`` too where the real load fails, and ``PlanError`` where the plan is for
+    devices that are not here, or the llama-server is another build than it was made with.
+    """
+    from fitter.planning.checked import verification
+
+    timeout = parameters.get("timeout") or DEFAULT_TIMEOUT
+    if model is not None:
+        location.check_is_here(os.fsdecode(model))
+    if parameters.get("gpus"):
+        raise UsageError("virtual devices cannot run a model: verify a plan for those that are here")
+    program = verification.loaded_by(parameters.get("program"), server, prompts)
+    if plan is None:
+        if model is None:
+            raise UsageError("there is nothing to verify: give a model, a plan, or both")
+        parameters["program"] = program
+        plan = fit(model, on_progress=on_progress, on_log=on_log, **parameters)
+    elif others := [name for name in parameters if name not in _WITH_PLAN]:
+        raise UsageError(f"the plan already sets every parameter: leave {', '.join(others)} out")
+    if not isinstance(plan, Plan):
+        from fitter.output.plan_file import read_plan
+
+        plan = read_plan(path("plan", plan))
+    check_is_here(plan if model is None else replace(plan, model=replace(plan.model, path=os.fsdecode(model))))
+    check_can_run(plan)
+    patience = timeout + plan.model.bytes / _LOADED_PER_SECOND
+    llama_cpp = parameters.get("llama_cpp")
+    with Worker(timeout=patience, on_log=on_log, rpc=plan.rpc, llama_cpp=llama_cpp) as worker:
+        check_llama_cpp(plan, worker.build(), "verify it with the one that it was made with, or fit again")
+        opened = open_model(plan.model.path if model is None else os.fsdecode(model), worker.header)
+        verification.check_same_model(plan.model, ModelSummary.of(opened))
+        allowed = size("tolerance", tolerance or 0)
+        if program == SERVER:
+            from fitter.api import verify_server
+            from fitter.programs.prompts import PROMPTS
+
+            where = None if server is None else os.fsdecode(server)
+            named = None if llama_cpp is None else os.fsdecode(llama_cpp)
+            report = on_progress or (lambda _: None)
+            number = PROMPTS if prompts is None else prompts
+            how = verify_server.Serving(where, named, number, patience, allowed, report, on_log)
+            return verify_server.verify(plan, opened, worker, how)
+        if on_progress:
+            on_progress(Progress(0, "loading for real"))
+        return verification.verify(plan, opened.path, worker, lambda: host_memory().available, allowed)

@@ -1,0 +1,169 @@
+"""Verifying a plan with the user's own llama-server: started with the plan's arguments, fed, heard, ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from fitter.errors import LlamaCppError
+from fitter.llama.client import Worker
+from fitter.llama.types import Array, DeviceInfo, Params, Skeleton
+from fitter.machine.host import host_memory
+from fitter.model.header import Model
+from fitter.output.arguments import arguments
+from fitter.planning.checked import server_verification
+from fitter.planning.checked.server_verification import DRAFTS, Sizes, compare_rows
+from fitter.planning.checked.verification import check_devices, free_of, problems_now
+from fitter.planning.plan.plan import Plan, resolved
+from fitter.planning.plan.verified import MemoryUse, Verification, VerifiedRow
+from fitter.planning.request.request import Progress
+from fitter.planning.request.summary import DeviceUse
+from fitter.programs.finding import asked, check_same_build, find_server
+from fitter.programs.prompts import Fed, feed
+from fitter.programs.running_server import Gone, Running, running
+from fitter.programs.state import state_of
+from fitter.text import printable
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How a llama-server is verified.
+
+    ``server`` and ``llama_cpp``: where it is (see ``find_server``). ``prompts``: how many it is sent. ``patience``:
+    seconds that it has to load. ``tolerance``: bytes by which a number may exceed its prediction.
+    """
+
+    server: str | None
+    llama_cpp: str | None
+    prompts: int
+    patience: float
+    tolerance: int
+    on_progress: Callable[[Progress], None]
+    on_log: Callable[[str], None] | None
+
+
+def verify(plan: Plan, model: Model, worker: Worker, how: Serving) -> Verification:
+    """Start a llama-server with ``plan``, send it prompts, and compare what it takes with what the plan says.
+
+    ``worker`` has the llama.cpp of the plan, and is closed. A plan that does not fit, or not any more, is not loaded.
+    Raises ``UsageError`` or ``LibraryError`` where there is no llama-server that starts, ``PlanError`` where it is
+    another build than planned with or a device is not here, ``LlamaCppError`` where it fails.
+    """
+    program = asked(find_server(how.server, how.llama_cpp))
+    check_same_build(plan.llama_cpp, program)
+    params = resolved(plan)
+    answer = Verification(plan.model, params, how.tolerance, shared=plan.shared)
+    if plan.problems:
+        return replace(answer, problems=plan.problems)
+    uses = tuple(use for use in plan.devices if use.name in (params.devices or ()))
+    sizes = _sizes(worker, model, params, plan)
+    # What it keeps for such a question is no part of the memory that is free, and nothing of it is in the server's way:
+    # no context of its own on a card, no connection to an rpc-server, which has one client at a time.
+    worker.restart()
+    before, host_before = worker.memory(), host_memory().available
+    worker.close()
+    check_devices(uses, before)
+    if problems := tuple(problems_now(uses, plan.host, before, host_before)):
+        return replace(answer, problems=problems)
+    how.on_progress(Progress(0, f"loading with {printable(program.path)}"))
+    words = ["-m", str(model.path), *arguments(plan)]
+    with running([program.path, *_from_anywhere(words)], how.patience, how.on_log) as server:
+        how.on_progress(Progress(0, f"sending {how.prompts} prompts"))
+        fed = _feed(server, params, model, how.prompts)
+        host_after = host_memory().available
+        after = _memory_now(uses, plan, how)
+    said = server.said
+    rows = compare_rows(plan, said)
+    counted = sum(row.real.used for row in rows if row.real.is_host)
+    memory = [*_memory(uses, before, after, rows), MemoryUse("host", host_before, host_after, counted)]
+    use = server_verification.server_use(plan, program, said, fed, server.most, sizes)
+    return replace(answer, rows=rows, memory=tuple(memory), server=use)
+
+
+_FILE, _FILES = ("-m", "-md", "--mmproj"), ("--lora", "--lora-scaled")
+"""Options whose value is a path, or several with commas."""
+
+
+def _from_anywhere(words: Sequence[str]) -> Iterator[str]:
+    """``words`` with paths in full: the server does not run in the current directory."""
+    for before, word in pairwise(("", *words)):
+        if before in _FILES:
+            yield ",".join(map(os.path.abspath, word.split(",")))
+        else:
+            yield os.path.abspath(word) if before in _FILE else word
+
+
+def _sizes(worker: Worker, model: Model, params: Params, plan: Plan) -> Sizes:
+    """What is written of a sequence; not known where a draft has a state as well."""
+    if params.embeddings or any(use.kind in DRAFTS for use in plan.shared):
+        return Sizes()
+    state = state_of(worker.caches(Skeleton(tuple(map(str, model.files))), params), swa_full=params.swa_full)
+    return Sizes(state.full, state.checkpoint)
+
+
+def _feed(server: Running, params: Params, model: Model, number: int) -> Fed:
+    props, models = _answer(server, "/props"), _answer(server, "/v1/models")
+    slots = props.get("total_slots") or params.n_seq_max
+    if dict(params.more).get("pooling_type") == "rank":
+        # it reads pairs of texts, and keeps nothing of them
+        return Fed(0, 0, 0, slots)
+    room = (params.n_ctx or model.n_ctx_train) // slots
+    n_vocab = _n_vocab(models) or _n_tokens(model)
+    fed = feed(server, slots=slots, room=room, n_vocab=n_vocab, number=number, is_read=params.embeddings)
+    if number and not fed.answered:
+        why = fed.refused or "the time for them was over; give it more with more of --prompts"
+        raise LlamaCppError(f"{server.path} answered none of {number} prompts: {why}", server.log)
+    return fed
+
+
+def _answer(server: Running, path: str) -> dict[str, Any]:
+    try:
+        status, answer = server.ask("GET", path, None, 10.0)
+    except Gone:
+        return {}
+    return answer if status == 200 and isinstance(answer, dict) else {}
+
+
+def _n_vocab(models: dict[str, Any]) -> int:
+    try:
+        return int(models["data"][0]["meta"]["n_vocab"])
+    except (LookupError, TypeError, ValueError):
+        return 0
+
+
+def _n_tokens(model: Model) -> int:
+    tokens = model.metadata.get("tokenizer.ggml.tokens")
+    return tokens.length if isinstance(tokens, Array) else 1
+
+
+def _memory_now(uses: tuple[DeviceUse, ...], plan: Plan, how: Serving) -> tuple[DeviceInfo, ...]:
+    """The devices of this machine that the plan uses; an rpc-server answers the llama-server alone."""
+    if all(_is_remote(use, plan) for use in uses):
+        return ()
+    with Worker(timeout=how.patience, llama_cpp=how.llama_cpp) as worker:
+        return worker.memory()
+
+
+def _is_remote(use: DeviceUse, plan: Plan) -> bool:
+    return bool(plan.rpc) and use.name.startswith("RPC")
+
+
+def _memory(
+    uses: tuple[DeviceUse, ...],
+    before: tuple[DeviceInfo, ...],
+    after: tuple[DeviceInfo, ...],
+    rows: tuple[VerifiedRow, ...],
+) -> list[MemoryUse]:
+    here = {device.name for device in after}
+    return [
+        MemoryUse(use.name, free_of(before, use.name), free_of(after, use.name), _on(rows, use.name))
+        for use in uses
+        if use.name in here
+    ]
+
+
+def _on(rows: tuple[VerifiedRow, ...], device: str) -> int:
+    return sum(row.real.used for row in rows if row.real.device == device and not row.real.is_host)

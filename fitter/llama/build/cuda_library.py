@@ -1,0 +1,168 @@
+"""The profile ``library``: virtual NVIDIA cards, simulated with the ``libggml-cuda.so`` of the user's llama.cpp.
+
+The worker's process gets ``libfitter-cudart.so`` in place of the CUDA libraries that ``libggml-cuda.so`` is linked to.
+It describes the cards and computes nothing, so the backend that will run the model measures its memory without a GPU or
+a driver.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from fitter.errors import FitterError, LibraryError
+from fitter.llama.build import elf
+from fitter.llama.build.location import PYTHON, find
+from fitter.llama.build.library import cudart_path
+from fitter.llama.virtual import VirtualDevice
+
+NAME = "libggml-cuda.so"
+
+_CUDA_SYMBOL = re.compile(r"(__)?cuda[A-Z]|cu[A-Z]|cublas[A-Z]|nccl[A-Z]")
+_CUDA_LIBRARY = re.compile(r"lib(cudart|cublas|cublasLt|cuda|nccl)\.so(\.|$)")
+_RUNTIME = re.compile(r"libcudart\.so\.([0-9]+)")
+_FIX = (
+    'install llama-cpp-python with CMAKE_ARGS="-DGGML_CUDA=on", or name a directory that holds one: '
+    "--profile library:DIRECTORY"
+)
+
+
+@dataclass(frozen=True)
+class CudaLibrary:
+    """A ``libggml-cuda.so``. ``stands_in_for``: the names of the CUDA libraries that it is linked to.
+
+    ``version``: the major version of its CUDA runtime. ``plugin``: whether it is loaded with ``ggml_backend_load``;
+    otherwise libllama brings it, or it is registered with ``ggml_backend_cuda_reg``.
+    """
+
+    path: Path
+    stands_in_for: tuple[str, ...]
+    version: int
+    plugin: bool
+
+    def environment(self, links: Path, description: str) -> dict[str, str]:
+        """Environment variables for a process that uses ``libfitter-cudart.so`` under each of these names.
+
+        Makes links of these names in the directory ``links``. ``description`` describes the cards, in the format of
+        ``FITTER_DEVICES``.
+        """
+        for name in self.stands_in_for:
+            (links / name).symlink_to(cudart_path())
+        # By their bare names: a library whose name is already loaded is not searched for, whatever search path the
+        # other library was linked with.
+        preload = [*self.stands_in_for, os.environ.get("LD_PRELOAD", "")]
+        search = [str(links), os.environ.get("LD_LIBRARY_PATH", "")]
+        return {
+            "LD_PRELOAD": ":".join(filter(None, preload)),
+            "LD_LIBRARY_PATH": ":".join(filter(None, search)),
+            "FITTER_CUDART_DEVICES": description,
+            "FITTER_CUDART_VERSION": str(self.version),
+        }
+
+
+class Answering(NamedTuple):
+    """Who answers for virtual devices that are not left to fitter's own rules, or why these answer instead.
+
+    ``library``: a CUDA backend; ``None`` where that of the llama.cpp that is planned with cannot be asked, and ``why``
+    says so in one line.
+    """
+
+    library: CudaLibrary | None
+    why: str = ""
+
+
+def answering(virtual: Sequence[VirtualDevice], profile: str | None, where: str = PYTHON) -> Answering | None:
+    """Who answers for the devices ``virtual`` with this ``--profile``.
+
+    Without one it is the CUDA backend of the llama.cpp that ``where`` names, if that has one, it can be used and all
+    devices are NVIDIA cards. ``None``: fitter's own rules, with nothing to say about it. Raises ``LibraryError`` if the
+    profile names a backend that cannot be used.
+    """
+    name, _, place = (profile or "").partition(":")
+    if name == "library":
+        return Answering(find_cuda_library(place or None, where))
+    is_cuda = [device.profile == "cuda" for device in virtual]
+    if name or not any(is_cuda) or not sys.platform.startswith("linux"):
+        return None
+    try:
+        own = find(where).cuda
+    except FitterError:
+        # The worker will say it.
+        return None
+    if not own:
+        return None
+    if not all(is_cuda):
+        return Answering(None, f"{own} answers for NVIDIA cards only")
+    try:
+        return Answering(find_cuda_library(own))
+    except LibraryError as error:
+        return Answering(None, str(error))
+
+
+def find_cuda_library(place: str | os.PathLike[str] | None = None, llama_cpp: str = PYTHON) -> CudaLibrary:
+    """The ``libggml-cuda.so`` at ``place`` (a file, or a directory with one), by default that of a llama.cpp.
+
+    Raises ``LibraryError`` if there is none, or if it cannot be used for planning.
+    """
+    if not sys.platform.startswith("linux"):
+        raise LibraryError("the profile 'library' needs Linux: describe the GPU without it, such as --gpu rtx-4090")
+    path = _find(Path(place)) if place else _find_own(llama_cpp)
+    library = elf.read(path)
+    runtime = [found for name in library.needed if (found := _RUNTIME.match(name))]
+    if "ggml_backend_cuda_reg" not in library.defined and "ggml_backend_init" not in library.defined:
+        raise LibraryError(f"{path} is not a CUDA backend of ggml: {_FIX}")
+    if not runtime:
+        raise LibraryError(
+            f"{path} contains the CUDA runtime, which then cannot be replaced: build it without GGML_STATIC"
+        )
+    needed = {symbol for symbol in library.undefined if _CUDA_SYMBOL.match(symbol)}
+    missing = sorted(needed - elf.read(cudart_path()).defined)
+    if missing:
+        raise LibraryError(
+            f"{path} needs CUDA functions that fitter does not simulate ({', '.join(missing[:5])}): build it with CUDA "
+            "12 or 13, or have fitter's own rules answer with --profile cuda"
+        )
+    return CudaLibrary(
+        path,
+        tuple(name for name in library.needed if _CUDA_LIBRARY.match(name)),
+        int(runtime[0][1]),
+        "ggml_backend_init" in library.defined,
+    )
+
+
+def _find(place: Path) -> Path:
+    if place.is_file():
+        return place.resolve()
+    if (place / NAME).is_file():
+        return (place / NAME).resolve()
+    why = f"there is no {NAME} in {place}" if place.is_dir() else f"{place} does not exist"
+    raise LibraryError(f"{why}: {_FIX}")
+
+
+def _find_own(llama_cpp: str) -> Path:
+    if llama_cpp != PYTHON:
+        if own := find(llama_cpp).cuda:
+            return Path(own).resolve()
+        raise LibraryError(
+            f"{llama_cpp} has no CUDA backend ({NAME}): name a directory that holds one of the same llama.cpp: "
+            "--profile library:DIRECTORY"
+        )
+    backend = os.environ.get("GGML_BACKEND_PATH", "")
+    if os.path.basename(backend).startswith("libggml-cuda."):
+        return _find(Path(backend))
+    if directory := os.environ.get("LLAMA_CPP_LIB_PATH"):
+        return _find(Path(directory))
+    # Not imported: that would load libllama into this process.
+    package = importlib.util.find_spec("llama_cpp")
+    if package is None or package.origin is None:
+        raise LibraryError(f"llama-cpp-python is not installed: {_FIX}")
+    try:
+        return _find(Path(package.origin).parent / "lib")
+    except LibraryError:
+        raise LibraryError(f"the installed llama-cpp-python has no CUDA backend ({NAME}): {_FIX}") from None

@@ -1,0 +1,88 @@
+"""What differs between builds of llama.cpp beside their layouts, and nothing in a build tells.
+
+It is in ``layouts.json``, by the version of ggml that a build has.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import NamedTuple
+
+from fitter.errors import LibraryError
+from fitter.llama.build.layouts import data
+from fitter.llama.build.versions import numbers_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MOST_OPERATIONS = 256
+
+
+class Epoch(NamedTuple):
+    """``ggml``: the version of ggml that it begins with. ``last_op``: ``ggml_op_name`` of the last operation.
+    ``backend_api``: the version of ggml's interface of backends.
+
+    ``graph_optimize_has_params``: whether a backend's ``graph_optimize`` is given a place to say which tensors stay
+    allocated, ``None`` where that changed within this version. ``larger_alone``: architectures whose last graph is
+    reserved with one sequence, however many there are.
+    """
+
+    ggml: str
+    last_op: str
+    backend_api: int
+    graph_optimize_has_params: bool | None
+    larger_alone: tuple[str, ...]
+
+    @property
+    def larger_alone_text(self) -> str:
+        """``larger_alone`` as libfitter reads it."""
+        return "".join(f"{each} " for each in self.larger_alone)
+
+    def n_operations(self, name_of: Callable[[int], str]) -> int:
+        """How many operations ggml has; ``name_of`` gives their names. Raises ``LibraryError`` if it is unclear."""
+        for i in range(_MOST_OPERATIONS):
+            name = name_of(i)
+            if name == self.last_op:
+                return i + 1
+            if not re.fullmatch("[A-Z0-9_]+", name):
+                break
+        raise LibraryError(
+            f"ggml's operations do not end with {self.last_op}, as those of every version that fitter knows"
+        )
+
+
+@functools.cache
+def epochs() -> tuple[Epoch, ...]:
+    """All that are known, the oldest first."""
+    return tuple(Epoch(**{**each, "larger_alone": tuple(each["larger_alone"])}) for each in data()["epochs"])
+
+
+def epoch_of(ggml: str) -> Epoch:
+    """The epoch of a version of ggml. Raises ``LibraryError`` if it is too old, or not a version."""
+    version = numbers_of(ggml)
+    found = [each for each in epochs() if numbers_of(each.ggml) <= version]
+    if not version or not found:
+        raise LibraryError(
+            f"its ggml is {ggml or 'of no version'}, and {epochs()[0].ggml} is needed: take llama.cpp b9842 or newer, "
+            "or llama-cpp-python 0.3.25 or newer"
+        )
+    return found[-1]
+
+
+def cuda_rules(ggml: str) -> dict[str, bool]:
+    """Which rules of ggml-cuda a version of ggml has, of those that some have not, as ``fitter_build_t`` names them."""
+    version = numbers_of(ggml)
+    return {f"cuda_{name}": version >= numbers_of(since) for name, since in data()["cuda"].items()}
+
+
+def position_bytes(ggml: str) -> int:
+    """Bytes of what a state has more of a cell where positions have several dimensions (``llama_kv_cell_ext``)."""
+    version, sizes = numbers_of(ggml), data()["states"]["position_bytes"]
+    return int(next((sizes[since] for since in reversed(sizes) if version >= numbers_of(since)), 0))
+
+
+def leaves_out_what_is_masked(ggml: str) -> bool:
+    """Whether the state of a sequence has only those cells that sliding-window attention still sees."""
+    return numbers_of(ggml) >= numbers_of(data()["states"]["leaves_out_what_is_masked"])

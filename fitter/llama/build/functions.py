@@ -1,0 +1,159 @@
+"""llama.cpp's C functions that fitter calls, with its parameter structs in the layout that the loaded libllama has.
+
+llama-cpp-python's own bindings need every symbol of the version that they are for, so they are not used for planning.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from fitter.errors import LibraryError
+from fitter.llama.build.layouts import layout_of, structs_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+LLAMA_SPLIT_MODE_LAYER = 1
+
+ProgressCallback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_float, ctypes.c_void_p)
+"""``llama_progress_callback``: false cancels the load."""
+
+
+class Batch(ctypes.Structure):
+    """``llama_batch``."""
+
+    _fields_ = (
+        ("n_tokens", ctypes.c_int32),
+        ("token", ctypes.POINTER(ctypes.c_int32)),
+        ("embd", ctypes.c_void_p),
+        ("pos", ctypes.c_void_p),
+        ("n_seq_id", ctypes.POINTER(ctypes.c_int32)),
+        ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+        ("logits", ctypes.c_void_p),
+    )
+
+
+_MODEL_PARAMS, _CONTEXT_PARAMS = "llama_model_params", "llama_context_params"
+_POINTER, _TEXT, _FLAG = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_bool
+_INT, _UINT, _SIZE = ctypes.c_int32, ctypes.c_uint32, ctypes.c_size_t
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "llama_backend_init": (None,),
+    "llama_version": (_TEXT,),
+    "llama_max_devices": (_SIZE,),
+    "llama_model_default_params": (_MODEL_PARAMS,),
+    "llama_context_default_params": (_CONTEXT_PARAMS,),
+    "llama_model_load_from_file": (_POINTER, _TEXT, _MODEL_PARAMS),
+    "llama_model_free": (None, _POINTER),
+    "llama_model_n_ctx_train": (_INT, _POINTER),
+    "llama_model_has_encoder": (_FLAG, _POINTER),
+    "llama_model_has_decoder": (_FLAG, _POINTER),
+    "llama_model_rope_type": (_INT, _POINTER),
+    "llama_model_meta_val_str": (_INT, _POINTER, _TEXT, _TEXT, _SIZE),
+    "llama_init_from_model": (_POINTER, _POINTER, _CONTEXT_PARAMS),
+    "llama_free": (None, _POINTER),
+    "llama_get_model": (_POINTER, _POINTER),
+    "llama_get_memory": (_POINTER, _POINTER),
+    "llama_memory_clear": (None, _POINTER, _FLAG),
+    "llama_n_ctx": (_UINT, _POINTER),
+    "llama_n_ctx_seq": (_UINT, _POINTER),
+    "llama_n_ubatch": (_UINT, _POINTER),
+    "llama_n_seq_max": (_UINT, _POINTER),
+    "llama_n_rs_seq": (_UINT, _POINTER),
+    "llama_state_seq_get_size_ext": (_SIZE, _POINTER, _INT, _UINT),
+    "llama_encode": (_INT, _POINTER, Batch),
+    "llama_decode": (_INT, _POINTER, Batch),
+    "llama_synchronize": (None, _POINTER),
+    "llama_adapter_lora_init": (_POINTER, _POINTER, _TEXT),
+    "llama_adapter_lora_free": (None, _POINTER),
+    "llama_set_adapters_lora": (
+        _INT,
+        _POINTER,
+        ctypes.POINTER(_POINTER),
+        ctypes.c_size_t,
+        ctypes.POINTER(ctypes.c_float),
+    ),
+}
+"""The result and the arguments of each function; structs by their names."""
+
+
+_STRUCTS = frozenset({_MODEL_PARAMS, _CONTEXT_PARAMS})
+_ABSENT = frozenset({"llama_version", "llama_n_rs_seq", "llama_state_seq_get_size_ext"})
+"""Functions that a llama.cpp that fitter can use may lack."""
+
+
+class Functions:
+    """The functions of the libllama at ``path``, called as in C. Models, contexts and adapters are addresses.
+
+    A function that it may lack is ``None`` then. Those with parameter structs can be called after ``lay_out``. Raises
+    ``LibraryError`` if it is not a llama.cpp that fitter can use, and ``OSError`` if it cannot be loaded.
+    """
+
+    layout = ""
+    """The name of the layout that its parameter structs have."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.library = ctypes.CDLL(path)
+        for name, (result, *arguments) in _SIGNATURES.items():
+            function = getattr(self.library, name, None)
+            if function is None and name not in _ABSENT:
+                raise LibraryError(f"{path} is not a llama.cpp that fitter can use: it has no {name}")
+            if function is not None and _STRUCTS.isdisjoint((result, *arguments)):
+                function.restype, function.argtypes = result, arguments
+            setattr(self, name, function)
+
+    def lay_out(self, probe: Callable[[int, Any], None], headers: Iterable[str] = ()) -> None:
+        """Find how its parameter structs are laid out.
+
+        ``probe`` calls the function at an address, which returns a struct, into the given memory. Where the layout is
+        none that fitter knows, that of the ``llama.h`` among the files ``headers`` is taken, if it is that of this
+        libllama. Raises ``LibraryError`` if there is none.
+        """
+
+        def ask(name: str, memory: Any) -> None:
+            address = ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value
+            probe(address or 0, memory)
+
+        try:
+            self.layout, layout = layout_of(ask, headers)
+        except LibraryError as error:
+            commit = ggml_version(self.library)[1] or "unknown"
+            raise LibraryError(
+                f"{self.path} (commit {commit}) is not a llama.cpp that fitter can use: {error}; put its llama.h into "
+                f"{os.path.join(os.path.dirname(self.path), 'include')}, or plan with another one"
+            ) from None
+        structs = structs_of(layout)
+        for name, (result, *arguments) in _SIGNATURES.items():
+            if not _STRUCTS.isdisjoint((result, *arguments)):
+                function = getattr(self, name)
+                function.restype = structs.get(result, result)
+                function.argtypes = [structs.get(kind, kind) for kind in arguments]
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+def ggml_version(library: ctypes.CDLL) -> tuple[str, str]:
+    """The version of ggml, and the commit of llama.cpp, that a loaded libllama or one of ggml's libraries has."""
+    found = []
+    for name in ("ggml_version", "ggml_commit"):
+        function = getattr(library, name, None)
+        if function is not None:
+            function.restype = ctypes.c_char_p
+        found.append(((function and function()) or b"").decode("utf-8", "replace"))
+    return found[0], found[1]
+
+
+def same_commit(a: str, b: str) -> bool | None:
+    """Whether two commits that builds say are the same; ``None`` where one is not known.
+
+    A build outside of a git checkout does not know its commit; some say a shorter one, or end with "-dirty".
+    """
+    a, b = (commit.removesuffix("-dirty") for commit in (a, b))
+    if not a or not b or "unknown" in (a, b):
+        return None
+    return a.startswith(b) or b.startswith(a)

@@ -1,0 +1,159 @@
+"""What a build of llama.cpp says of itself, asked in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from fitter.errors import FitterError
+from fitter.llama.processes import interpreter, worker_environment
+from fitter.llama.build import stored_answers
+from fitter.llama.build import library as native
+from fitter.llama.build.location import PYTHON, Build, find, on_path
+from fitter.llama.build.functions import ggml_version, same_commit
+from fitter.llama.build.opening import best_of, open_build
+from fitter.llama.types import LlamaCpp
+
+_PATIENCE = 60.0
+"""Seconds that a build may take to load."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was seen of the build that ``where`` names. ``problem``: why it cannot be planned with, '' if it can.
+
+    ``libllama``: its path. ``version``: of llama.cpp, '' where it has none of its own; ``ggml``: the version of ggml.
+    ``backends``: the names of ggml's. ``cpu``: the file of the CPU backend that is loaded on this machine, '' where
+    there is only one. ``layout``: how its parameters are laid out, by the first llama-cpp-python that had it so.
+    ``key``: the same for equal files wherever they are. ``checks``: what was looked at and found right.
+    """
+
+    where: str
+    libllama: str = ""
+    version: str = ""
+    ggml: str = ""
+    commit: str = ""
+    backends: tuple[str, ...] = ()
+    cpu: str = ""
+    layout: str = ""
+    key: str = ""
+    checks: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def look(where: str) -> Look:
+    """Look at a build, in another process, so that a crash is a ``problem``, too. Never raises ``FitterError``."""
+    try:
+        build = find(where)
+    except FitterError as error:
+        return Look(where, problem=str(error))
+    found = Look(where, build.libllama, backends=build.backends, key=build.key)
+    try:
+        command = interpreter.command(__name__, main.__name__, where)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE, check=False)
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return _with(
+            found, problem=f"{build.libllama} did not answer for {_PATIENCE:.0f} seconds: name another llama.cpp"
+        )
+    except OSError as error:
+        return _with(found, problem=f"{build.libllama} cannot be asked: {error}")
+    except (ValueError, IndexError):
+        said = done.stderr.strip().splitlines()
+        why = f"ended with signal {-done.returncode}" if done.returncode < 0 else said[-1] if said else "said nothing"
+        return _with(found, problem=f"{build.libllama} cannot be asked ({why}): name another llama.cpp")
+    return _with(found, **answer)
+
+
+CHECKS = ("symbols", "layout", "operations", "models")
+"""What a build is looked at for: the functions that it has, how its parameters are laid out, the names of ggml's
+operations, and the memory of small models.
+"""
+
+
+def tried(where: str) -> Look:
+    """As ``look``, and with small models as before the first plan (see ``fitter.llama.build.verdicts``)."""
+    found = look(where)
+    if found.problem:
+        return found
+    from fitter.llama.build import verdicts
+
+    try:
+        problem = verdicts.problem_of(find(where), native.own_libraries())
+    except FitterError as error:
+        return replace(found, problem=str(error))
+    return replace(found, problem=f"{found.libllama}: {problem}") if problem else replace(found, checks=CHECKS)
+
+
+def look_around(given: Sequence[str] = ()) -> tuple[Look, ...]:
+    """Try the builds of this Python, of the ``llama-server`` on the PATH, and those that are ``given``."""
+    found = [PYTHON] if importlib.util.find_spec("llama_cpp") else []
+    if server := on_path("llama-server"):
+        found.append(server)
+    return tuple(tried(where) for where in dict.fromkeys((*found, *given)))
+
+
+def other_server(planned: LlamaCpp) -> Look | None:
+    """The ``llama-server`` on the PATH, if it is linked to another llama.cpp than the one that was ``planned`` with.
+
+    ``None`` also where that cannot be told: without one, and where llama.cpp is built into it.
+    """
+    server = on_path("llama-server")
+    try:
+        build = find(server) if server else None
+    except FitterError:
+        return None
+    if build is None or build.key == planned.key:
+        return None
+    found = _known(build, server)
+    is_same = found.ggml == planned.ggml and same_commit(found.commit, planned.commit)
+    return None if is_same or found.problem else found
+
+
+def _known(build: Build, where: str) -> Look:
+    """What ``look`` finds, kept for the next time."""
+    name = f"look-{build.key[:32]}"
+    known = stored_answers.read(name) or {}
+    texts = {key: value for key, value in known.items() if key in ("version", "ggml", "commit")}
+    if len(texts) == 3 and all(isinstance(value, str) for value in texts.values()):
+        return Look(where, build.libllama, key=build.key, **texts)
+    found = look(where)
+    if not found.problem:
+        stored_answers.write(name, {"version": found.version, "ggml": found.ggml, "commit": found.commit})
+    return found
+
+
+def is_any_unusable(looks: Iterable[Look], given: Sequence[str]) -> bool:
+    """Whether one of those that were ``given`` cannot be planned with."""
+    return any(look.problem for look in looks if look.where in given)
+
+
+def _with(found: Look, **changes: str) -> Look:
+    return Look(**{**asdict(found), **changes})
+
+
+def ask(build: Build) -> dict[str, str]:
+    """What the libraries of ``build`` say, loaded into this process."""
+    answer: dict[str, str] = {}
+    try:
+        llama = open_build(build)
+        answer["version"] = (llama.llama_version() or b"").decode() if llama.llama_version else ""
+        answer["ggml"], answer["commit"] = ggml_version(llama.library)
+        if build.cpu_plugins:
+            answer["cpu"] = best_of(build.cpu_plugins).rpartition("/")[2]
+        answer["layout"] = native.libraries().llama.layout
+    except (FitterError, OSError) as error:
+        why = " ".join(str(error).split())
+        answer["problem"] = why if build.libllama in why else f"{build.libllama} cannot be used: {why}"
+    return answer
+
+
+def main(where: str) -> None:
+    """Print what the build that ``where`` names says of itself, as JSON on one line."""
+    os.environ[worker_environment.LLAMA_CPP] = where
+    worker_environment.become_worker(is_canary=True)
+    print(json.dumps(ask(find(where))), flush=True)

@@ -1,0 +1,198 @@
+"""The layouts of llama.cpp's parameter structs, and which of them a loaded libllama has.
+
+A libllama does not say how its structs are laid out, but what its functions for default parameters write does. Each is
+called twice, into memory that was filled with different values: bytes that are then equal were written. A layout agrees
+if all bytes of its fields were written, none behind the struct was, and every field holds a value that is its default
+in some version.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+import struct
+
+from fitter.errors import LibraryError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any, TypeAlias
+
+    from fitter.llama.build.llama_h import Fields
+
+    Layout: TypeAlias = "dict[str, Fields]"
+    """The fields of each parameter struct, by its name in C."""
+
+    Probe: TypeAlias = "Callable[[str, Any], None]"
+    """Calls the named function of libllama, which returns a struct, and has it written to the given memory."""
+
+STRUCTS = {
+    "llama_model_params": "llama_model_default_params",
+    "llama_context_params": "llama_context_default_params",
+}
+"""The parameter structs, and the functions of llama.cpp that return their defaults."""
+
+HEADER = "llama.h"
+"""The name of the layout that was read from a header beside libllama."""
+
+_LOAD_MODE_NONE = 0
+_ROOM = 4096
+"""Bytes for an answer, many times what any version writes."""
+_FILLINGS = (0xA5, 0x5A)
+_KINDS: dict[str, Any] = {
+    "bool": ctypes.c_bool,
+    "float": ctypes.c_float,
+    "int32_t": ctypes.c_int32,
+    "size_t": ctypes.c_size_t,
+    "float *": ctypes.POINTER(ctypes.c_float),
+    "void *": ctypes.c_void_p,
+}
+_SIZES = {kind: ctypes.sizeof(type_) for kind, type_ in _KINDS.items()}
+_FLOAT = struct.Struct("<f")
+
+
+@functools.cache
+def data() -> Any:
+    """What is in ``layouts.json``."""
+    with open(os.path.join(os.path.dirname(__file__), "layouts.json"), encoding="utf-8") as file:
+        return json.load(file)
+
+
+def layouts() -> dict[str, Layout]:
+    """The layouts that fitter knows, by the version of llama-cpp-python that had each first; the oldest comes first."""
+    known: dict[str, Layout] = data()["layouts"]
+    return known
+
+
+def structs_of(layout: Layout) -> dict[str, type[ctypes.Structure]]:
+    """The parameter structs of a layout, by their names in C."""
+    return {
+        name: type(name, (ctypes.Structure,), {"_fields_": [(field, _KINDS[kind]) for field, kind in fields.items()]})
+        for name, fields in layout.items()
+    }
+
+
+def written_by(probe: Probe) -> dict[str, tuple[bytes, bytes]]:
+    """What stands in memory after each function for default parameters, for memory filled in two ways before."""
+    found = {}
+    for name, function in STRUCTS.items():
+        answers = []
+        for filling in _FILLINGS:
+            memory = ctypes.create_string_buffer(bytes((filling,)) * _ROOM, _ROOM)
+            probe(function, memory)
+            answers.append(memory.raw)
+        found[name] = (answers[0], answers[1])
+    return found
+
+
+def disagreement(layout: Layout, written: Mapping[str, tuple[bytes, bytes]]) -> str | None:
+    """Where ``layout`` cannot be the one that what was written has, in a few words; ``None`` if it can."""
+    for name, fields in layout.items():
+        first, second = written[name]
+        places, size = _places(fields)
+        if size > len(first):
+            return f"{name} has {size} bytes"
+        for (field, kind), (start, end) in zip(fields.items(), places, strict=True):
+            if first[start:end] != second[start:end]:
+                return f"{name}.{field} is not written"
+            if not _is_default(name, field, kind, first[start:end]):
+                return f"{name}.{field} has another value"
+        if first[size:].strip(bytes(_FILLINGS[:1])) or second[size:].strip(bytes(_FILLINGS[1:])):
+            return f"{name} has more than {size} bytes"
+    return None
+
+
+def _places(fields: Fields) -> tuple[list[tuple[int, int]], int]:
+    """Where each field begins and ends, and the size of the struct. The alignment of every kind is its size."""
+    places, end, largest = [], 0, 1
+    for kind in fields.values():
+        size = _SIZES[kind]
+        start = -(-end // size) * size
+        end = start + size
+        largest = max(largest, size)
+        places.append((start, end))
+    return places, -(-end // largest) * largest
+
+
+def _is_default(name: str, field: str, kind: str, value: bytes) -> bool:
+    if kind.endswith("*"):
+        return not any(value)
+    number: float
+    if kind == "float":
+        (number,) = _FLOAT.unpack(value)
+    else:
+        number = int.from_bytes(value, "little", signed=kind == "int32_t")
+    if kind == "bool" and number > 1:
+        return False
+    known = data()["defaults"][name].get(field)
+    return known is None or number in known
+
+
+def name_of(written: Mapping[str, tuple[bytes, bytes]], known: Mapping[str, Layout] | None = None) -> str:
+    """The name of the one layout that agrees with what was written, among ``known`` (by default all that fitter knows).
+
+    Raises ``LibraryError`` if none agrees, or several.
+    """
+    known = layouts() if known is None else known
+    agreeing = [name for name, layout in known.items() if disagreement(layout, written) is None]
+    if len(agreeing) != 1:
+        raise LibraryError(
+            "its parameters could be laid out as in several versions that fitter knows: " + ", ".join(agreeing)
+            if agreeing
+            else "its parameters are laid out as in no version that fitter knows"
+        )
+    return agreeing[0]
+
+
+def layout_of(
+    probe: Probe, headers: Iterable[str] = (), known: Mapping[str, Layout] | None = None
+) -> tuple[str, Layout]:
+    """The name and the layout of the libllama that ``probe`` asks.
+
+    The name is ``HEADER`` where no known layout agrees, but that of one of the files ``headers`` does. Raises
+    ``LibraryError``, whose message says why there is none and begins in the middle of a sentence.
+    """
+    known = layouts() if known is None else known
+    written = written_by(probe)
+    try:
+        name = name_of(written, known)
+        return name, known[name]
+    except LibraryError as error:
+        reason = str(error)
+    for path in headers:
+        try:
+            layout = read_header(path)
+        except (OSError, ValueError) as unreadable:
+            reason += f", and {path} {_why(unreadable)}"
+            continue
+        wrong = disagreement(layout, written)
+        if wrong is None:
+            return HEADER, layout
+        reason += f", and {path} belongs to another version ({wrong})"
+    raise LibraryError(reason)
+
+
+def read_header(path: str) -> Layout:
+    """The layout in the ``llama.h`` at ``path``. Raises ``OSError``, and ``ValueError`` if it has none."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        text = file.read()
+    from fitter.llama.build.llama_h import fields_of
+
+    return {name: fields_of(text, name) for name in STRUCTS}
+
+
+def read_whole(model_params: Any) -> None:
+    """Have llama.cpp read a model's file instead of mapping it into memory, in ``llama_model_params`` of any layout."""
+    names = {name for name, *_ in model_params._fields_}
+    if "load_mode" in names:
+        model_params.load_mode = _LOAD_MODE_NONE
+        return
+    for name in ("use_mmap", "use_direct_io", "use_mlock"):
+        setattr(model_params, name, False)
+
+
+def _why(error: Exception) -> str:
+    return f"cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)

@@ -1,0 +1,162 @@
+"""Where the dynamic linker of Linux would find the libraries of a library or a program, which is not run for it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fitter.llama.build import elf
+
+_CACHE = "/etc/ld.so.cache"
+_MAGIC = b"glibc-ld.so.cache1.1"
+_SYSTEM = (
+    "libc.so.",
+    "libm.so.",
+    "libdl.so.",
+    "librt.so.",
+    "libpthread.so.",
+    "libgcc_s.so.",
+    "libstdc++.so.",
+    "ld-linux",
+)
+"""What names of libraries begin with that need nothing of llama.cpp's."""
+
+_SOUGHT = ("libllama", "libggml", "libmtmd")
+"""What names of libraries begin with that are sought among the system's."""
+
+
+class Linked(NamedTuple):
+    """A library that another one needs by ``name``.
+
+    ``path`` is '' where the linker would not find it. Among the system's libraries, only llama.cpp's are looked up.
+    """
+
+    name: str
+    path: str
+    linking: elf.Linking | None
+
+
+def linked(path: str, before: str = "") -> dict[str, Linked]:
+    """The libraries that the library or program at ``path`` needs, and those that they need, by the names they ask for.
+
+    A directory ``before`` is searched before all others. The system's own are left out. Each comes
+    after what it needs itself. Raises ``LibraryError`` if a file is damaged or for another machine.
+    """
+    found: dict[str, Linked] = {}
+    # breadth first, as the linker looks: the first library that needs a name decides where it is searched for
+    program = os.path.abspath(path)
+    waiting: list[tuple[str, elf.Linking, tuple[str, ...]]] = [(program, elf.linking_of(path), ())]
+    for file, linking, inherited in waiting:
+        # The origin of a program is where its file is, that of a library where it was found, be that a link.
+        origin = os.path.dirname(os.path.realpath(file) if file == program and not linking.name else file)
+        rpath = inherited if linking.runpath else (*_at(origin, linking.rpath), *inherited)
+        places = (before, *(() if linking.runpath else rpath), *_given(), *_at(origin, linking.runpath))
+        for name in linking.needed:
+            if name in found or name.startswith(_SYSTEM):
+                continue
+            place = _search(name, places)
+            read = elf.linking_of(place) if place else None
+            found[name] = Linked(name, place, read)
+            if read is not None:
+                waiting.append((place, read, rpath))
+    return {each.name: each for each in _in_order(list(found), found)}
+
+
+def needed_by(library: Linked, found: dict[str, Linked]) -> list[Linked]:
+    """Those of the ``found`` libraries that ``library`` needs, each after what it needs itself."""
+    return _in_order(library.linking.needed if library.linking else (), found)
+
+
+def _in_order(names: Sequence[str], found: dict[str, Linked]) -> list[Linked]:
+    ordered: dict[str, Linked] = {}
+    seen: set[str] = set()
+
+    def visit(name: str) -> None:
+        if name in seen or name not in found:
+            return
+        seen.add(name)
+        linking = found[name].linking
+        for other in linking.needed if linking else ():
+            visit(other)
+        ordered[name] = found[name]
+
+    for name in names:
+        visit(name)
+    return list(ordered.values())
+
+
+def _at(origin: str, places: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(place.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for place in places)
+
+
+def _given() -> tuple[str, ...]:
+    return tuple(os.environ.get("LD_LIBRARY_PATH", "").replace(";", ":").split(":"))
+
+
+def _search(name: str, places: tuple[str, ...]) -> str:
+    """The path of a library, '' without one. Whatever depends on the current directory is passed over."""
+    if "/" in name:
+        return name if os.path.isabs(name) and os.path.isfile(name) else ""
+    for place in filter(os.path.isabs, places):
+        path = os.path.join(place, name)
+        if os.path.isfile(path):
+            return path
+    if not name.startswith(_SOUGHT):
+        return ""
+    cached = _cache().get(name, "")
+    if cached and os.path.isfile(cached):
+        return cached
+    return next((path for place in _usual() if os.path.isfile(path := os.path.join(place, name))), "")
+
+
+def _usual() -> tuple[str, ...]:
+    machine = os.uname().machine
+    return (
+        f"/lib/{machine}-linux-gnu",
+        f"/usr/lib/{machine}-linux-gnu",
+        *("/lib64", "/usr/lib64", "/lib", "/usr/lib"),
+    )
+
+
+@functools.cache
+def _cache() -> dict[str, str]:
+    try:
+        with open(_CACHE, "rb") as file:
+            return read_cache(file.read())
+    except OSError:
+        return {}
+
+
+def read_cache(data: bytes) -> dict[str, str]:
+    """The libraries for this machine in an ``ld.so.cache``: paths by names; empty if it is in no known format."""
+    begin = data.find(_MAGIC)
+    if begin < 0:
+        return {}
+    found: dict[str, str] = {}
+    try:
+        (count,) = struct.unpack_from("<I", data, begin + len(_MAGIC))
+        for i in range(count):
+            _, name, path = struct.unpack_from("<iII", data, begin + 48 + 24 * i)
+            key, value = (_text(data, begin + at) for at in (name, path))
+            # the first of a name is the best one, but there are those of other machines between them
+            if key not in found and _is_own(value):
+                found[key] = value
+    except (struct.error, ValueError):
+        return found
+    return found
+
+
+def _text(data: bytes, start: int) -> str:
+    return os.fsdecode(data[start : data.index(b"\0", start)])
+
+
+def _is_own(path: str) -> bool:
+    return "/lib32/" not in path and "/libx32/" not in path and "/i386-linux-gnu/" not in path
+
+
+def missing(found: dict[str, Linked]) -> list[str]:
+    """The names of llama.cpp's libraries that the linker would not find."""
+    return [each.name for each in found.values() if not each.path and os.path.basename(each.name).startswith(_SOUGHT)]

@@ -1,0 +1,314 @@
+"""Finding a build of llama.cpp by what the user calls it: its libraries, what they need, what tells it from others.
+
+Nothing is loaded or run here, so any process may look.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import NamedTuple
+
+from fitter.errors import LibraryError, UsageError
+from fitter.llama.build import elf, linker
+from fitter.llama.processes import worker_environment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+PYTHON = "python"
+"""What the libllama of the installed llama-cpp-python is called."""
+
+_BELOW = ("", "lib", "lib64", "bin", "build/bin", "usr/lib", "usr/lib64")
+_WHERE = "a directory with libllama.so and ggml's libraries, or a llama-server that is linked to them"
+_OTHER = f"name another llama.cpp: {_WHERE}"
+
+
+_LIBLLAMA = ("libllama.",)
+_GGML = ("libggml.", "libggml-")
+_CORE = ("libggml.", "libggml-base.")
+_CPU = ("libggml-cpu.", "libggml-cpu-")
+_CUDA = ("libggml-cuda.",)
+"""What names of libraries begin with."""
+_HEXADECIMAL = frozenset("0123456789abcdef")
+
+
+def _is(path: str, beginnings: tuple[str, ...]) -> bool:
+    """Whether it is a library whose name begins so, such as libllama.so, libllama.so.0 and libllama.v0.5.0.so."""
+    name = _own_name(path)
+    if not name.startswith(beginnings):
+        return False
+    _, found, version = name.partition(".so.")
+    return version.replace(".", "").isdigit() if found else name.endswith(".so")
+
+
+def _own_name(path: str) -> str:
+    """The file's name, without what a repaired wheel adds to it: libllama.so for libllama-43a2e278.so."""
+    name = os.path.basename(path)
+    stem, dot, rest = name.partition(".")
+    before, _, added = stem.rpartition("-")
+    return f"{before}{dot}{rest}" if before and len(added) == 8 and set(added) <= _HEXADECIMAL else name
+
+
+class Build(NamedTuple):
+    """A build of llama.cpp. ``where``: what the user called it; ``libllama``: that library's path.
+
+    ``libraries``: paths of ggml's libraries, and of others beside libllama, that it needs, in an order to load them in.
+    ``plugins``: backends that ggml loads itself, but of the CPU's the best one only; none where libllama is linked to
+    its own. ``headers``: its ``llama.h``, where there is one. ``build_ids``: what tells builds apart, of libllama and
+    each of ggml's libraries, by name.
+    """
+
+    where: str
+    libllama: str
+    libraries: tuple[str, ...]
+    plugins: tuple[str, ...]
+    headers: tuple[str, ...]
+    build_ids: tuple[tuple[str, str], ...]
+
+    @property
+    def directory(self) -> str:
+        """The directory of libllama."""
+        return os.path.dirname(self.libllama)
+
+    @property
+    def cpu_plugins(self) -> tuple[str, ...]:
+        """The plugins for a CPU, of which one is loaded."""
+        return tuple(path for path in self.plugins if _is(path, _CPU))
+
+    @property
+    def cuda(self) -> str:
+        """The path of its CUDA backend, '' without one."""
+        return next((path for path in (*self.plugins, *self.libraries) if _is(path, _CUDA)), "")
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The names of ggml's backends that it has, such as ``cpu`` and ``cuda``."""
+        files = [path for path in (*self.libraries, *self.plugins) if _is(path, _GGML) and not _is(path, _CORE)]
+        names = (_own_name(path).removeprefix("libggml-").partition(".")[0] for path in files)
+        return tuple(sorted({"cpu" if name.startswith("cpu-") else name for name in names}))
+
+    @property
+    def key(self) -> str:
+        """The same for the same files, wherever they are, and another for any other build."""
+        import hashlib
+
+        return hashlib.sha256(" ".join(sorted({found for _, found in self.build_ids})).encode()).hexdigest()
+
+
+def find(where: str = PYTHON) -> Build:
+    """The build that ``where`` names: ``python``, a directory, a ``llama-server`` or a libllama.
+
+    ``python`` is the libllama that the installed llama-cpp-python would load, whatever version that is. Raises
+    ``UsageError`` if there is no such file, and ``LibraryError`` if it is no build that fitter can use.
+    """
+    if where == PYTHON:
+        return _build(where, _of_python())
+    path = _existing(where)
+    if os.path.isdir(path):
+        build = _build(where, _in_directory(path), path)
+    elif _is(path, _LIBLLAMA):
+        build = _build(where, os.path.abspath(path), os.path.dirname(os.path.abspath(path)))
+    else:
+        build = _of_program(where, path)
+    _check_symbols(build)
+    return build
+
+
+def named(where: str | None) -> str:
+    """What a worker goes by that is to use the llama.cpp ``where``; ``None``: what the environment names."""
+    return where or os.environ.get(worker_environment.LLAMA_CPP) or PYTHON
+
+
+def may_have_cuda(where: str) -> bool:
+    """False where ``where`` surely has no CUDA backend; looks at little, so as to cost next to nothing."""
+    if where != PYTHON:
+        return True
+    try:
+        return bool(_files(os.path.dirname(_of_python()), _CUDA))
+    except LibraryError:
+        return False
+
+
+def _existing(where: str) -> str:
+    if program := on_path(where):
+        return program
+    path = os.path.expanduser(where)
+    if os.path.exists(path):
+        return path
+    raise UsageError(f"llama_cpp '{where}' is not there: give python, {_WHERE}")
+
+
+def on_path(name: str) -> str:
+    """The path of a program, '' where the PATH has none, or where ``name`` is a path itself.
+
+    What the PATH says relative to the current directory is left out: whatever is there was not installed.
+    """
+    if "/" in name:
+        return ""
+    places = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    found = (os.path.join(place, name) for place in filter(os.path.isabs, places))
+    return next((path for path in found if os.path.isfile(path) and os.access(path, os.X_OK)), "")
+
+
+def python_package() -> tuple[str, ...]:
+    """The directories of the installed llama-cpp-python. Raises ``LibraryError`` if it is not installed."""
+    # Not imported: that would load libllama into this process.
+    package = importlib.util.find_spec("llama_cpp")
+    places = package.submodule_search_locations if package is not None else None
+    if not places:
+        raise LibraryError(
+            "llama-cpp-python is not installed: pip install llama-cpp-python, or name another llama.cpp with "
+            "--llama-cpp"
+        )
+    return tuple(places)
+
+
+def _of_python() -> str:
+    given = os.environ.get("LLAMA_CPP_LIB_PATH")
+    names = [os.path.join(given or os.path.join(place, "lib"), "libllama.so") for place in python_package()]
+    return os.path.abspath(next(filter(os.path.exists, names), names[0]))
+
+
+def _in_directory(directory: str) -> str:
+    """The path of the one libllama in a directory, or in one below where libraries usually are."""
+    machine = os.uname().machine
+    below = (*_BELOW, f"lib/{machine}-linux-gnu", f"usr/lib/{machine}-linux-gnu")
+    for place in (
+        os.path.join(os.path.abspath(directory), name) if name else os.path.abspath(directory) for name in below
+    ):
+        if libraries := _files(place, _LIBLLAMA):
+            return _only(libraries, place)
+    server = next((f for name in below if os.path.isfile(f := os.path.join(directory, name, "llama-server"))), None)
+    why = ", and its llama-server has llama.cpp built into it" if server and not _links_llama(server) else ""
+    raise LibraryError(f"there is no libllama.so in {directory}{why}: {_OTHER}")
+
+
+def _files(directory: str, beginnings: tuple[str, ...]) -> list[str]:
+    try:
+        return [os.path.join(directory, file) for file in sorted(os.listdir(directory)) if _is(file, beginnings)]
+    except OSError:
+        return []
+
+
+def _only(libraries: Sequence[str], directory: str) -> str:
+    """Of several names for one library, that which it calls itself. Raises ``LibraryError`` if they are several."""
+    readable = {path: elf.linking_of(path) for path in libraries if os.path.exists(path)}
+    if not readable:
+        raise LibraryError(f"{libraries[0]} is a link to a file that is not there: install that llama.cpp again")
+    builds = {_identity(path, linking): path for path, linking in readable.items()}
+    if len(builds) > 1:
+        names = " and ".join(sorted(os.path.basename(path) for path in builds.values()))
+        raise LibraryError(f"there are different builds of llama.cpp in {directory} ({names}): name one of these files")
+    return min(readable, key=lambda path: (os.path.basename(path) != readable[path].name, len(path)))
+
+
+def _of_program(where: str, path: str) -> Build:
+    path = os.path.abspath(path)
+    if not elf.is_elf(path):
+        raise LibraryError(f"{path} is not a program that is linked to libllama (a script?): name {_WHERE}")
+    found = linker.linked(path)
+    libllama = next((each for name, each in found.items() if _is(name, _LIBLLAMA)), None)
+    if libllama is None and not linker.missing(found):
+        raise LibraryError(f"{path} is not linked to libllama, so llama.cpp is built into it or missing: name {_WHERE}")
+    if libllama is None or not libllama.path:
+        missing = ", ".join(linker.missing(found))
+        raise LibraryError(
+            f"{path} needs {missing}, which the system does not find: set LD_LIBRARY_PATH to the whole path of its "
+            "directory"
+        )
+    own = os.path.dirname(os.path.realpath(path))
+    return _assembled(where, libllama.path, linker.needed_by(libllama, found), (os.path.dirname(libllama.path), own))
+
+
+def _links_llama(program: str) -> bool:
+    try:
+        return any(_is(name, _LIBLLAMA) for name in linker.linked(program))
+    except LibraryError:
+        return False
+
+
+def _build(where: str, libllama: str, before: str = "") -> Build:
+    directory = os.path.dirname(libllama)
+    needed = linker.linked(libllama, directory if before else "")
+    return _assembled(where, libllama, list(needed.values()), (directory,))
+
+
+def _assembled(where: str, libllama: str, needed: Iterable[linker.Linked], places: Sequence[str]) -> Build:
+    needed = list(needed)
+    ggml = [each for each in needed if _is(each.name, _GGML)]
+    if missing := [each.name for each in ggml if not each.path]:
+        raise LibraryError(
+            f"{libllama} needs {', '.join(missing)}, which is not beside it: install that llama.cpp whole, or name "
+            f"{_WHERE}"
+        )
+    beside = os.path.dirname(libllama)
+    libraries = [each.path for each in needed if each in ggml or os.path.dirname(each.path) == beside]
+    has_own = any(_is(each.name, _CPU) for each in ggml)
+    plugins = () if has_own else _plugins(places)
+    kept = [libllama, *(each.path for each in ggml), *plugins]
+    return Build(where, libllama, tuple(libraries), plugins, _headers(libllama), _build_ids(kept))
+
+
+def _plugins(places: Sequence[str]) -> tuple[str, ...]:
+    """The backends that ggml would look at: beside libllama or the program, or where distributions put them."""
+    directories = list(dict.fromkeys(places))
+    for place in places:
+        # as in /usr/lib/x86_64-linux-gnu/ggml/backends0
+        directories += [os.path.join(place, "ggml"), *_below(os.path.join(place, "ggml"))]
+    for directory in directories:
+        files = _files(directory, _GGML)
+        if any(_is(file, _CPU) for file in files):
+            return tuple(file for file in files if not _is(file, _CORE))
+    return ()
+
+
+def _below(directory: str) -> list[str]:
+    try:
+        return [os.path.join(directory, name) for name in sorted(os.listdir(directory), reverse=True)]
+    except OSError:
+        return []
+
+
+def _headers(libllama: str) -> tuple[str, ...]:
+    places = (os.path.dirname(libllama), os.path.dirname(os.path.realpath(libllama)))
+    above = [
+        os.path.normpath(os.path.join(place, up, "include", "llama.h")) for place in places for up in ("..", "../..")
+    ]
+    above += [os.path.join(place, "include", "llama.h") for place in places]
+    return tuple(path for path in dict.fromkeys(above) if os.path.isfile(path))
+
+
+def _build_ids(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    return tuple((os.path.basename(path), _identity(path, elf.linking_of(path))) for path in paths)
+
+
+def _identity(path: str, linking: elf.Linking) -> str:
+    if linking.build_id:
+        return linking.build_id
+    import hashlib
+
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _check_symbols(build: Build) -> None:
+    """Raise ``LibraryError`` where the symbols tell that it is no llama.cpp that fitter can use."""
+    core = [path for path in build.libraries if _is(path, _CORE)]
+    defined = frozenset[str]().union(*(elf.read(path).defined for path in (core or [build.libllama])))
+    if missing := {"ggml_backend_dev_count", "ggml_version"} - defined:
+        raise LibraryError(
+            f"{build.libllama} is not of the llama.cpp of ggml-org, but of a fork such as ik_llama.cpp, or too old (no "
+            f"{min(missing)}): {_OTHER}"
+        )
+    if not build.cpu_plugins and not any(_is(path, _CPU) for path in build.libraries):
+        every = frozenset[str]().union(*(elf.read(path).defined for path in build.libraries))
+        if "ggml_backend_cpu_reg" not in every and "ggml_backend_cpu_init" not in every:
+            raise LibraryError(
+                f"there is no CPU backend (libggml-cpu*.so) beside {build.libllama}, and every plan needs one: install "
+                f"that llama.cpp whole, or {_OTHER}"
+            )

@@ -1,0 +1,118 @@
+"""llama.cpp's log: its lines, facts read from them, and errors with its own messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from fitter.errors import LlamaCppError
+from fitter.llama.build import library as native
+
+_ERROR = 4
+
+
+class LogLine(NamedTuple):
+    """A line of llama.cpp's log; ``level`` as ggml counts it (2 information, 3 warning, 4 error)."""
+
+    level: int
+    text: str
+
+
+def captured_log() -> tuple[LogLine, ...]:
+    """The lines since the log was cleared, if this process captures it."""
+    return log_lines(native.libraries().fitter.fitter_log_lines)
+
+
+def log_lines(fill: Callable[[Any], bool]) -> tuple[LogLine, ...]:
+    """The lines that ``fill`` writes into a ``fitter_columns_t``; none if it fails."""
+    library = native.libraries()
+    out = library.ffi.new("fitter_columns_t *")
+    if not fill(out):
+        return ()
+    (texts,), (levels,) = library.columns(out, 1, 1)
+    return tuple(map(LogLine, levels, texts))
+
+
+# Lines that only repeat that something failed; the cause is in a line before them.
+_CONSEQUENCES = re.compile(
+    r"failed to load model( from .*)?$|failed to read (header|key-value pairs|tensor info|tensor data)$"
+)
+_PREFIXES = re.compile(r"^(\w+: )?(error loading model: |failed to initialize the context: )?(llama_model_loader: )?")
+
+
+def reason(lines: Sequence[LogLine]) -> str | None:
+    """llama.cpp's message for a failure: its last error that is not just the consequence of another one."""
+    errors = [line.text.strip() for line in lines if line.level == _ERROR and line.text.strip()]
+    causes = [text for text in errors if not _CONSEQUENCES.search(text)]
+    if not errors:
+        return None
+    return _PREFIXES.sub("", (causes or errors)[-1], count=1) or errors[-1]
+
+
+_NOT_SPLIT = re.compile(r"SPLIT_MODE_TENSOR not implemented for architecture '([^']*)'")
+
+
+def failure(path: str, what: str) -> LlamaCppError:
+    """The error for ``path`` with llama.cpp's message, or ``what`` if the log has none."""
+    lines = captured_log()
+    why = reason(lines) or what
+    if refused := _NOT_SPLIT.search(why):
+        why = (
+            f"this llama.cpp cannot split the tensors of architecture '{refused[1]}' over several devices: use "
+            "--split-mode layer"
+        )
+    return LlamaCppError(f"{path}: {why}", tuple(line.text for line in lines))
+
+
+# Lines that name the same fact in other builds; one that has none of them is one whose log does not say it.
+_CHOSEN = re.compile(r": flash_attn\s+= (\w+)")
+_RESOLVED = (
+    re.compile(r": Flash Attention (enabled|not supported)"),  # from b10068 on
+    re.compile(r": Flash Attention was auto, set to (enabled|disabled)"),
+)
+_SPLITS = (
+    re.compile(r": graph.*: nodes = .*, splits = (\d+)(?: / (\d+))?,"),  # from v0.5.0 on
+    re.compile(r": graph splits = (\d+)(?: \(with bs=\d+\), (\d+) \(with bs=\d+\))?"),
+)
+
+
+def flash_attn_from(log: Iterable[str]) -> bool | None:
+    """Whether a context uses flash attention, from llama.cpp's log."""
+    answer: bool | None = None
+    for line in log:
+        if chosen := _CHOSEN.search(line):
+            answer = {"enabled": True, "disabled": False}.get(chosen[1])
+        elif resolved := _first(_RESOLVED, line):
+            answer = resolved[1] == "enabled"
+    return answer
+
+
+def n_splits_from(log: Iterable[str]) -> tuple[int, int] | None:
+    """The graph splits of prompt processing and of generation, from llama.cpp's log."""
+    answer: tuple[int, int] | None = None
+    for line in log:
+        if found := _first(_SPLITS, line):
+            answer = (int(found[1]), int(found[2] or found[1]))
+    return answer
+
+
+_UNUSED = re.compile(r"model has unused tensor (\S+) \(size = ")
+
+
+def unused_from(log: Iterable[str]) -> tuple[str, ...]:
+    """The tensors of a model that llama.cpp does not load, from its log."""
+    return tuple(dict.fromkeys(found[1] for line in log if (found := _UNUSED.search(line))))
+
+
+_CONTEXT = ": constructing llama_context"
+
+
+def lines_of_context(log: Sequence[str]) -> Sequence[str]:
+    """The lines since the last context was begun."""
+    begun = [index for index, line in enumerate(log) if line.rstrip().endswith(_CONTEXT)]
+    return log[begun[-1] :] if begun else log
+
+
+def _first(patterns: Iterable[re.Pattern[str]], line: str) -> re.Match[str] | None:
+    return next((found for pattern in patterns if (found := pattern.search(line))), None)

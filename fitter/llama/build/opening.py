@@ -1,0 +1,101 @@
+"""Loading a build of llama.cpp into this process: its libraries, and the backends that ggml loads itself.
+
+Only for a worker, or a process that runs models itself.
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import ctypes
+import os
+
+from fitter.errors import LibraryError
+from fitter.llama.build.epochs import epoch_of
+from fitter.llama.build.functions import Functions, ggml_version
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fitter.llama.build.location import Build
+
+
+def open_build(build: Build) -> Functions:
+    """The functions of a build's libllama, whose parameter structs are not laid out yet.
+
+    What it needs is loaded before it, from where ``build`` says. Raises ``LibraryError`` if it is too old or lacks a
+    function, and ``OSError`` if it cannot be loaded.
+    """
+    for path in build.libraries:
+        ctypes.CDLL(path, mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+    ggml, commit = ggml_version(ctypes.CDLL(build.libllama))
+    try:
+        epoch_of(ggml)
+    except LibraryError as error:
+        raise LibraryError(f"{build.libllama} (commit {commit or 'unknown'}) is too old for fitter: {error}") from None
+    return Functions(build.libllama)
+
+
+_OF_THE_HOST = ("libggml-blas", "libggml-rpc", "libggml-zendnn")
+"""What the names of backends begin with that have no device of their own."""
+
+
+def load_plugins(llama: Functions, build: Build, wanted: str = "") -> str:
+    """Load the CPU backend that ggml would choose on this machine, and others without devices of their own.
+
+    To be called before anything else asks for devices. ``wanted``: the name of another CPU backend's file, which is
+    loaded instead if the build has it and it can run on this machine. Returns the name of the CPU backend's file, ''
+    where libllama is linked to its own. Raises ``LibraryError`` if there is none for this processor.
+    """
+    asked = [path for path in build.cpu_plugins if os.path.basename(path) == wanted and _score(path) > 0]
+    chosen = asked[0] if asked else best_of(build.cpu_plugins) if build.cpu_plugins else ""
+    for path in (*filter(_is_of_the_host, build.plugins), *filter(None, [chosen])):
+        # ggml says why on its log.
+        if not _load(llama, path) and path == chosen:
+            raise LibraryError(f"ggml does not load its CPU backend {path}: install that llama.cpp again")
+    return os.path.basename(chosen)
+
+
+def load_devices(llama: Functions, build: Build) -> None:
+    """Load the backends of a build that have devices; one whose driver is missing would be none of a program's, too."""
+    for path in build.plugins:
+        if path not in build.cpu_plugins and not _is_of_the_host(path):
+            _load(llama, path)
+
+
+def _is_of_the_host(path: str) -> bool:
+    return os.path.basename(path).startswith(_OF_THE_HOST)
+
+
+def _load(llama: Functions, path: str) -> bool:
+    load = llama.library.ggml_backend_load
+    load.restype, load.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+    return bool(load(os.fsencode(path)))
+
+
+def best_of(plugins: Sequence[str]) -> str:
+    """The path of the plugin that ggml would choose on this machine: the one that gives itself the highest score.
+
+    ggml's libraries must be loaded. Raises ``LibraryError`` if none can run here.
+    """
+    scores = {path: _score(path) for path in plugins}
+    best = max(scores, key=lambda path: scores[path])
+    if scores[best] > 0:
+        return best
+    if plain := [path for path in plugins if "-cpu." in os.path.basename(path)]:
+        return plain[0]
+    raise LibraryError(
+        f"no CPU backend in {os.path.dirname(best)} can run on this processor: name a llama.cpp that was built for it"
+    )
+
+
+def _score(path: str) -> int:
+    try:
+        library = ctypes.CDLL(path, mode=os.RTLD_LOCAL | os.RTLD_NOW)
+    except OSError:
+        return 0
+    try:
+        score = getattr(library, "ggml_backend_score", None)
+        return int(score()) if score else 0
+    finally:
+        _ctypes.dlclose(library._handle)

@@ -1,0 +1,89 @@
+"""What llama-quantize would make of a model: llama.cpp's own rule, and headers with the types that it chooses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from fitter.errors import LibraryError, LlamaCppError
+from fitter.llama.build import library as native
+from fitter.llama.header.read_header import Headers
+from fitter.llama.types import FileType, FileTypes
+
+_MOST = 256
+"""More file types than llama.cpp will have."""
+
+
+def file_types(headers: Headers, files: Sequence[str], directory: str) -> FileTypes:
+    """Every file type of the model in ``files``, and the header of each in ``directory``, named after it.
+
+    The headers have no tokenizer, and the length of their data. Raises ``LibraryError`` where this llama.cpp does not
+    tell its rule, ``LlamaCppError`` where it has none for the model, or where a header cannot be written.
+    """
+    library = headers.library
+    known = _known(library)
+    opened = [headers.open(file) for file in files]
+    try:
+        parts = library.ffi.new("void *[]", opened)
+        header_bytes = int(library.fitter.fitter_quant_header_bytes(parts, len(opened)))
+        if header_bytes < 0:
+            raise LlamaCppError(f"the headers of {files[0]} cannot be joined: {library.last_error()}")
+        for each in opened:
+            library.fitter.fitter_skeleton_strip(each)
+        quant = library.fitter.fitter_quant_new(parts, len(opened))
+        if quant == library.ffi.NULL:
+            raise LlamaCppError(f"llama.cpp has no rule to quantize it: {library.last_error()}")
+        try:
+            found = tuple(_file_type(library, quant, *each, directory) for each in known)
+        finally:
+            library.fitter.fitter_quant_free(quant)
+    finally:
+        for each in opened:
+            library.fitter.fitter_gguf_close(each)
+    names = next((names for names, _ in found if names), ())
+    return FileTypes(names, header_bytes, tuple(each for _, each in found))
+
+
+def _known(library: native.Library) -> list[tuple[str, int]]:
+    """Name and number of every file type that the loaded llama.cpp can make."""
+    out = library.ffi.new(f"fitter_file_type_t[{_MOST}]")
+    count = int(library.fitter.fitter_quant_file_types(out, _MOST))
+    if count < 0:
+        version = native.loaded_versions(library)
+        raise LibraryError(
+            f"llama.cpp {version} does not tell which tensor llama-quantize gives which type: use a newer one, such as "
+            "that of the newest llama-cpp-python (--llama-cpp python)"
+        )
+    return [(library.text(out[i].name) or "", int(out[i].ftype)) for i in range(min(count, _MOST))]
+
+
+def _file_type(
+    library: native.Library, quant: Any, name: str, number: int, directory: str
+) -> tuple[tuple[str, ...], FileType]:
+    """The names of the tensors, and what a file of one type has of them; its header is written."""
+    out = library.ffi.new("fitter_columns_t *")
+    if not library.fitter.fitter_quant_types(quant, number, out):
+        return (), FileType(name, (), (), library.last_error())
+    (names, types), (sizes,) = library.columns(out, 2, 1)
+    path = os.path.join(directory, f"{name}.gguf")
+    if not library.fitter.fitter_quant_write(quant, number, os.fsencode(path)):
+        raise LlamaCppError(f"the header of a {name} file cannot be written: {library.last_error()}")
+    try:
+        # llama.cpp looks whether the tensors' data is there, and does not read it
+        os.truncate(path, os.path.getsize(path) + padded(sizes))
+    except OSError as error:
+        raise LlamaCppError(
+            f"the header of a {name} file cannot be made as long as the file ({error.strerror}): set TMPDIR to a "
+            "directory that takes files of that length"
+        ) from None
+    return tuple(names), FileType(name, tuple(types), tuple(sizes), "")
+
+
+ALIGNMENT = 32
+"""Where each tensor begins in a file that llama-quantize writes."""
+
+
+def padded(sizes: Sequence[int]) -> int:
+    """Bytes of tensors one after another in a file."""
+    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)

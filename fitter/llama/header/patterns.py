@@ -1,0 +1,39 @@
+"""Patterns of tensor overrides, as llama.cpp matches them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fitter.errors import UsageError
+from fitter.llama.build import library as native
+
+
+def match(patterns: Sequence[str], names: Sequence[str]) -> tuple[int, ...]:
+    """For each name the index of the first pattern that matches a part of it, as in llama.cpp; -1 if none does.
+
+    Raises ``UsageError`` for a pattern that is not a valid regular expression.
+    """
+    library = native.libraries()
+    compiled: list[Any] = []
+    try:
+        for pattern in patterns:
+            regex = library.fitter.fitter_regex_new(pattern.encode("utf-8", "surrogateescape"))
+            if regex == library.ffi.NULL:
+                raise UsageError(f"pattern '{pattern}' is not a valid regular expression: {library.last_error()}")
+            compiled.append(regex)
+        return tuple(_first_match(library, compiled, name) for name in names)
+    finally:
+        for regex in compiled:
+            library.fitter.fitter_regex_free(regex)
+
+
+def _first_match(library: native.Library, compiled: Sequence[Any], name: str) -> int:
+    text = name.encode("utf-8", "surrogateescape")
+    for i, regex in enumerate(compiled):
+        found = library.fitter.fitter_regex_search(regex, text)
+        if found < 0:
+            raise UsageError(f"a pattern cannot be matched with '{name}': {library.last_error()}")
+        if found:
+            return i
+    return -1

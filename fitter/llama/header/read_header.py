@@ -1,0 +1,221 @@
+"""Headers of GGUF files, read by ggml, and skeletons made from them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from fitter.errors import LlamaCppError, ModelError
+from fitter.llama.build import library as native
+from fitter.llama.build.log import captured_log, reason
+from fitter.llama.header import limits
+from fitter.llama.header.file_identity import identity
+from fitter.llama.types import Array, Header, MetadataValue, Skeleton, TensorInfo
+
+MAX_ARRAY_VALUES = 4096
+"""The longest array of numbers in the metadata whose values are read."""
+MOST_TEXT = 1 << 20
+"""Bytes that are read of all texts in a header; the longest, chat templates, have some 20 kB."""
+
+DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
+"""Where a file that is open has a path."""
+
+
+class Headers:
+    """Reads headers of GGUF files, and makes skeletons from them without reading them again.
+
+    A header is kept, without its tokenizer, until a skeleton was made from it or the header of another model is read.
+    The last skeleton is kept too. Not thread-safe. ``close`` frees everything. ``parsed`` has what is kept, by path.
+    """
+
+    def __init__(self) -> None:
+        self.parsed: dict[str, tuple[tuple[int, ...], Any]] = {}
+        self._made: tuple[tuple[object, ...], int] | None = None
+        self._last: tuple[str, tuple[int, ...], Header | None] = ("", (), None)
+        self.library = native.libraries()
+
+    def close(self) -> None:
+        """Free everything; this also removes the file of a skeleton."""
+        self._forget()
+        made, self._made = self._made, None
+        if made is not None:
+            os.close(made[1])
+
+    def read(self, path: str) -> Header:
+        """Read the header of one file. Raises ``ModelError`` with ggml's reason if it is malformed."""
+        last, last_identity, header = self._last
+        if header is not None and (last, last_identity) == (path, identity(path)):
+            return header
+        self._last = (path, identity(path), None)
+        found, gguf = self._read(path)
+        self._last = (*self._last[:2], found)
+        if not found.metadata.get("split.no"):
+            self._forget()
+        self._keep(path, gguf)
+        return found
+
+    def skeleton(self, skeleton: Skeleton) -> str:
+        """The path to load it from, valid in this process until the next skeleton. Raises ``LlamaCppError``."""
+        if not skeleton.files:
+            raise LlamaCppError("a skeleton needs the files of its model")
+        if not os.path.isdir(DESCRIPTORS):
+            raise LlamaCppError(
+                f"the header of {skeleton.files[0]} cannot be copied without {DESCRIPTORS}: mount /proc"
+            )
+        key = tuple((os.path.abspath(file), identity(file)) for file in skeleton.files)
+        if self._made is None or self._made[0] != key:
+            descriptor = self._make(skeleton)
+            if self._made is not None:
+                os.close(self._made[1])
+            self._made = (key, descriptor)
+        # On some systems opening the descriptor's path only duplicates it, with the same position in the file.
+        os.lseek(self._made[1], 0, os.SEEK_SET)
+        return f"{DESCRIPTORS}/{self._made[1]}"
+
+    def write_skeleton(self, skeleton: Skeleton, path: str) -> None:
+        """Write the header of the skeleton to a file of its length. Raises ``LlamaCppError``."""
+        made = self.skeleton(skeleton)
+        gguf = self.open(made)
+        try:
+            header_bytes = header_of(self.library, gguf).data_offset
+        finally:
+            self.library.fitter.fitter_gguf_close(gguf)
+        try:
+            with open(made, "rb") as source, open(path, "wb") as file:
+                source.seek(0)
+                file.write(source.read(header_bytes))
+                file.truncate(os.fstat(source.fileno()).st_size)
+        except OSError as error:
+            raise LlamaCppError(
+                f"a header cannot be made as long as its file ({error.strerror}): set TMPDIR to a directory that takes "
+                "files of that length"
+            ) from None
+
+    def _make(self, skeleton: Skeleton) -> int:
+        library = self.library
+        try:
+            parsed = library.ffi.new("void *[]", [self._stripped(file) for file in skeleton.files])
+            descriptor = int(library.fitter.fitter_skeleton_write(parsed, len(parsed)))
+        except ModelError as error:
+            raise LlamaCppError(str(error)) from error
+        finally:
+            self._forget()
+        if descriptor < 0:
+            raise LlamaCppError(f"no skeleton of {skeleton.files[0]} can be made: {library.last_error()}")
+        return descriptor
+
+    def _stripped(self, path: str) -> Any:
+        parsed_identity, gguf = self.parsed.get(os.path.abspath(path), ((), None))
+        if gguf is None or parsed_identity != identity(path):
+            gguf = self.library.fitter.fitter_skeleton_open(os.fsencode(path))
+            if gguf == self.library.ffi.NULL:
+                gguf = self.open(path)
+            self._keep(path, gguf)
+        return gguf
+
+    def open(self, path: str) -> Any:
+        """Have ggml read the file. Raises ``ModelError`` with its reason if it is malformed."""
+        gguf = self.library.fitter.fitter_gguf_open(os.fsencode(path))
+        if gguf == self.library.ffi.NULL:
+            raise ModelError(f"{path}: {reason(captured_log()) or self.library.last_error()}")
+        return gguf
+
+    def _read(self, path: str) -> tuple[Header, Any]:
+        gguf = self.open(path)
+        try:
+            return header_of(self.library, gguf), gguf
+        except BaseException:
+            self.library.fitter.fitter_gguf_close(gguf)
+            raise
+
+    def _keep(self, path: str, gguf: Any) -> None:
+        self.library.fitter.fitter_skeleton_strip(gguf)
+        replaced = self.parsed.pop(os.path.abspath(path), None)
+        self.parsed[os.path.abspath(path)] = (identity(path), gguf)
+        if replaced is not None:
+            self.library.fitter.fitter_gguf_close(replaced[1])
+
+    def _forget(self) -> None:
+        while self.parsed:
+            self.library.fitter.fitter_gguf_close(self.parsed.popitem()[1][1])
+
+
+def read_header(path: str) -> Header:
+    """The header of a file that is loaded beside a model. Raises ``ModelError`` unless it is a complete GGUF file."""
+    try:
+        size = os.path.getsize(path)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    if os.path.isdir(path):
+        raise ModelError(f"{path} is a directory; give the GGUF file in it")
+    headers = Headers()
+    try:
+        header = headers.read(path)
+    finally:
+        headers.close()
+    if missing := max(0, header.file_bytes - size):
+        raise ModelError(f"{path} is truncated: the last {missing} bytes of its tensors are missing; download it again")
+    if wrong := limits.problem(header.metadata, len(header.tensors)):
+        raise ModelError(f"{path} {wrong}; download it again")
+    return header
+
+
+def header_of(library: native.Library, gguf: Any) -> Header:
+    """What ggml has read of a file. Raises ``ModelError``."""
+    info = library.ffi.new("fitter_gguf_info_t *")
+    if not library.fitter.fitter_gguf_info(gguf, info):
+        raise ModelError(f"ggml cannot read the header: {library.last_error()}")
+    metadata: dict[str, MetadataValue] = {}
+    left = MOST_TEXT
+    entry = library.ffi.new("fitter_gguf_kv_t *")
+    for i in range(info.n_kv):
+        library.fitter.fitter_gguf_kv(gguf, i, entry)
+        key = library.text(entry.key) or ""
+        kind = entry.kind.decode()
+        if kind == "a":
+            metadata[key] = _read_array(library, gguf, i, entry)
+        elif kind == "s":
+            metadata[key] = text = library.text(entry.s, left) or ""
+            left -= min(left, len(text.encode()))
+        else:
+            metadata[key] = _number(kind, entry)
+    return Header(metadata, _read_tensors(library, gguf), int(info.data_offset), int(info.version), int(info.alignment))
+
+
+def _read_tensors(library: native.Library, gguf: Any) -> tuple[TensorInfo, ...]:
+    out = library.ffi.new("fitter_columns_t *")
+    if not library.fitter.fitter_gguf_tensors(gguf, out):
+        raise ModelError(f"ggml cannot read the header: {library.last_error()}")
+    (names, types), (*dimensions, sizes) = library.columns(out, 2, 5)
+    shapes = map(_without_ones, zip(*dimensions, strict=True))
+    return tuple(map(TensorInfo, names, types, shapes, sizes))
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """``shape`` without trailing dimensions of 1; the first dimension stays."""
+    n = len(shape)
+    while n > 1 and shape[n - 1] == 1:
+        n -= 1
+    return shape[:n]
+
+
+def _read_array(library: native.Library, gguf: Any, index: int, entry: Any) -> Array:
+    type_name = library.text(entry.array_type) or ""
+    length = int(entry.array_length)
+    kind = entry.array_kind.decode().rstrip("\0")
+    values: list[int | float | bool] = []
+    if kind and length <= MAX_ARRAY_VALUES:
+        out = library.ffi.new("fitter_gguf_kv_t *")
+        for i in range(length):
+            library.fitter.fitter_gguf_element(gguf, index, i, out)
+            values.append(_number(kind, out))
+    return Array(type_name, length, tuple(values))
+
+
+def _number(kind: str, entry: Any) -> int | float | bool:
+    if kind == "b":
+        return bool(entry.i)
+    if kind == "f":
+        return float(entry.f)
+    return int(entry.u if kind == "u" else entry.i)

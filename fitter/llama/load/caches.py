@@ -1,0 +1,193 @@
+"""Which caches a context consists of: llama.cpp's log names them, and their tensors are recorded in a dummy load.
+
+The lines of the log, the names of tensors and their order are those of ``src/llama-kv-cache*.cpp`` and
+``src/llama-memory-*.cpp``; what is written of a cell is in ``llama_kv_cache::state_write_meta``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from fitter.errors import LlamaCppError
+from fitter.llama.build import library as native
+from fitter.llama.build.epochs import leaves_out_what_is_masked, position_bytes
+from fitter.llama.build.functions import ggml_version
+from fitter.llama.load.breakdown import model_info_of
+from fitter.llama.types import Cache, CacheKind, Caches, CacheTensor
+
+_CELLS = re.compile(r": size = .*\( *(\d+) cells, *(\d+) layers, *\d+/ *(\d+) seqs\)")
+_STATES = re.compile(r": size = .*\( *(\d+) cells, *(\d+) layers, *\d+ seqs(?: +\d+ rs_seq)?\)")
+_COMPRESSOR = re.compile(
+    r": (\w+) ratio = (\d+), state = (\d+) x \d+, streams = (\d+), rs_seq = \d+, layers = (\d+), size = "
+)
+_MADE = re.compile(r": creating +(.+?) KV cache\b")
+_TENSOR = re.compile(
+    r"cache_(?P<tag>.*)(?P<part>[kvrs])_l(?P<layer>\d+)|dsv4_(?P<compressor>.+)_state_(?:kv|score)_l\d+"
+)
+
+_SWA = "SWA"
+_INDEXERS = frozenset({"indexer", "DSV4 lightning-indexer"})
+_COMPRESSED = {"DSV4 CSA compressed": "csa", "DSV4 HCA compressed": "hca", "DSV4 lightning-indexer": "lid"}
+"""What they are called where they are made, and the name of the compressor that fills them."""
+
+PADDED = "padding V cache to"
+"""In the log where rows of V have several sizes and no flash attention: all are made as large as the largest."""
+
+_FULL, _PARTIAL = 0, 1
+"""``LLAMA_STATE_SEQ_FLAGS_NONE`` and ``LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY``."""
+
+_MROPE, _IMROPE = 8, 40
+"""``llama_rope_type`` of models whose positions have several dimensions."""
+
+_CHUNKED = frozenset({"llama4"})
+"""Architectures whose windows of attention do not slide (``LLAMA_SWA_TYPE_CHUNKED``)."""
+
+_MASKED_ALONE = frozenset({"dots3note"})
+"""Architectures whose context for multi-token prediction has a window in its only cache."""
+
+_N_GRAMS = "{}.ple.ngram_size"
+"""A model with this key keeps the token of each cell, which takes the same room."""
+
+_RECURRENT_CELL = 8
+"""A position, and how many sequences follow: none where the state of one is written."""
+
+_CELL = 12
+"""A position, how many sequences follow, and the one whose state is written."""
+
+
+def caches_of(library: native.Library, context: Any, log: Sequence[str], tensors: Sequence[CacheTensor]) -> Caches:
+    """The caches of a context from the log of its making, and what llama.cpp itself says of them.
+
+    ``tensors``: all that were recorded of them. Raises ``LlamaCppError`` if this build does not say enough.
+    """
+    llama = library.llama
+    if llama.llama_state_seq_get_size_ext is None:
+        raise LlamaCppError(f"{llama.path} does not tell how large a sequence's state is: plan with a newer llama.cpp")
+    model = llama.llama_get_model(context)
+    architecture = _metadata(library, model, "general.architecture")
+    ggml = ggml_version(llama.library)[0]
+    has_tokens = bool(_metadata(library, model, _N_GRAMS.format(architecture)))
+    has_dimensions = llama.llama_model_rope_type(model) in (_MROPE, _IMROPE)
+    more = position_bytes(ggml)
+    cell = CellBytes(_CELL + more * has_tokens, _CELL + more * (has_tokens or has_dimensions))
+    found = matched(log, tensors, cell)
+    if architecture in _MASKED_ALONE and len(found) == 1:
+        found = (replace(found[0], kind="swa"),)
+    return Caches(
+        found,
+        n_swa=_window(library, model, architecture),
+        is_chunked=architecture in _CHUNKED,
+        leaves_out_masked=leaves_out_what_is_masked(ggml),
+        n_seq_max=int(llama.llama_n_seq_max(context)),
+        n_rs_seq=int(llama.llama_n_rs_seq(context)) if llama.llama_n_rs_seq is not None else 0,
+        empty=int(llama.llama_state_seq_get_size_ext(context, 0, _FULL)),
+        empty_partial=int(llama.llama_state_seq_get_size_ext(context, 0, _PARTIAL)),
+    )
+
+
+def _window(library: native.Library, model: Any, architecture: str) -> int:
+    """The window of sliding-window attention; llama.cpp tells programs of none where it is no help to roll back."""
+    written = _metadata(library, model, f"{architecture}.attention.sliding_window")
+    return model_info_of(library, model).n_swa or (int(written) if written.isdecimal() else 0)
+
+
+def _metadata(library: native.Library, model: Any, key: str) -> str:
+    """The value of a key of the model's metadata as text, '' where it has none."""
+    value = ctypes.create_string_buffer(256)
+    found = library.llama.llama_model_meta_val_str(model, key.encode(), value, len(value))
+    return value.value.decode("utf-8", "replace") if found >= 0 else ""
+
+
+class CellBytes(NamedTuple):
+    """What is written of a cell beside its rows: in the cache of an indexer, and in any other."""
+
+    indexer: int
+    other: int
+
+
+def matched(log: Iterable[str], tensors: Sequence[CacheTensor], cell: CellBytes) -> tuple[Cache, ...]:
+    """The caches of a context, from the log of its making and from its tensors in the order of their recording.
+
+    Raises ``LlamaCppError`` where these do not belong together.
+    """
+    left: dict[str, list[CacheTensor]] = {}
+    for tensor in tensors:
+        left.setdefault(_owner(tensor.name), []).append(tensor)
+    whole = []
+    for owner, cache in _named(log, cell):
+        own = _taken(cache, left.get(owner, []))
+        if any((tensor.rows, tensor.planes) != _shape(cache, tensor) for tensor in own):
+            raise _unknown(f"{own[0].name} is not of the cache of {cache.cells} cells that its log names")
+        whole.append(replace(cache, tensors=own))
+    if forgotten := [tensor.name for each in left.values() for tensor in each]:
+        raise _unknown(f"{forgotten[0]} is of no cache that its log names")
+    return tuple(whole)
+
+
+def _named(log: Iterable[str], cell: CellBytes) -> list[tuple[str, Cache]]:
+    """The caches that the log names, without their tensors; each with who owns those."""
+    found: list[tuple[str, Cache]] = []
+    compressed: dict[str, int] = {}
+    made = ""
+    for line in log:
+        if creating := _MADE.search(line):
+            made = creating[1]
+        elif cells := _CELLS.search(line):
+            compressor = _COMPRESSED.get(made)
+            kind: CacheKind = "compressed" if compressor else "swa" if made == _SWA else "kv"
+            if compressor:
+                compressed[compressor] = len(found)
+            bytes_of_cell = cell.indexer if made in _INDEXERS else cell.other
+            found.append(("kv", Cache(kind, int(cells[1]), int(cells[3]), int(cells[2]), cell_bytes=bytes_of_cell)))
+            made = ""
+        elif states := _STATES.search(line):
+            found.append(
+                ("recurrent", Cache("recurrent", int(states[1]), 1, int(states[2]), cell_bytes=_RECURRENT_CELL))
+            )
+        elif state := _COMPRESSOR.search(line):
+            name, ratio, rows, n_stream, n_layer = state[1], *map(int, state.groups()[1:])
+            found.append((name, Cache("compressor", rows, n_stream, n_layer, ratio=ratio)))
+            if name in compressed:
+                owner, cache = found[compressed[name]]
+                found[compressed[name]] = owner, replace(cache, ratio=ratio)
+    return found
+
+
+def _owner(name: str) -> str:
+    tensor = _TENSOR.fullmatch(name)
+    if tensor is None:
+        raise _unknown(f"{name} is none of the tensors of its caches")
+    return tensor["compressor"] or ("recurrent" if tensor["part"] in "rs" else "kv")
+
+
+def _taken(cache: Cache, left: list[CacheTensor]) -> tuple[CacheTensor, ...]:
+    """The cache's own tensors, taken from the first that are left: of so many layers, or all of them."""
+    end = len(left)
+    if cache.kind in ("kv", "swa", "compressed"):
+        # K is the first tensor of a layer, and V may follow
+        first = [index for index, tensor in enumerate(left) if _part(tensor) == "k"]
+        end = first[cache.n_layer] if cache.n_layer < len(first) else end
+    own, left[:] = tuple(left[:end]), left[end:]
+    return own
+
+
+def _part(tensor: CacheTensor) -> str | None:
+    found = _TENSOR.fullmatch(tensor.name)
+    return found and found["part"]
+
+
+def _shape(cache: Cache, tensor: CacheTensor) -> tuple[int, int]:
+    """Rows and planes that a tensor of the cache has; snapshots add to those of recurrent states."""
+    if cache.kind == "recurrent":
+        return (tensor.rows if tensor.rows % cache.cells == 0 else 0), 1
+    if cache.kind == "compressor":
+        return cache.cells, (tensor.planes if tensor.planes % cache.n_stream == 0 else 0)
+    return cache.cells, cache.n_stream
+
+
+def _unknown(what: str) -> LlamaCppError:
+    return LlamaCppError(f"the caches of this build of llama.cpp are not known: {what}")

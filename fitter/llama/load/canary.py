@@ -1,0 +1,270 @@
+"""Small models of which one knows what has to happen, loaded with a build of llama.cpp before it is trusted.
+
+A build that fitter was not compiled for may mean something else by the same words. What the parameters of a load do is
+asked of it here, in a process of its own (see ``fitter.llama.build.verdicts``): where layers, tensors and caches go, which
+arithmetic tells. Any build is asked to compute where the processor has layouts of its own for weights.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from fitter.errors import FitterError, LlamaCppError
+from fitter.llama.build import library as native
+from fitter.llama.header.read_header import DESCRIPTORS
+from fitter.llama.load.backend_devices import register_virtual, registry
+from fitter.llama.load.first_load import Ahead
+from fitter.llama.load.loader import Loader
+from fitter.llama.load.real_load import RealLoad
+from fitter.llama.load.zeros import Value, ZeroTensor, write_zeros
+from fitter.llama.processes import worker_environment
+from fitter.llama.processes.scarcity import is_of_the_machine
+from fitter.llama.types import Breakdown, Params, TensorBuftOverride, VirtualDevice, describe
+from fitter.storage.temporary import Directory
+
+_GIB = 1 << 30
+CARDS = tuple(VirtualDevice(f"CUDA{i}", f"canary {i}", "cuda", 890, _GIB, _GIB) for i in range(2))
+HOST = ""
+"""The name for the host where others are devices."""
+
+# Sizes for which no buffer type pads anything: f16 and f32 tensors, each a multiple of 256 bytes.
+_LAYERS, _EMBD, _HEADS, _HEADS_KV, _FF, _EXPERTS, _VOCAB, _TRAINED = 3, 512, 8, 8, 512, 4, 512, 4096
+_EMBD_KV = _EMBD // _HEADS * _HEADS_KV
+_SEQUENCES, _CONTEXT = 2, 1024
+_F16 = 2
+_BLOCK, _BLOCK_BYTES = 32, 34
+"""Elements and bytes of a block of q8_0."""
+
+
+def _tensors(has_experts: bool) -> Iterator[ZeroTensor]:
+    yield ZeroTensor("token_embd.weight", (_EMBD, _VOCAB), "f16")
+    yield ZeroTensor("output_norm.weight", (_EMBD,), "f32")
+    yield ZeroTensor("output.weight", (_EMBD, _VOCAB), "f16")
+    stack, end, last = ((_EXPERTS,), "_exps", "f16") if has_experts else ((), "", "f16")
+    for i in range(_LAYERS):
+        for name in ("attn_norm", "ffn_norm"):
+            yield ZeroTensor(f"blk.{i}.{name}.weight", (_EMBD,), "f32")
+        for name, width in (("q", _EMBD), ("k", _EMBD_KV), ("v", _EMBD_KV), ("output", _EMBD)):
+            yield ZeroTensor(f"blk.{i}.attn_{name}.weight", (_EMBD, width), "f16")
+        if has_experts:
+            yield ZeroTensor(f"blk.{i}.ffn_gate_inp.weight", (_EMBD, _EXPERTS), "f32")
+        yield ZeroTensor(f"blk.{i}.ffn_gate{end}.weight", (_EMBD, _FF, *stack), last)
+        yield ZeroTensor(f"blk.{i}.ffn_up{end}.weight", (_EMBD, _FF, *stack), last)
+        yield ZeroTensor(f"blk.{i}.ffn_down{end}.weight", (_FF, _EMBD, *stack), last)
+
+
+DENSE, EXPERTS = tuple(_tensors(False)), tuple(_tensors(True))
+
+
+QUANTIZED = tuple(replace(tensor, type="q8_0") if tensor.type == "f16" else tensor for tensor in DENSE)
+"""What a processor with AMX computes in tiles."""
+
+
+def write(folder: Path, tensors: Sequence[ZeroTensor]) -> Path:
+    """Write a model of one of the three kinds, a ``llama``. Raises ``OSError``."""
+    values: dict[str, Value] = {
+        ".block_count": _LAYERS,
+        ".context_length": _TRAINED,
+        ".embedding_length": _EMBD,
+        ".feed_forward_length": _FF,
+        ".attention.head_count": _HEADS,
+        ".attention.head_count_kv": _HEADS_KV,
+        ".attention.layer_norm_rms_epsilon": 1e-5,
+        ".rope.dimension_count": _EMBD // _HEADS,
+        ".vocab_size": _VOCAB,
+    }
+    if tensors == EXPERTS:
+        values |= {".expert_count": _EXPERTS, ".expert_used_count": 2}
+    metadata: dict[str, Value] = {"general.architecture": "llama", "tokenizer.ggml.model": "no_vocab"}
+    metadata |= {f"llama{name}": value for name, value in values.items()}
+    return write_zeros(folder / f"canary-{len(os.listdir(folder))}.gguf", metadata, tensors)
+
+
+def _layer(tensor: ZeroTensor) -> int:
+    """The layer of a tensor as llama.cpp places it: the output counts as one more, what reads tokens as -1."""
+    parts = tensor.name.split(".")
+    if parts[0] == "blk":
+        return int(parts[1])
+    return -1 if parts[0] == "token_embd" else _LAYERS
+
+
+def weights(tensors: Iterable[ZeroTensor], devices: Iterable[str], on_host: str = "") -> dict[str, int]:
+    """Bytes of weights by device, with one of ``devices`` for each layer and the output.
+
+    ``on_host``: a part of the names of tensors that are on the host whatever their layer.
+    """
+    places = {-1: HOST, **dict(enumerate(devices))}
+    found: Counter[str] = Counter()
+    for tensor in tensors:
+        is_kept = bool(on_host) and on_host in tensor.name
+        found[HOST if is_kept else places[_layer(tensor)]] += tensor.bytes
+    return dict(found)
+
+
+def cache(devices: Iterable[str], n_ctx: int, type_k: str = "f16", type_v: str = "f16") -> dict[str, int]:
+    """Bytes of the KV cache by device, with one of ``devices`` for each layer."""
+    row = {"f16": _EMBD_KV * _F16, "q8_0": _EMBD_KV // _BLOCK * _BLOCK_BYTES}
+    found: Counter[str] = Counter()
+    for device in devices:
+        found[device] += n_ctx * (row[type_k] + row[type_v])
+    return dict(found)
+
+
+def differences(what: str, found: Breakdown, model: dict[str, int], context: dict[str, int]) -> Iterator[str]:
+    """What of a load is not as arithmetic has it, a few words each."""
+    measured: dict[str, Counter[str]] = {"weights": Counter(), "the KV cache": Counter()}
+    for row in found.rows:
+        measured["weights"][HOST if row.is_host else row.device or HOST] += row.model
+        measured["the KV cache"][HOST if row.is_host else row.device or HOST] += row.context
+    for kind, expected in (("weights", model), ("the KV cache", context)):
+        got = {device: size for device, size in measured[kind].items() if size}
+        if got != expected:
+            yield f"{what}: {kind} take {_said(got)} instead of {_said(expected)}"
+
+
+def _said(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{size} bytes of {device or 'the host'}" for device, size in sorted(sizes.items())) or "nothing"
+
+
+def problem_of_loaded() -> str:
+    """Why the llama.cpp of this process cannot be trusted, in one line; '' if it can.
+
+    Raises ``FitterError`` if it refuses something. Loads on virtual devices, so it is for a process of its own.
+    """
+    native.prepare()
+    register_virtual(describe(CARDS))
+    first, second = (card.name for card in CARDS)
+    with _models(DENSE, EXPERTS) as (dense, experts):
+        loader = Loader(registry(virtual=True))
+        try:
+            found = [*_of_dense(loader, dense, first, second), *_of_experts(loader, experts, first)]
+        finally:
+            loader.close()
+        found += _of_held(experts, first)
+    if difference := native.open_backend().fitter_virtual_build_difference():
+        found.append(str(native.libraries().text(difference)))
+    return found[0] if found else ""
+
+
+@contextmanager
+def _models(*kinds: Sequence[ZeroTensor]) -> Iterator[tuple[str, ...]]:
+    """Paths of models. A build that crashes leaves no file behind where a deleted one can still be opened."""
+    with ExitStack() as stack:
+        with Directory() as folder:
+            paths = [write(Path(folder), tensors) for tensors in kinds]
+            if sys.platform != "linux" or not os.path.isdir(DESCRIPTORS):
+                yield tuple(map(str, paths))
+                return
+            files = [stack.enter_context(path.open("rb")) for path in paths]
+        yield tuple(f"{DESCRIPTORS}/{file.fileno()}" for file in files)
+
+
+def _of_dense(loader: Loader, path: str, first: str, second: str) -> Iterator[str]:
+    """Layers, devices, splits, and caches on the host."""
+    split = (second, second, first, first)
+    params = Params(n_ctx=_CONTEXT, devices=(second, first), tensor_split=(1.0, 1.0))
+    found = loader.measure(path, params)
+    yield from differences("a split", found, weights(DENSE, split), cache(split[:_LAYERS], _CONTEXT))
+    if found.devices != (second, first) or found.n_ctx != _CONTEXT:
+        yield f"a split: {found.n_ctx} tokens on {found.devices}"
+
+    host = (HOST, HOST, first, first)
+    params = Params(n_ctx=_CONTEXT, devices=(first,), n_gpu_layers=2, flash_attn="off")
+    found = loader.measure(path, params)
+    yield from differences("two layers on a device", found, weights(DENSE, host), cache(host[:_LAYERS], _CONTEXT))
+    yield from _attention("flash attention off", found, False)
+
+    params = Params(n_ctx=_CONTEXT, devices=(first,), offload_kqv=False)
+    found = loader.measure(path, params)
+    yield from differences(
+        "a KV cache on the host", found, weights(DENSE, [first] * 4), cache([HOST] * _LAYERS, _CONTEXT)
+    )
+
+
+_OF_EXPERTS = "_exps"
+
+
+def _on_host() -> tuple[TensorBuftOverride, ...]:
+    return (TensorBuftOverride(_OF_EXPERTS, "CPU"),)
+
+
+def _of_experts(loader: Loader, path: str, first: str) -> Iterator[str]:
+    """Overrides, sequences, kinds of cache, flash attention."""
+    params = Params(
+        n_ctx=_CONTEXT,
+        n_seq_max=_SEQUENCES,
+        devices=(first,),
+        tensor_buft_overrides=_on_host(),
+        type_k="q8_0",
+        type_v="q8_0",
+        flash_attn="on",
+    )
+    found = loader.measure(path, params)
+    caches = cache([first] * _LAYERS, _CONTEXT, "q8_0", "q8_0")
+    yield from differences("experts on the host", found, weights(EXPERTS, [first] * 4, _OF_EXPERTS), caches)
+    yield from _attention("flash attention on", found, True)
+
+
+def _attention(what: str, found: Breakdown, expected: bool) -> Iterator[str]:
+    # A build whose log does not say it is no other one for that.
+    if found.flash_attn not in (None, expected):
+        yield f"{what}: llama.cpp says the opposite"
+
+
+def _of_held(path: str, first: str) -> Iterator[str]:
+    """The load that waits until its placement is known."""
+    description = describe(CARDS[:1])
+    register_virtual(description)
+    loader = Loader(registry(virtual=True))
+    try:
+        loader.keep(Ahead(path, description, is_held=True))
+        params = Params(n_ctx=_CONTEXT, devices=(first,), tensor_split=(4.0,), tensor_buft_overrides=_on_host())
+        found = loader.measure(path, params)
+        yield from differences(
+            "a load that waits",
+            found,
+            weights(EXPERTS, [first] * 4, _OF_EXPERTS),
+            cache([first] * _LAYERS, _CONTEXT),
+        )
+    finally:
+        loader.close()
+
+
+def main() -> None:
+    """Print why the build of this process's environment cannot be trusted, an empty line if it can."""
+    worker_environment.become_worker(is_canary=True)
+    try:
+        native.load_cells()
+        problem = problem_of_loaded()
+    except FitterError as error:
+        _check_machine(error)
+        problem = f"it refuses a small model ({error})" if isinstance(error, LlamaCppError) else str(error)
+    print("\n" + " ".join(problem.split()), flush=True)
+    # Without what llama.cpp does while a process ends.
+    os._exit(0)
+
+
+def compute() -> None:
+    """Compute with weights in this processor's own layouts, which may end this process; print an empty line else."""
+    worker_environment.become_worker(is_canary=True)
+    try:
+        native.prepare()
+        with _models(QUANTIZED) as (path,):
+            RealLoad(path, Params(n_ctx=256, devices=(), n_gpu_layers=0), registry()).close()
+    except FitterError as error:
+        # What llama.cpp refuses in so many words is no crash.
+        _check_machine(error)
+    print(flush=True)
+    os._exit(0)
+
+
+def _check_machine(error: FitterError) -> None:
+    """Raise ``error`` again where it says nothing of the build: this process then has no answer."""
+    if is_of_the_machine(error):
+        raise error

@@ -1,0 +1,431 @@
+"""Dummy loads: models and contexts that allocate nothing, and the memory that they would take."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from fitter.errors import LlamaCppError
+from fitter.llama.build import library as native
+from fitter.llama.build.layouts import read_whole
+from fitter.llama.build.log import captured_log, failure, flash_attn_from, lines_of_context, n_splits_from, unused_from
+from fitter.llama.header.read_header import Headers
+from fitter.llama.load.adapters import Adapters
+from fitter.llama.load.allocations import untouched
+from fitter.llama.load.backend_devices import Device, Registry, every_device, register_virtual, registry
+from fitter.llama.load.breakdown import breakdown_of, model_info_of
+from fitter.llama.load.caches import PADDED, caches_of
+from fitter.llama.load.first_load import MAX_HELD_OVERRIDES, Ahead
+from fitter.llama.load.forked_load import CAN_FORK, Placer, can_hold, place, split_of
+from fitter.llama.load.splits import check_build, split_counted, takes_nothing
+from fitter.llama.load.structs import apply, apply_context, is_placed_alone, model_key, overrides_of
+from fitter.llama.types import (
+    LAYOUT_DEVICE,
+    Breakdown,
+    Caches,
+    CacheTensor,
+    Layout,
+    LayoutEntry,
+    Lora,
+    ModelInfo,
+    Params,
+    Row,
+    Skeleton,
+)
+
+OWN = "own"
+"""The role of the model's own file, where a skeleton is measured beside it."""
+
+_LAYOUT = "layout"
+"""The role of the model whose tensors' sizes are recorded."""
+
+_MOST_PLACERS = 2
+
+
+class Loader:
+    """Makes dummy loads, and keeps the last model so that another context of it needs no new load.
+
+    ``loads``: how many dummy loads were made. ``is_reordered``: the virtual devices are no longer in the order of their
+    description. A model is a file, or a ``Skeleton``, which ``headers`` makes. Not thread-safe. Call ``close`` before
+    virtual devices are replaced.
+    """
+
+    def __init__(self, devices: Registry, headers: Headers | None = None) -> None:
+        self.devices = devices
+        self._headers = headers or Headers()
+        self.loads = 0
+        self.is_reordered = False
+        self._models: dict[str, _Dummy] = {}
+        self._held: Ahead | None = None
+        self._placers: dict[int, Placer] = {}
+        self._library = native.libraries()
+
+    def close(self) -> None:
+        """Free the models that are kept."""
+        self._drop_held()
+        while self._placers:
+            self._placers.popitem()[1].close()
+        while self._models:
+            self._models.popitem()[1].free()
+
+    def keep(self, ahead: Ahead) -> None:
+        """Take over a load that began early, as if ``model_info`` had made it; one that waits is taken when needed."""
+        if ahead.is_held:
+            self._drop_held()
+            self._held = ahead
+            return
+        model, params = ahead.take(), Params(devices=(self.devices.default[0].info.name,))
+        key = model_key(ahead.path, params)
+        if not model:
+            return
+        self.loads += 1
+        self._models["measure"] = _Dummy(self._library, key, ahead.path, params, model, ahead.pointers)
+
+    def measure(
+        self, path: str | Skeleton, params: Params, role: str = "measure", *, reserve: bool = False
+    ) -> Breakdown:
+        """The memory that loading ``path`` with ``params`` would take, by a dummy load. Raises ``LlamaCppError``.
+
+        The last model of each ``role`` is kept. With ``reserve``, compute buffers are also reserved as in a real load,
+        but without memory (``Row.reserved``). llama.cpp's own figure for a dummy load ignores to which device the
+        graph's builder assigns single nodes, and all graphs but the first.
+        """
+        dummy = self._model(role, path, params, self.devices)
+        with dummy.context(params) as context:
+            lora = dummy.apply(params.lora, context)
+            found = breakdown_of(context)
+            log = [line.text for line in captured_log()]
+            rows = found.rows
+            if reserve and self._library.fitter.fitter_reserve(self._library.pointer(context)):
+                rows = _with_reserved(rows, breakdown_of(context).rows)
+        return Breakdown(rows, found.devices, found.n_ctx, flash_attn_from(log), n_splits_from(log), lora)
+
+    def place(self, path: str, params: Params, description: str, *, reserve: bool) -> Breakdown | None:
+        """What ``measure`` says of a placement on the virtual devices of ``description``, where that can be had of a
+        load that has read its tokenizer before; else ``None``."""
+        counts = split_of(params)
+        names = params.devices or ()
+        kept = self._models.get(OWN)
+        is_loaded = kept is not None and kept.key == model_key(path, params) and kept.has_layers(params.n_gpu_layers)
+        is_usable = (
+            CAN_FORK
+            and not is_loaded
+            and counts is not None
+            and any(counts)
+            and len(counts) == len(names)
+            and {device.info.name for device in self.devices.default}.issuperset(names)
+            and can_hold(params)
+            and is_placed_alone(params)
+        )
+        if not is_usable:
+            return None
+        placer = self._placers.pop(len(names), None)
+        if placer is not None and not placer.is_of(path, description, len(names)):
+            placer.close()
+            placer = None
+        while placer is None and len(self._placers) >= _MOST_PLACERS:
+            self._placers.pop(next(iter(self._placers))).close()
+        placer = placer or Placer(path, description, len(names), self._place_in_fork, self._measure_in_fork)
+        self._placers[len(names)] = placer
+        found = placer.measure(params, reserve)
+        self.loads += found is not None
+        return found
+
+    def _place_in_fork(self, placer: Placer, params: Params) -> None:
+        used = params.devices or ()
+        described = [text.partition(",")[0] for text in placer.description.split(";")]
+        self._reorder(described, [*used, *(name for name in described if name not in used)])
+        place(placer.overrides, split_of(params) or (), overrides_of(params, self.devices))
+
+    def _measure_in_fork(self, placer: Placer, model: Any, params: Params, reserve: bool) -> Breakdown | None:
+        native.open_backend().fitter_virtual_say_described_free()
+        everything = replace(params, n_gpu_layers=-1)
+        key = model_key(placer.path, params)
+        dummy = _Dummy(self._library, key, placer.path, everything, model, [*placer.pointers])
+        self._models = {OWN: dummy}
+        if not dummy.has_layers(params.n_gpu_layers):
+            return None
+        return self.measure(placer.path, params, OWN, reserve=reserve)
+
+    def model_info(self, path: str | Skeleton, params: Params) -> ModelInfo:
+        """Load ``path`` as ``measure`` would and describe the model. Raises ``LlamaCppError``."""
+        dummy = self._model("measure", path, params, self.devices)
+        return model_info_of(self._library, dummy.model)
+
+    def layout(self, path: str | Skeleton, params: Params) -> Layout:
+        """The size of every weight and cache tensor, recorded with all layers on one device.
+
+        Raises ``LlamaCppError``.
+        """
+        backend = native.open_backend()
+        with self._recorded(path, replace(params, ctx_type=Params.ctx_type)) as context:
+            total = breakdown_of(context)
+        entries = tuple(record.entry for record in _records(self._library, backend))
+        unused = self._models[_LAYOUT].unused
+        layout = Layout(entries, int(backend.fitter_virtual_alignment()), total.n_ctx, unused)
+        _check_layout(layout, total)
+        return layout
+
+    def caches(self, path: str | Skeleton, params: Params) -> Caches:
+        """The caches of a context with ``params``, recorded as for a ``layout``. Raises ``LlamaCppError``."""
+        if params.flash_attn == "off":
+            with self._recorded(path, params) as context:
+                found = self._caches(context)
+                if not any(PADDED in line.text for line in captured_log()):
+                    return found
+        # what "auto" finds on the device that records is nothing to go by
+        with self._recorded(path, replace(params, flash_attn="on")) as context:
+            return self._caches(context)
+
+    def _caches(self, context: Any) -> Caches:
+        breakdown_of(context)
+        log = lines_of_context([line.text for line in captured_log()])
+        records = _records(self._library, native.open_backend())
+        tensors = [
+            CacheTensor(each.name, each.row_bytes, each.rows, each.planes) for each in records if not each.is_weight
+        ]
+        return caches_of(self._library, context, log, tensors)
+
+    @contextmanager
+    def _recorded(self, path: str | Skeleton, params: Params) -> Iterator[Any]:
+        """A context with all layers on one device; what asks for the sizes of its caches' tensors records them."""
+        backend = native.open_backend()
+        recorder = _recorder(self._library, backend)
+        everything = replace(
+            params,
+            n_gpu_layers=Params.n_gpu_layers,
+            tensor_split=None,
+            tensor_buft_overrides=(),
+            split_mode=Params.split_mode,
+            main_gpu=Params.main_gpu,
+            devices=None,
+            offload_kqv=Params.offload_kqv,
+            n_outputs_max=Params.n_outputs_max,
+            lora=(),
+        )
+        dummy = self._model(_LAYOUT, path, everything, Registry((recorder,), (recorder,)))
+        backend.fitter_virtual_record_clear()
+        try:
+            backend.fitter_virtual_record(1)
+            with dummy.context(everything) as context:
+                backend.fitter_virtual_record(2)
+                yield context
+        finally:
+            backend.fitter_virtual_record(0)
+
+    @property
+    def held(self) -> Ahead | None:
+        """The load that waits for its placement."""
+        return self._held
+
+    def _place_held(self, role: str, path: str | Skeleton, params: Params) -> None:
+        """Let the load that waits go on: with the placement of ``params`` if it can take that, else to be dropped."""
+        held = self._held
+        if held is None:
+            return
+        counts = [int(count) for count in params.tensor_split or (1.0,)]
+        is_usable = (
+            role == "measure"
+            and path == held.path
+            and sorted(params.devices or ()) == sorted(device.info.name for device in self.devices.default)
+            and len(counts) == len(self.devices.default)
+            and counts == list(params.tensor_split or (1.0,))
+            and 0 < len(params.tensor_buft_overrides) <= MAX_HELD_OVERRIDES
+            and is_placed_alone(params)
+        )
+        if not is_usable:
+            self._drop_held()
+            return
+        self._held = None
+        self._reorder([text.partition(",")[0] for text in held.description.split(";")], params.devices or ())
+        overrides = overrides_of(params, self.devices)
+        model = held.place(counts, overrides)
+        if not model:
+            return
+        self.loads += 1
+        pointers = [*held.pointers, overrides]
+        all_layers = replace(params, n_gpu_layers=-1)
+        kept = self._models.pop(role, None)
+        if kept is not None:
+            kept.free()
+        self._models[role] = _Dummy(self._library, model_key(path, params), held.path, all_layers, model, pointers)
+
+    def _reorder(self, described: Sequence[str], names: Sequence[str]) -> None:
+        """Put the ``described`` devices into the order of ``names``; what waits only knows how many there are."""
+        order = [described.index(name) for name in names]
+        if order != sorted(order):
+            native.open_backend().fitter_virtual_reorder(order, len(order))
+            self.devices = registry(virtual=True)
+            self.is_reordered = True
+
+    def _drop_held(self) -> None:
+        held, self._held = self._held, None
+        if held is not None and (model := held.take()):
+            self._library.llama.llama_model_free(model)
+
+    def _model(self, role: str, path: str | Skeleton, params: Params, devices: Registry) -> _Dummy:
+        self._place_held(role, path, params)
+        key = model_key(path, params)
+        kept = self._models.get(role)
+        if kept is not None and kept.key == key and kept.has_layers(params.n_gpu_layers):
+            return kept
+        if kept is not None:
+            del self._models[role]
+            kept.free()
+        self.loads += 1
+        file, name = (path, path) if isinstance(path, str) else (self._headers.skeleton(path), path.files[0])
+        model, pointers = _load_dummy(self._library, file, name, params, devices)
+        dummy = self._models[role] = _Dummy(self._library, key, name, params, model, pointers)
+        return dummy
+
+
+def _with_reserved(rows: Sequence[Row], real: Sequence[Row]) -> tuple[Row, ...]:
+    reserved = {(row.buffer_type, row.device): row for row in real}
+    known = [replace(row, reserved=reserved.pop((row.buffer_type, row.device)).compute) for row in rows]
+    return (*known, *(replace(row, compute=0, reserved=row.compute) for row in reserved.values()))
+
+
+def _load_dummy(
+    library: native.Library, file: str, name: str, params: Params, devices: Registry
+) -> tuple[Any, list[object]]:
+    """The model in ``file``, loaded with ``no_alloc``, and the memory that its parameters point to.
+
+    ``name`` is the file's name for error messages.
+    """
+    check_build(library, params)
+    llama = library.llama
+    model_params = llama.llama_model_default_params()
+    pointers = apply(params, model_params, llama.llama_context_default_params(), devices)
+    model_params.no_alloc = True
+    read_whole(model_params)
+    model = llama.llama_model_load_from_file(os.fsencode(file), model_params)
+    if not model:
+        raise failure(name, "llama.cpp cannot load the model")
+    return model, pointers
+
+
+class _Dummy:
+    """A ``model`` loaded with ``no_alloc``. ``pointers``: the memory that its parameters point to.
+
+    ``unused``: tensors of it that llama.cpp does not load, by the log of the question in which it is loaded.
+    """
+
+    def __init__(
+        self,
+        library: native.Library,
+        key: tuple[object, ...],
+        name: str,
+        params: Params,
+        model: Any,
+        pointers: Sequence[object],
+    ) -> None:
+        self.key = key
+        self.model = model
+        self.name = name
+        self.unused = unused_from(line.text for line in captured_log())
+        self._pointers = pointers
+        self._library = library
+        self._llama = library.llama
+        self._adapters: Adapters | None = None
+        info = model_info_of(library, self.model)
+        self._all_layers = info.n_layer + info.n_layer_nextn + 1
+        self._n_ctx_train = info.n_ctx_train
+        self._n_gpu_layers = self._layers(params.n_gpu_layers)
+        takes_nothing(library, params, model)
+
+    def has_layers(self, n_gpu_layers: int) -> bool:
+        """Whether ``n_gpu_layers`` puts the same layers on devices."""
+        return self._layers(n_gpu_layers) == self._n_gpu_layers
+
+    def _layers(self, n_gpu_layers: int) -> int:
+        return min(n_gpu_layers, self._all_layers) if n_gpu_layers >= 0 else self._all_layers
+
+    @contextmanager
+    def context(self, params: Params) -> Iterator[Any]:
+        context_params = self._llama.llama_context_default_params()
+        apply_context(params, context_params)
+        # llama.cpp allocates and clears recurrent states and outputs even in a dummy load
+        with untouched(self._cells(params)), split_counted(self._library, params, self.model) as owner:
+            context = self._llama.llama_init_from_model(self.model, context_params)
+            owner.append(context)
+        if not context:
+            raise failure(self.name, "llama.cpp cannot make a context")
+        try:
+            yield context
+        finally:
+            self._llama.llama_free(context)
+
+    def _cells(self, params: Params) -> int:
+        """The cells of each stream of the KV cache."""
+        n_ctx = _padded(params.n_ctx or self._n_ctx_train)
+        return n_ctx if params.kv_unified else _padded(n_ctx // params.n_seq_max)
+
+    def apply(self, lora: Sequence[Lora], context: Any) -> tuple[tuple[Row, ...], ...]:
+        """The memory of each adapter; the compute buffers of ``context`` then include them."""
+        if not lora:
+            return ()
+        if self._adapters is None or self._adapters.key != Adapters.key_of(lora):
+            self._free_adapters()
+            self._adapters = Adapters(self._library, lora, self.model, really=False)
+        self._adapters.apply(lora, context)
+        if not self._library.fitter.fitter_context_reserve(self._library.pointer(context)):
+            raise LlamaCppError(f"libllama cannot plan with LoRA adapters: {self._library.last_error()}")
+        return self._adapters.rows
+
+    def free(self) -> None:
+        self._free_adapters()
+        self._llama.llama_model_free(self.model)
+
+    def _free_adapters(self) -> None:
+        adapters, self._adapters = self._adapters, None
+        if adapters is not None:
+            adapters.free()
+
+
+def _padded(n_ctx: int) -> int:
+    """A context, rounded up as in llama.cpp."""
+    return -(-n_ctx // 256) * 256
+
+
+def _recorder(library: native.Library, backend: Any) -> Device:
+    register_virtual("")
+    address = library.address(backend.fitter_virtual_recorder())
+    return next(device for device in every_device(library) if device.address == address)
+
+
+class _Record(NamedTuple):
+    """A tensor that was recorded."""
+
+    buffer_type: str
+    name: str
+    bytes: int
+    is_weight: int
+    row_bytes: int
+    rows: int
+    planes: int
+
+    @property
+    def entry(self) -> LayoutEntry:
+        return LayoutEntry(self.buffer_type, self.name, "model" if self.is_weight else "context", self.bytes)
+
+
+def _records(library: native.Library, backend: Any) -> tuple[_Record, ...]:
+    out = library.ffi.new("fitter_columns_t *")
+    backend.fitter_virtual_records(out)
+    texts, numbers = library.columns(out, 2, 5)
+    return tuple(map(_Record, *texts, *numbers))
+
+
+def _check_layout(layout: Layout, total: Breakdown) -> None:
+    """Raise ``LlamaCppError`` if the sizes do not add up to llama.cpp's own total."""
+    for row in total.rows:
+        if row.buffer_type != LAYOUT_DEVICE:
+            continue
+        for kind, expected in (("model", row.model), ("context", row.context)):
+            sizes = [e.bytes for e in layout.entries if e.buffer_type == row.buffer_type and e.kind == kind]
+            found = sum(-(-size // layout.alignment) * layout.alignment for size in sizes)
+            if found != expected:
+                raise LlamaCppError(f"recorded {found} bytes of {kind} tensors, but llama.cpp counts {expected}")

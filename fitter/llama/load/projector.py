@@ -1,0 +1,168 @@
+"""The memory of a multimodal projector, measured with libmtmd, with which llama.cpp's programs load projectors."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
+from fitter.llama.build import library as native
+from fitter.llama.build.log import captured_log, reason
+from fitter.llama.header.read_header import read_header
+from fitter.llama.load.allocations import counted
+from fitter.llama.load.backend_devices import Registry, select
+from fitter.llama.types import FlashAttn, Row
+from fitter.parameters.table import FLASH_ATTN
+
+
+def measure(
+    path: str,
+    device: str | None,
+    devices: Registry,
+    flash_attn: FlashAttn = "auto",
+    image_min_tokens: int = -1,
+    image_max_tokens: int = -1,
+) -> tuple[Row, ...]:
+    """The bytes of the projector at ``path`` by buffer type, without allocating.
+
+    ``device`` is the name of one of ``devices``, or ``None`` for the host. Weights are model bytes; compute is for the
+    image with which libmtmd warms up. Raises ``ModelError`` if it is not a projector, ``UsageError`` for an unknown
+    device, ``LibraryError`` if there is no matching libmtmd.
+    """
+    library = _libraries()
+    _check(path)
+    request, _name = _request(library, path, device, devices, flash_attn, image_min_tokens, image_max_tokens)
+    reported = library.ffi.new("uint64_t *")
+    with counted() as allocations:
+        is_measured = library.fitter.fitter_projector_measure(request, reported)
+        if not is_measured:
+            raise ModelError(f"{path}: {_refusal(library, request)}")
+    # libmtmd reports the weights as they are in the file, without the part that generates audio.
+    if sum(row.used for row in allocations.rows) < reported[0]:
+        raise LlamaCppError(f"libmtmd reports {reported[0]} bytes for {path}, but ggml was asked for fewer")
+    return allocations.rows
+
+
+@contextmanager
+def loaded(
+    path: str, device: str | None, devices: Registry, model: Any = None, flash_attn: FlashAttn = "auto"
+) -> Iterator[Any]:
+    """The projector (``mtmd_context *``), loaded for real, for ``model`` (llama_cpp's pointer) or for no model."""
+    library = _libraries()
+    _check(path)
+    request, _name = _request(library, path, device, devices, flash_attn, -1, -1)
+    projector = library.fitter.fitter_projector_load(request, library.pointer(model or 0))
+    if projector == library.ffi.NULL:
+        raise ModelError(f"{path}: {_reason()}")
+    try:
+        yield projector
+    finally:
+        library.fitter.fitter_projector_free(projector)
+
+
+_ENCODERS = ("clip.has_vision_encoder", "clip.has_audio_encoder", "clip.has_gen_audio_encoder")
+
+
+def _check(path: str) -> None:
+    """Raise ``ModelError`` unless it is a complete projector: libmtmd only reads the header when it measures."""
+    if not any(read_header(path).metadata.get(encoder) for encoder in _ENCODERS):
+        raise ModelError(
+            f"{path} is not a multimodal projector; convert one with llama.cpp's convert_hf_to_gguf.py --mmproj"
+        )
+
+
+def _request(
+    library: native.Library,
+    path: str,
+    device: str | None,
+    devices: Registry,
+    flash_attn: FlashAttn,
+    image_min_tokens: int,
+    image_max_tokens: int,
+) -> tuple[Any, object]:
+    """A ``fitter_projector_t``, and the memory that it points to."""
+    address = 0
+    if device is not None:
+        found = select((device,), devices)
+        address = found[0].address
+    if image_max_tokens != -1 and image_max_tokens < max(image_min_tokens, 1):
+        raise UsageError(
+            f"image_max_tokens is {image_max_tokens}, less than image_min_tokens ({max(image_min_tokens, 1)}): raise it"
+        )
+    name = library.ffi.new("char[]", os.fsencode(path))
+    request = library.ffi.new(
+        "fitter_projector_t *",
+        {
+            "path": name,
+            "device": library.pointer(address),
+            "flash_attn": FLASH_ATTN[flash_attn],
+            "image_min_tokens": image_min_tokens,
+            "image_max_tokens": image_max_tokens,
+        },
+    )
+    return request, name
+
+
+def _refusal(library: native.Library, request: Any) -> str:
+    """Why libmtmd cannot load it, which it only reports when it loads."""
+    projector = library.fitter.fitter_projector_load(request, library.ffi.NULL)
+    if projector != library.ffi.NULL:
+        library.fitter.fitter_projector_free(projector)
+        return "libmtmd does not report the memory of this projector"
+    return _reason()
+
+
+_PREFIXES = re.compile(r"^(\w+: )*(error: )?(failed to load model '.*?': )?(\w+: )*")
+_CONSEQUENCES = re.compile(r"error: Failed to load CLIP model from")
+
+
+def _reason() -> str:
+    lines = [line for line in captured_log() if not _CONSEQUENCES.search(line.text)]
+    return _PREFIXES.sub("", reason(lines) or "libmtmd cannot load it")
+
+
+@functools.cache
+def _libraries() -> native.Library:
+    """The native libraries, with libmtmd loaded too. Raises ``LibraryError``."""
+    library = native.libraries()
+    path = _path()
+    try:
+        # Its dependencies are found by name among the libraries that are already loaded.
+        mtmd = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise LibraryError(f"libmtmd cannot be loaded ({' '.join(str(error).split())}): {_FIX}") from error
+    for symbol in ("llama_backend_init", "ggml_backend_dev_count"):
+        if _address(mtmd, symbol) != _address(library.llama.library, symbol):
+            raise LibraryError(f"{path} belongs to another libllama than the loaded one: {_FIX}")
+    if not library.fitter.fitter_projector_library(library.ffi.cast("void *", mtmd._handle)):
+        raise LibraryError(
+            f"{path} is not the libmtmd of llama.cpp {native.built_versions(library)}: {library.last_error()}; {_FIX}"
+        )
+    return library
+
+
+_FIX = native.FIX
+
+
+def _path() -> Path:
+    directory = os.environ.get("MTMD_CPP_LIB") or native.directory()
+    for name in ("libmtmd.so", "libmtmd.dylib"):
+        path = Path(directory) / name
+        if path.is_file():
+            return path
+    raise LibraryError(
+        f"a projector needs libmtmd, but there is none in {directory}: {_FIX}, or set MTMD_CPP_LIB to its directory"
+    )
+
+
+def _address(library: Any, symbol: str) -> int | None:
+    try:
+        return ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value
+    except AttributeError:
+        return None

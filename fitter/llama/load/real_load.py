@@ -1,0 +1,204 @@
+"""Real loads, which allocate and compute, and facts that only a device's driver knows. Runs in the worker."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from fitter.errors import LibraryError, LlamaCppError, RemoteError
+from fitter.llama.build import library as native
+from fitter.llama.build.functions import Batch
+from fitter.llama.build.layouts import read_whole
+from fitter.llama.build.log import captured_log, failure
+from fitter.llama.load.adapters import Adapters
+from fitter.llama.load.backend_devices import Device, Registry
+from fitter.llama.load.breakdown import breakdown_of
+from fitter.llama.load.splits import check_build, computed_in, split_counted
+from fitter.llama.load.structs import apply
+from fitter.llama.processes import rpc
+from fitter.llama.types import Breakdown, MeasuredSpeed, Params
+
+N_GENERATED = 4
+"""How many single tokens to compute after the prompt: ggml-cuda records a graph after the second one."""
+
+_CU_MAJOR, _CU_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+
+
+class RealLoad:
+    """A model and a context that has computed full micro batches and single tokens, so that all memory is in use.
+
+    Raises ``LlamaCppError`` if llama.cpp cannot load it or compute with it. ``close`` frees it.
+    """
+
+    def __init__(self, path: str, params: Params, devices: Registry) -> None:
+        self._llama = native.libraries().llama
+        check_build(native.libraries(), params)
+        model_params = self._llama.llama_model_default_params()
+        context_params = self._llama.llama_context_default_params()
+        self._keep = apply(params, model_params, context_params, devices)
+        read_whole(model_params)
+        self._context: Any = None
+        self._adapters: Adapters | None = None
+        library = native.libraries()
+        with split_counted(library, params, None) as made:
+            self._model = self._llama.llama_model_load_from_file(os.fsencode(path), model_params)
+            made.append(self._model)
+        if not self._model:
+            raise failure(path, "llama.cpp cannot load the model")
+        try:
+            with split_counted(library, params, self._model) as made:
+                self._context = self._llama.llama_init_from_model(self._model, context_params)
+                made.append(self._context)
+            if not self._context:
+                raise failure(path, "llama.cpp cannot make a context")
+            if params.lora:
+                self._adapters = Adapters(native.libraries(), params.lora, self._model, really=True)
+                self._adapters.apply(params.lora, self._context)
+            with split_counted(library, params, self._model) as made:
+                self._compute(path)
+                made.append(computed_in(self._context))
+        except BaseException:
+            self.close()
+            raise
+
+    def breakdown(self) -> Breakdown:
+        """Its memory by llama.cpp's own count."""
+        found = breakdown_of(self._context)
+        return replace(found, lora=self._adapters.rows) if self._adapters else found
+
+    def close(self) -> None:
+        """Free the context and the model."""
+        context, self._context = self._context, None
+        model, self._model = self._model, None
+        adapters, self._adapters = self._adapters, None
+        if context:
+            self._llama.llama_free(context)
+        if adapters:
+            adapters.free()
+        if model:
+            self._llama.llama_model_free(model)
+
+    def _compute(self, path: str) -> None:
+        for batch in self._batches():
+            if self._refuses(batch):
+                raise failure(path, "llama.cpp cannot compute with the model")
+        self._llama.llama_synchronize(self._context)
+
+    def _batches(self) -> Iterator[tuple[int, int]]:
+        """Pairs of tokens per sequence and number of sequences: prompts of one and of all sequences, single tokens."""
+        llama = self._llama
+        n_seq_max = int(llama.llama_n_seq_max(self._context))
+        # llama.cpp aborts beyond the training context if the model has learned positions.
+        n_ctx_train = int(llama.llama_model_n_ctx_train(self._model)) or 2**31
+        length = min(int(llama.llama_n_ctx_seq(self._context)), n_ctx_train)
+        room = int(llama.llama_n_ubatch(self._context))
+        for n_seqs in sorted({1, min(n_seq_max, room)}):
+            if n_seqs > 1 and (memory := llama.llama_get_memory(self._context)):
+                llama.llama_memory_clear(memory, False)
+            # in a unified cache each sequence gets an equal share
+            share = min(length, int(llama.llama_n_ctx(self._context)) // n_seqs)
+            prompt = max(1, min(room // n_seqs, share - N_GENERATED))
+            yield prompt, n_seqs
+            yield from [(1, n_seqs)] * min(N_GENERATED, share - prompt)
+
+    def _refuses(self, tokens: tuple[int, int]) -> bool:
+        """Whether llama.cpp fails to compute a batch (tokens per sequence, sequences); an encoder runs first."""
+        llama = self._llama
+        batch, _pointers = batch_of(*tokens)
+        if llama.llama_model_has_encoder(self._model) and llama.llama_encode(self._context, batch):
+            return True
+        return bool(llama.llama_model_has_decoder(self._model) and llama.llama_decode(self._context, batch))
+
+
+def batch_of(n_tokens: int, n_seqs: int) -> tuple[Batch, list[object]]:
+    """A batch of ``n_tokens`` tokens of each sequence, and the memory that it points to."""
+    count = n_tokens * n_seqs
+    tokens = (ctypes.c_int32 * count)(*[0] * count)
+    sequences = [ctypes.pointer(ctypes.c_int32(i)) for i in range(n_seqs)]
+    counts = (ctypes.c_int32 * count)(*[1] * count)
+    own = (ctypes.POINTER(ctypes.c_int32) * count)(*(sequences[i // n_tokens] for i in range(count)))
+    # without positions llama.cpp continues; without logits it computes those of the last token
+    return Batch(count, tokens, None, None, counts, own, None), [tokens, sequences, counts, own]
+
+
+def device_speed(device: Device, memory: int, seconds: float) -> MeasuredSpeed:
+    """Measure how fast ``device`` multiplies, with up to ``memory`` bytes of zeros, for about ``seconds``.
+
+    Raises ``LlamaCppError`` if it cannot be measured.
+    """
+    library = native.libraries()
+    out = library.ffi.new("fitter_speed_t *")
+    if not library.fitter.fitter_device_speed(library.pointer(device.address), memory, seconds, out):
+        raise LlamaCppError(f"the speed of {device.info.name} cannot be measured: {library.last_error()}")
+    return MeasuredSpeed(float(out.round_trip), float(out.link), float(out.bandwidth), float(out.compute))
+
+
+def add_rpc_server(endpoint: str) -> None:
+    """Register the devices of an rpc-server (``host:port``) with ggml, as llama.cpp's ``--rpc`` does.
+
+    Raises ``LibraryError`` if libllama has no RPC, ``RemoteError`` if the server has no device, or another protocol. If
+    the server does not answer, llama.cpp ends the process.
+    """
+    native.libraries()
+    ggml = ctypes.CDLL(None)
+    for name, arguments in (
+        ("ggml_backend_reg_by_name", [ctypes.c_char_p]),
+        ("ggml_backend_reg_get_proc_address", [ctypes.c_void_p, ctypes.c_char_p]),
+        ("ggml_backend_register", [ctypes.c_void_p]),
+    ):
+        function = getattr(ggml, name)
+        function.argtypes, function.restype = arguments, ctypes.c_void_p
+    registry = ggml.ggml_backend_reg_by_name(b"RPC")
+    address = registry and ggml.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_rpc_add_server")
+    if not address:
+        raise LibraryError('libllama has no RPC: install llama-cpp-python with CMAKE_ARGS="-DGGML_RPC=on"')
+    server = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(address)(endpoint.encode())
+    if not server:
+        raise RemoteError(rpc.refusal_of(endpoint, (line.text for line in captured_log())))
+    ggml.ggml_backend_register(server)
+
+
+def reset_connections() -> None:
+    """Make the connections to rpc-servers end with a reset, so that the end of this process kills no server."""
+    import socket
+    import stat
+
+    from fitter.llama.processes.rpc import RESET
+
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                connection = socket.socket(fileno=int(name))
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                connection.detach()
+
+
+def compute_capabilities(devices: Registry) -> dict[str, int]:
+    """The compute capability (890 for 8.9) of the CUDA devices by name, if the driver reports it."""
+    known: dict[str, int] = {}
+    for device in devices.default:
+        if device.info.backend == "CUDA" and device.device_id and (found := _capability(device.device_id)):
+            known[device.info.name] = found
+    return known
+
+
+def _capability(pci_id: str) -> int | None:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    # ggml appends "-v1" to the id of a card that it lists more than once
+    pci = pci_id.split("-")[0].encode()
+    if (
+        driver.cuInit(0)
+        or driver.cuDeviceGetByPCIBusId(ctypes.byref(device), pci)
+        or driver.cuDeviceGetAttribute(ctypes.byref(major), _CU_MAJOR, device)
+        or driver.cuDeviceGetAttribute(ctypes.byref(minor), _CU_MINOR, device)
+    ):
+        return None
+    return major.value * 100 + minor.value * 10

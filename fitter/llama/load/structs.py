@@ -1,0 +1,126 @@
+"""Writing ``Params`` into llama.cpp's parameter structs."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+from fitter.errors import UsageError
+from fitter.llama.build import library as native
+from fitter.llama.header.file_identity import identity
+from fitter.llama.load.backend_devices import Device, Registry, registry, select
+from fitter.llama.load.first_load import OverrideStruct
+from fitter.llama.types import MAX_USED_DEVICES, Params, Skeleton
+from fitter.parameters.table import of_a_struct
+
+_POINTERS = ("devices", "tensor_split", "tensor_buft_overrides")
+"""Parameters that llama.cpp's struct only has a pointer for."""
+
+_PLACED = ("n_gpu_layers", *_POINTERS)
+"""Parameters that can still be set for a load that has begun."""
+
+
+def apply(params: Params, model_params: Any, context_params: Any, devices: Registry | None = None) -> list[object]:
+    """Write ``params`` into llama.cpp's two parameter structs, of ours or of llama-cpp-python's.
+
+    Names of devices and buffer types are looked up in ``devices``, by default the real ones of this process. With that
+    default, ``params.devices`` of ``None`` leaves the choice to llama.cpp. Fields that ``Params`` lacks are unchanged,
+    and a default that the structs have no field for is left out.
+
+    Returns the objects that the structs point to, which must live as long as the model. Raises ``UsageError`` for an
+    unknown name, a number out of range, or a parameter that this llama.cpp does not have.
+    """
+    available = devices or registry()
+    pointed_to: list[object] = []
+    _apply_model(params, model_params, available, leave_default=devices is None, pointed_to=pointed_to)
+    apply_context(params, context_params)
+    return pointed_to
+
+
+def _apply_model(params: Params, out: Any, available: Registry, leave_default: bool, pointed_to: list[object]) -> None:
+    llama = native.libraries().llama
+    selected = available.default if params.devices is None else select(params.devices, available)
+    _check_count(params, selected)
+    if params.devices is not None or not leave_default:
+        pointers = (ctypes.c_void_p * (len(selected) + 1))(*(d.address for d in selected), None)
+        out.devices = ctypes.cast(pointers, ctypes.c_void_p)
+        pointed_to.append(pointers)
+
+    write("model", params, out)
+
+    if params.tensor_split is not None:
+        limit = int(llama.llama_max_devices())
+        if len(params.tensor_split) > limit:
+            raise UsageError(f"tensor_split has {len(params.tensor_split)} values; llama.cpp takes at most {limit}")
+        split = (ctypes.c_float * limit)(*params.tensor_split)
+        out.tensor_split = split
+        pointed_to.append(split)
+
+    if params.tensor_buft_overrides:
+        overrides = (OverrideStruct * (len(params.tensor_buft_overrides) + 1))()
+        for entry, (pattern, buffer_type) in zip(overrides, overrides_of(params, available), strict=False):
+            entry.pattern, entry.buft = pattern, buffer_type
+            pointed_to.append(pattern)
+        out.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
+        pointed_to.append(overrides)
+
+
+def overrides_of(params: Params, available: Registry) -> list[tuple[bytes, int]]:
+    """The pattern and the address of the buffer type of every override. Raises ``UsageError`` for an unknown one."""
+    buffer_types = {d.buffer_type: d.buffer_type_address for d in available.devices if d.buffer_type is not None}
+    found = []
+    for override in params.tensor_buft_overrides:
+        if override.buffer_type not in buffer_types:
+            raise UsageError(
+                f"unknown buffer type '{override.buffer_type}'; there are: {', '.join(buffer_types) or 'none'}"
+            )
+        found.append((override.pattern.encode("utf-8", "surrogateescape"), buffer_types[override.buffer_type]))
+    return found
+
+
+def apply_context(params: Params, out: Any) -> None:
+    write("context", params, out)
+
+
+def write(struct: str, params: Params, out: Any) -> None:
+    """Write the plain values of ``params`` for llama.cpp's ``struct``, ``model`` or ``context``, into ``out``.
+
+    A default that ``out`` has no field for is left out. Raises ``UsageError`` for another value that it has none for.
+    """
+    fields = {name for name, *_ in out._fields_}
+    for each in of_a_struct(struct):
+        if each.key in _POINTERS:
+            continue
+        value = params.of_parameter(each)
+        if each.field in fields:
+            setattr(out, each.field, each.kind.native(str(each.key), value))
+        elif value != each.default:
+            raise UsageError(
+                f"{each.key} is not a parameter of llama.cpp {native.llama_cpp_version()}: leave it out, or plan with "
+                "a newer llama.cpp"
+            )
+
+
+def _check_count(params: Params, selected: tuple[Device, ...]) -> None:
+    # GGML_SCHED_MAX_BACKENDS: with one more, llama.cpp aborts.
+    if len(selected) > MAX_USED_DEVICES and params.split_mode != "none":
+        raise UsageError(
+            f"llama.cpp runs a model on at most {MAX_USED_DEVICES} devices beside the CPU: choose some of the "
+            f"{len(selected)} with --device"
+        )
+
+
+def model_key(path: str | Skeleton, params: Params) -> tuple[object, ...]:
+    files = (path,) if isinstance(path, str) else path.files
+    return (
+        isinstance(path, str),
+        *((os.path.abspath(file), identity(file)) for file in files),
+        # n_gpu_layers is compared separately: larger numbers than the model has layers are equal
+        *(params.of_parameter(each) for each in of_a_struct("model") if each.key != "n_gpu_layers"),
+    )
+
+
+def is_placed_alone(params: Params) -> bool:
+    """Whether a load that has begun can still take ``params``: only its placement differs from the defaults."""
+    return all(params.of_parameter(each) == each.default for each in of_a_struct("model") if each.key not in _PLACED)

@@ -1,0 +1,98 @@
+"""The most memory that a process may take to plan, so that no file takes all of a machine's. Bytes.
+
+Only memory in use counts, without mapped files. A dummy load reserves addresses for much more than it uses, so the
+limits of the system (``setrlimit``) would end loads that are right.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+
+from fitter.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+VARIABLE = "FITTER_MEMORY_LIMIT"
+"""The environment variable with another limit: a size such as ``8GiB``."""
+
+CHECK_SECONDS = 0.1
+"""How often a process looks at its memory. llama.cpp fills some 200 MB in that time."""
+
+_MOST = 4 << 30
+"""The plan of a large model with a context of tens of millions of tokens has taken 1.7 GB."""
+_LEAST = 512 << 20
+"""Several times what the plan of any known model takes."""
+
+_STATM = "/proc/self/statm"
+
+
+def check() -> None:
+    """Raise ``UsageError`` if the environment has a limit that is no size."""
+    if told := os.environ.get(VARIABLE):
+        _parse(told)
+
+
+@functools.cache
+def limit() -> int:
+    """Bytes that this process may take: what the environment says, or 4 GiB, or half of the machine's memory."""
+    if told := os.environ.get(VARIABLE):
+        try:
+            return _parse(told)
+        except UsageError:
+            # ``check`` says it, where somebody hears it
+            pass
+    return min(_MOST, _half())
+
+
+def divide(processes: int) -> None:
+    """Give each of ``processes`` workers its part of half of the machine's memory, unless a limit was set."""
+    os.environ.setdefault(VARIABLE, f"{min(_MOST, max(_LEAST, _half() // processes))}B")
+
+
+def used() -> int:
+    """Bytes of memory that this process has for itself; 0 where the system does not say."""
+    try:
+        with open(_STATM, "rb") as file:
+            _, resident, shared, *_ = file.read().split()
+    except (OSError, ValueError):
+        return 0
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
+def excess() -> str | None:
+    """Why this process has to end, on one line; ``None`` while it is within its limit."""
+    if (taken := used()) <= limit():
+        return None
+    return (
+        f"planning takes more than {limit() >> 20} MiB of memory ({taken >> 20} MiB): check the model's file, or allow "
+        f"more with {VARIABLE}"
+    )
+
+
+def watch(end: Callable[[str], object]) -> None:
+    """Call ``end`` with the reason as soon as this process is over its limit, on a thread of its own."""
+    import threading
+
+    def look() -> None:
+        while (why := excess()) is None:
+            time.sleep(CHECK_SECONDS)
+        end(why)
+
+    threading.Thread(target=look, name="fitter-memory", daemon=True).start()
+
+
+def _half() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _parse(told: str) -> int:
+    from fitter.parameters.values import parse_size
+
+    try:
+        return parse_size(told)
+    except UsageError as error:
+        raise UsageError(f"{VARIABLE}: {error}") from None

@@ -1,0 +1,206 @@
+"""Calls to llama.cpp that must not end the process: each on a thread of its own, which is stopped if ggml aborts.
+
+``bindings/measuring/load_guard.cpp`` explains how. A thread that cannot return sleeps until the process ends, and its
+memory stays allocated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import ctypes
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from fitter.llama.build import library as native
+from fitter.llama.build.functions import ProgressCallback
+from fitter.llama.build.log import LogLine, log_lines
+from fitter.llama.worker.process import open_files
+
+T = TypeVar("T")
+
+_SLICE = 100
+"""Milliseconds after which a waiting thread checks for signals."""
+_PATIENCE = 1.0
+"""Seconds to wait for a server after Ctrl-C."""
+_GRACE = 10.0
+"""Seconds in which a call must end after it was cancelled, or has failed."""
+
+
+class LoadProgress:
+    """The progress of a call, and whether to cancel it. ``callback`` is for llama.cpp's load."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+        self.last = time.monotonic()
+        self.callback = ProgressCallback(self._tell)
+
+    def step(self) -> None:
+        """Record that the call has made progress."""
+        self.last = time.monotonic()
+
+    def _tell(self, _done: float, _data: ctypes.c_void_p) -> bool:
+        self.step()
+        return not self.is_cancelled
+
+
+@dataclass(frozen=True)
+class CallResult(Generic[T]):
+    """The result of a call: a ``value`` or an ``error``.
+
+    ``crash``: ggml's message, if it would have aborted. ``is_lost``: the thread cannot return, so its memory stays
+    allocated until the process ends. ``stalled``: seconds without progress, if the call was cancelled for that.
+    ``log``: llama.cpp's log.
+    """
+
+    value: T | None
+    error: BaseException | None
+    crash: str | None
+    is_lost: bool
+    stalled: float | None
+    log: tuple[LogLine, ...]
+
+
+# One call at a time, since llama-cpp-python replaces the process's stdout and stderr while it loads.
+_turn = threading.Lock()
+
+
+def attempt(
+    call: Callable[[LoadProgress], T],
+    servers: Sequence[str] = (),
+    timeout: float | None = None,
+    on_lost: Callable[[], None] | None = None,
+) -> CallResult[T]:
+    """Make ``call`` on a thread of its own, and return its result however it ends.
+
+    With ``servers`` (``host:port`` of rpc-servers) it is cancelled after ``timeout`` seconds without progress. Ctrl-C
+    cancels it at the next tensor, or closes the connections. ``on_lost`` is called if the thread cannot return.
+    """
+    fitter = native.libraries().fitter
+    progress = LoadProgress()
+    made: list[T] = []
+    failed: list[BaseException] = []
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        fitter.fitter_guard_enter(guard)
+        try:
+            made.append(context.run(call, progress))
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            fitter.fitter_guard_leave(guard)
+
+    with _turn, _own_streams() as restore:
+        guard = fitter.fitter_guard_new(bool(servers))
+        thread = threading.Thread(target=run, name="fitter-load", daemon=True)
+        state, stalled = 0, None
+        try:
+            try:
+                thread.start()
+            except RuntimeError as error:
+                return CallResult(None, MemoryError(str(error)), None, False, None, ())
+            try:
+                state, stalled = _wait(guard, progress, servers, timeout)
+            except BaseException:
+                progress.is_cancelled = True
+                state = _wait_for(guard, _PATIENCE if servers else _GRACE)
+                if state == 0 and servers:
+                    disconnect(servers)
+                    state = _wait_for(guard, _GRACE)
+                raise
+            finally:
+                if state == 1:
+                    thread.join()
+                else:
+                    restore()
+                    if on_lost:
+                        on_lost()
+            crash = native.libraries().text(fitter.fitter_guard_crash(guard))
+            log = log_lines(lambda out: fitter.fitter_guard_log(guard, out))
+        finally:
+            # a thread that was not started never entered the guard
+            if thread.ident is not None:
+                fitter.fitter_guard_close(guard)
+    return CallResult(
+        made[0] if made and state == 1 else None, failed[0] if failed else None, crash, state != 1, stalled, log
+    )
+
+
+def _wait(
+    guard: Any, progress: LoadProgress, servers: Sequence[str], timeout: float | None
+) -> tuple[int, float | None]:
+    """Wait for the thread: 1 if it has ended, 2 if it never will, 0 if it was cancelled after so many idle seconds."""
+    fitter = native.libraries().fitter
+    while not (state := int(fitter.fitter_guard_wait(guard, _SLICE))):
+        idle = time.monotonic() - progress.last
+        if servers and timeout is not None and idle > timeout:
+            progress.is_cancelled = True
+            # this ends what waits for a server, and so the thread
+            disconnect(servers)
+            return _wait_for(guard, _GRACE), idle
+    return state, None
+
+
+def _wait_for(guard: Any, seconds: float) -> int:
+    fitter = native.libraries().fitter
+    end = time.monotonic() + seconds
+    while not (state := int(fitter.fitter_guard_wait(guard, _SLICE))) and time.monotonic() < end:
+        pass
+    return state
+
+
+def disconnect(servers: Sequence[str]) -> None:
+    """Reset this process's connections to ``servers``, which ends every wait for an answer.
+
+    If possible they are not shut down: a server that answers on a closed connection would be killed by SIGPIPE.
+    """
+    connect = ctypes.CDLL(None).connect
+    nowhere = struct.pack("H14x", socket.AF_UNSPEC)
+    addresses = set()
+    for server in servers:
+        host, _, port = server.rpartition(":")
+        with contextlib.suppress(OSError):
+            addresses.add((socket.gethostbyname(host), int(port)))
+    for number in open_files():
+        with contextlib.suppress(OSError, ValueError):
+            connection = socket.socket(fileno=os.dup(number))
+            with connection:
+                if connection.family != socket.AF_INET or connection.getpeername() not in addresses:
+                    continue
+                # some kernels refuse this while a thread waits
+                if connect(connection.fileno(), nowhere, len(nowhere)):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def _own_streams() -> Iterator[Callable[[], None]]:
+    """A function that restores stdout and stderr, which llama-cpp-python turns off while it loads quietly."""
+    streams = sys.stdout, sys.stderr
+    # Jupyter's streams have descriptors of their own, which it turns off as well.
+    copies = [getattr(stream, "_original_stdstream_copy", None) for stream in streams]
+    saved: dict[int, int] = {}
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            saved[number] = os.dup(number)
+
+    def restore() -> None:
+        sys.stdout, sys.stderr = streams
+        for stream, copy in zip(streams, copies, strict=True):
+            if copy is not None:
+                stream._original_stdstream_copy = copy  # type: ignore[union-attr]
+        for number, descriptor in saved.items():
+            os.dup2(descriptor, number)
+
+    try:
+        yield restore
+    finally:
+        for descriptor in saved.values():
+            os.close(descriptor)

@@ -1,0 +1,222 @@
+"""A worker that is asked nothing twice: for many questions about one model, one after another. Bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from fitter.errors import FitterError
+from fitter.llama.client import DEFAULT_TIMEOUT, Worker
+from fitter.llama.header.file_identity import identity
+from fitter.llama.types import Breakdown, DeviceInfo, Params, Skeleton, VirtualDevice
+from fitter.parameters.table import AnyPath
+
+if TYPE_CHECKING:
+    from fitter.llama.build.cuda_library import CudaLibrary
+
+_T = TypeVar("_T")
+
+_KEPT = frozenset(
+    {"build", "caches", "devices", "header", "host", "layout", "match", "measure", "model_info", "projector"}
+)
+"""Commands whose answer stays the same as long as files and devices do."""
+
+_OWN = "own"
+"""A measurement of the model's own file, as a key."""
+
+_MOST_KEPT = 4096
+_MOST_LARGE = 32
+_LARGE = frozenset({"header", "layout", "match"})
+"""Commands whose answers name every tensor of a model."""
+
+
+class RememberingWorker(Worker):
+    """A ``Worker`` that remembers its answers, and measures a model's own file in a second process of virtual devices.
+
+    What was asked of a file is forgotten once that changes (its time of change, size or number), and what was asked of
+    real devices once another amount of their memory is free. ``check`` is called before every question. One that
+    ``is_alone`` has one process for everything.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        on_log: Callable[[str], None] | None = None,
+        llama_cpp: AnyPath | None = None,
+        is_alone: bool = False,
+    ) -> None:
+        super().__init__(timeout=timeout, on_log=on_log, llama_cpp=llama_cpp)
+        self._is_alone = is_alone
+        self._virtual: tuple[VirtualDevice, ...] = ()
+        self._answers: OrderedDict[tuple[object, ...], Any] = OrderedDict()
+        self._files: dict[str, tuple[int, ...]] = {}
+        self._free: tuple[DeviceInfo, ...] = ()
+        self._second: Worker | None = None
+        self._suggested: tuple[str, Params] | None = None
+
+    @property
+    def dummy_loads(self) -> int:
+        return super().dummy_loads + (self._second.dummy_loads if self._second else 0)
+
+    def configure(
+        self,
+        virtual_devices: Sequence[VirtualDevice],
+        library: CudaLibrary | None = None,
+        rpc: str | Sequence[str] = (),
+        llama_cpp: AnyPath | None = None,
+    ) -> None:
+        super().configure(virtual_devices, library, rpc, llama_cpp)
+        self._virtual = tuple(virtual_devices)
+        if self._second is not None:
+            self._settle()
+            if virtual_devices:
+                second, where = self._second, self._llama_cpp
+                second.configure(virtual_devices, library, (), where)
+
+    def measure(
+        self, path: str | os.PathLike[str] | Skeleton, params: Params, role: str = "measure", *, reserve: bool = False
+    ) -> Breakdown:
+        if isinstance(path, Skeleton) or role != "measure":
+            return super().measure(path, params, role, reserve=reserve)
+        if not self._has_second or not reserve:
+            # the skeleton stays loaded beside it
+            return super().measure(path, params, _OWN, reserve=reserve)
+        name = os.fspath(path)
+        return self._once(self._own_key(name, params), lambda: self._measured(name, params))
+
+    def suggest(self, path: str, params: Params, *, is_found: bool) -> None:
+        """Have the model's own file measured meanwhile, as it may be asked for next, or will be if it ``is_found``."""
+        is_known = self._suggested == (path, params) or self._own_key(path, params) in self._answers
+        if not self._has_second or is_known or (self._suggested and not is_found and self._own_worker().busy):
+            return
+        self._settle()
+        self._own_worker().begin_placing(path, params)
+        self._suggested = path, params
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        if self._description:
+            return super().devices()
+        # others take and free memory of real ones
+        self._free = self.memory()
+        return self._free
+
+    def dismiss(self) -> None:
+        super().dismiss()
+        if self._second is not None:
+            self._second.dismiss()
+
+    def interrupt(self) -> None:
+        second = self._second
+        super().interrupt()
+        if second is not None:
+            second.interrupt()
+
+    def release(self) -> None:
+        """End the processes; the next question starts them again."""
+        self._kill()
+        second, self._second, self._suggested = self._second, None, None
+        if second is not None:
+            self._loads += second.dummy_loads
+            second.close()
+
+    def close(self) -> None:
+        second, self._second = getattr(self, "_second", None), None
+        try:
+            super().close()
+        finally:
+            if second is not None:
+                second.close()
+
+    @property
+    def _has_second(self) -> bool:
+        # Each process that asks a real device takes some of its memory, and an rpc-server talks to one process only.
+        # What a fork logs is not heard here.
+        return bool(self._description) and not (self._rpc or self._on_log or self._is_alone)
+
+    def _own_worker(self) -> Worker:
+        """The worker that has the model's own file."""
+        if self._second is None:
+            self._second = Worker(
+                self._virtual,
+                library=self._library,
+                timeout=self._timeout,
+                on_log=self._on_log,
+                llama_cpp=self._llama_cpp,
+            )
+            self._second.check = self._check
+        self._second.deadline = self.deadline
+        return self._second
+
+    def _measured(self, path: str, params: Params) -> Breakdown:
+        worker = self._own_worker()
+        if self._suggested != (path, params):
+            self._settle()
+            worker.begin_placing(path, params)
+        self._suggested = None
+        return worker.finish_measure()
+
+    def _settle(self) -> None:
+        """Let what was suggested end; its answer is kept, and its error is said where it is asked for."""
+        suggested, self._suggested = self._suggested, None
+        if suggested is not None:
+            with contextlib.suppress(FitterError):
+                self._answers[self._own_key(*suggested)] = self._own_worker().finish_measure()
+
+    def _own_key(self, path: str, params: Params) -> tuple[object, ...]:
+        return _OWN, self._key({"path": path, "params": params})
+
+    def _ask(self, kind: type[_T], command: str, **arguments: Any) -> _T:
+        self._check()
+        ask = super()._ask
+        if command == "header":
+            self._notice(arguments["path"])
+        if command not in _KEPT:
+            return ask(kind, command, **arguments)
+        return self._once((command, self._key(arguments)), lambda: ask(kind, command, **arguments))
+
+    def _check(self) -> None:
+        if self.check is not None:
+            self.check()
+
+    def _once(self, key: tuple[object, ...], ask: Callable[[], _T]) -> _T:
+        known = self._answers
+        if key in known:
+            known.move_to_end(key)
+            return cast(_T, known[key])
+        answer = known[key] = ask()
+        large = [each for each in known if each[0] in _LARGE] if key[0] in _LARGE else []
+        if len(large) > _MOST_LARGE:
+            del known[large[0]]
+        if len(known) > _MOST_KEPT:
+            known.popitem(last=False)
+        return answer
+
+    def _notice(self, path: str) -> None:
+        """Forget everything if the file has changed: a split model is asked about by the name of its first file, and
+        the processes that have loaded it know no other.
+        """
+        now = identity(path)
+        if self._files.get(path, now) != now:
+            self.release()
+            self._answers.clear()
+            self._files.clear()
+        self._files[path] = now
+
+    def _key(self, arguments: Mapping[str, Any]) -> tuple[object, ...]:
+        machine = (self._description, self._library, self._rpc, self._llama_cpp, self._cpu, self._free)
+        return machine, *(_part(value) for value in arguments.values())
+
+
+def _part(value: object) -> object:
+    """Something that is another where ``value``, or a file that it names, is."""
+    if isinstance(value, Skeleton):
+        return value, *map(identity, value.files)
+    if isinstance(value, Params):
+        return value, *(identity(lora.path) for lora in value.lora)
+    if isinstance(value, list):
+        return tuple(value)
+    return (value, identity(value)) if isinstance(value, str) and os.sep in value else value

@@ -1,0 +1,326 @@
+"""The child process in which llama.cpp runs, so that a crash, an abort or a hang does not harm the parent.
+
+Requests and answers are lines of JSON on two separate pipes, so that output of native code does not disturb them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import queue
+import select
+import signal
+import sys
+import threading
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fitter.errors import FitterError, LibraryError, LlamaCppError, WorkerError
+from fitter.llama.build import host_layouts
+from fitter.llama.build import library as native
+from fitter.llama.build.log import captured_log
+from fitter.llama.header.file_types import file_types
+from fitter.llama.header.patterns import match
+from fitter.llama.header.read_header import Headers
+from fitter.llama.load import projector, real_load
+from fitter.llama.load.backend_devices import (
+    cuda_registry,
+    device_named,
+    host_of,
+    load_cuda_backend,
+    register_virtual,
+    registry,
+)
+from fitter.llama.load.first_load import Ahead
+from fitter.llama.load.loader import OWN, Loader
+from fitter.llama.processes import memory_limit, wire
+from fitter.llama.processes.endings import RAN_OUT
+from fitter.llama.processes.scarcity import is_out_of_memory
+from fitter.llama.types import (
+    Breakdown,
+    Caches,
+    DeviceInfo,
+    FileTypes,
+    FlashAttn,
+    Header,
+    Layout,
+    LlamaCpp,
+    Loaded,
+    MeasuredSpeed,
+    ModelInfo,
+    Params,
+    Row,
+    Skeleton,
+)
+
+LOG_LINES = 60
+"""How many lines of llama.cpp's log an error contains."""
+
+RAN_OUT_OF_MEMORY = "llama.cpp ran out of memory ({}): end other programs, and try again"
+
+
+class Session:
+    """The state of the worker between requests. Every public method is a command."""
+
+    def __init__(self) -> None:
+        self._loader: Loader | None = None
+        self._virtual = False
+        self._description = ""
+        self._reported = 0
+        self._adopted = False
+        self._real: real_load.RealLoad | None = None
+        self._has_servers = False
+        # A real load takes what it takes, and so does what measures a device.
+        self._is_limited = True
+        # Kept when the loader is replaced, since headers do not depend on devices.
+        self._headers: Headers | None = None
+
+    @property
+    def loads(self) -> int:
+        """Dummy loads so far."""
+        return self._loader.loads if self._loader else 0
+
+    def _unreported_loads(self) -> int:
+        """Dummy loads since the last call."""
+        reported, self._reported = self._reported, self.loads
+        return self.loads - reported
+
+    def configure(self, description: str) -> None:
+        """Replace the virtual devices; without any, commands are about the real ones."""
+        if description == self._description and not (self._loader and self._loader.is_reordered):
+            return
+        loads = self.loads
+        if self._loader:
+            self._loader.close()
+            self._loader = None
+        if description:
+            register_virtual(description)
+        elif self._virtual:
+            native.open_backend().fitter_virtual_host_is_described(False)
+        self._virtual = bool(description)
+        self._description = description
+        self._open().loads = loads
+
+    def adopt(self, path: str, plugin: bool, count: int) -> None:
+        """Use the ``count`` cards of a CUDA backend that runs without a GPU."""
+        load_cuda_backend(path, plugin)
+        self._adopted = True
+        found = sum(device.info.virtual for device in self._open().devices.default)
+        if found != count:
+            raise LibraryError(f"{path} has {found} devices, but {count} are described: unset GGML_CUDA_DEVICES")
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        return tuple(device.info for device in self._open().devices.default)
+
+    def build(self) -> LlamaCpp:
+        return native.loaded()
+
+    def host(self) -> DeviceInfo:
+        return host_of(self._open().devices)
+
+    def header(self, path: str) -> Header:
+        return self._known_headers().read(path)
+
+    def file_types(self, files: tuple[str, ...], directory: str) -> FileTypes:
+        return file_types(self._known_headers(), files, directory)
+
+    def write_skeleton(self, skeleton: Skeleton, path: str) -> None:
+        self._known_headers().write_skeleton(skeleton, path)
+
+    def measure(self, path: str | Skeleton, params: Params, role: str, reserve: bool) -> Breakdown:
+        return self._open().measure(path, params, role, reserve=reserve)
+
+    def place(self, path: str, params: Params, reserve: bool) -> Breakdown:
+        """What ``measure`` says, of a load that has read its tokenizer before where that can be had."""
+        found = self._open().place(path, params, self._description, reserve=reserve) if self._is_described else None
+        return found or self.measure(path, params, OWN, reserve)
+
+    @property
+    def _is_described(self) -> bool:
+        """Whether the devices are fitter's own."""
+        return self._virtual and not self._adopted
+
+    def hold(self, path: str) -> None:
+        """Begin to load the model on all virtual devices; its tensors wait until it is measured."""
+        loader = self._open()
+        if loader.held is None or loader.held.path != path:
+            loader.keep(Ahead(path, self._description, is_held=True))
+
+    def model_info(self, path: str | Skeleton, params: Params) -> ModelInfo:
+        return self._open().model_info(path, params)
+
+    def layout(self, path: str | Skeleton, params: Params) -> Layout:
+        return self._open().layout(path, params)
+
+    def caches(self, path: str | Skeleton, params: Params) -> Caches:
+        return self._open().caches(path, params)
+
+    def projector(
+        self, path: str, device: str | None, flash_attn: FlashAttn, image_min_tokens: int, image_max_tokens: int
+    ) -> tuple[Row, ...]:
+        devices = self._open().devices
+        return projector.measure(path, device, devices, flash_attn, image_min_tokens, image_max_tokens)
+
+    def add_rpc_server(self, endpoint: str) -> None:
+        self._has_servers = True
+        real_load.add_rpc_server(endpoint)
+        if self._loader:
+            # loaded models refer to devices by address, and the addresses stay
+            self._loader.devices = registry(self._virtual)
+
+    def compute_capabilities(self) -> tuple[tuple[str, int], ...]:
+        return tuple(real_load.compute_capabilities(self._open().devices).items())
+
+    def memory(self) -> tuple[DeviceInfo, ...]:
+        return tuple(device.info for device in registry(self._virtual).default)
+
+    def speed(self, device: str, memory: int, seconds: float) -> MeasuredSpeed:
+        self._is_limited = False
+        return real_load.device_speed(device_named(device, self._open().devices), memory, seconds)
+
+    def load(self, path: str, params: Params) -> Loaded:
+        self.unload()
+        self._is_limited = False
+        self._real = real_load.RealLoad(path, params, self._open().devices)
+        return Loaded(self._real.breakdown(), self.memory())
+
+    def unload(self) -> None:
+        loaded, self._real = self._real, None
+        if loaded:
+            loaded.close()
+
+    def match(self, patterns: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
+        return match(patterns, names)
+
+    def _end(self, status: int = 0) -> None:
+        """End the process, whatever it is doing."""
+        if self._has_servers:
+            with contextlib.suppress(Exception):
+                real_load.reset_connections()
+        os._exit(status)
+
+    def _check_memory(self) -> None:
+        """End the process if it takes more memory than a plan may."""
+        if self._is_limited and (why := memory_limit.excess()):
+            self._run_out(why)
+
+    def _run_out(self, why: str) -> None:
+        """End the process because memory ran out: that is no answer to the question. The parent asks a new one."""
+        os.write(2, f"\n{why}\n".encode(errors="replace"))
+        self._end(RAN_OUT)
+
+    def _keep(self, ahead: Ahead) -> None:
+        """Take over a load that began before this session."""
+        self._virtual, self._description = True, ahead.description
+        self._open().keep(ahead)
+
+    def _open(self) -> Loader:
+        if self._loader is None:
+            if not self._virtual:
+                host_layouts.settle()
+            devices = cuda_registry() if self._adopted else registry(self._virtual)
+            self._loader = Loader(devices, self._known_headers())
+        return self._loader
+
+    def _known_headers(self) -> Headers:
+        self._headers = self._headers or Headers()
+        return self._headers
+
+
+def handle(session: Session, request: dict[str, Any]) -> dict[str, Any]:
+    """Answer one request. Any failure becomes an ``error`` in the answer."""
+    answer: dict[str, Any] = {}
+    try:
+        native.libraries().fitter.fitter_log_clear()
+        answer["result"] = wire.encode(_call(session, request["command"], request["arguments"]))
+    except FitterError as error:
+        if (
+            session._is_limited
+            and isinstance(error, LlamaCppError)
+            and is_out_of_memory([str(error), *_log(LOG_LINES)])
+        ):
+            session._run_out(RAN_OUT_OF_MEMORY.format(error))
+        answer["error"] = {"type": type(error).__name__, "message": " ".join(str(error).split())}
+    except MemoryError:
+        session._run_out(RAN_OUT_OF_MEMORY.format("Cannot allocate memory"))
+    except Exception as error:
+        sys.excepthook(*sys.exc_info())
+        message = f"{request.get('command')} failed in the worker: {type(error).__name__}: {error}"
+        answer["error"] = {"type": WorkerError.__name__, "message": " ".join(message.split())}
+    answer["loads"] = session._unreported_loads()
+    if "error" in answer or request.get("log"):
+        answer["log"] = _log(None if request.get("log") else LOG_LINES)
+    return answer
+
+
+def _call(session: Session, command: str, arguments: dict[str, Any]) -> Any:
+    if command.startswith("_") or not callable(function := getattr(session, command, None)):
+        raise LlamaCppError(f"the worker knows no command '{command}'")
+    kinds = _kinds(getattr(function, "__func__", function))
+    return function(**{name: wire.decode(kinds[name], value) for name, value in arguments.items()})
+
+
+_kinds = functools.cache(typing.get_type_hints)
+
+
+def _log(count: int | None) -> list[str]:
+    try:
+        lines = [line.text for line in captured_log()]
+    except FitterError:
+        return []
+    return lines if count is None else lines[-count:]
+
+
+def main(request_fd: int, answer_fd: int, parent: int, first: Callable[[Session], object] | None = None) -> None:
+    """Call ``first``, then serve requests until the parent closes its end of the pipe or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Processes that this one starts must not inherit the pipes.
+    os.set_inheritable(request_fd, False)
+    os.set_inheritable(answer_fd, False)
+
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    # Native calls release the interpreter's lock, so this thread can end the process even if one hangs.
+    session = Session()
+    threading.Thread(target=_read_requests, args=(request_fd, parent, requests.put, session), daemon=True).start()
+
+    native.load_cells()
+    with contextlib.suppress(FitterError):
+        # Every request will fail with the same error, and report it.
+        native.prepare()
+    if first is not None:
+        # This is only a head start: an error will be raised again by the request that needs it.
+        with contextlib.suppress(Exception):
+            first(session)
+    while True:
+        answer = handle(session, json.loads(requests.get()))
+        _write(answer_fd, json.dumps(answer).encode() + b"\n")
+
+
+def _read_requests(fd: int, parent: int, put: Callable[[bytes], None], session: Session) -> None:
+    pending = b""
+    while True:
+        readable: Sequence[int] = select.select([fd], [], [], memory_limit.CHECK_SECONDS)[0]
+        session._check_memory()
+        if not readable:
+            # The pipe stays open if the parent was killed but a fork of it is alive.
+            if os.getppid() != parent:
+                session._end()
+            continue
+        data = os.read(fd, 1 << 16)
+        if not data:
+            session._end()
+        *lines, pending = (pending + data).split(b"\n")
+        for line in filter(None, lines):
+            put(line)
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[os.write(fd, view) :]
+    except BrokenPipeError:
+        os._exit(0)

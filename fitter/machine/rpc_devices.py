@@ -1,0 +1,163 @@
+"""The speed of remote devices: given by the user, or measured over the network and stored for a day."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from fitter.errors import LlamaCppError, UsageError
+from fitter.llama.types import RPC, DeviceInfo, MeasuredSpeed
+from fitter.machine import bandwidth, gpu_catalogue
+from fitter.machine.speed import REMOTE, DeviceSpeed, speed_of
+from fitter.machine.stored import write_if_possible
+from fitter.parameters.values import MIB
+from fitter.storage import files
+
+_SCHEMA = 1
+_GB = 10**9
+
+_SECONDS = 0.5
+"""About how long to measure a device."""
+
+_MEMORY = 320 * MIB
+"""Bytes of its memory to read: more than the caches of most processors hold."""
+
+_STORED_SECONDS = 24 * 3600.0
+"""Later, the address may belong to another machine, or the network may have changed."""
+
+Measure = Callable[[str, int, float], MeasuredSpeed]
+"""Measures a device by its name, with so many bytes of its memory, for so many seconds, as ``Worker.speed`` does."""
+
+
+def parse_bandwidths(given: float | str | Sequence[float | str]) -> tuple[float, ...]:
+    """Bytes per second of ``900GB/s``, or of several such values with commas. Raises ``UsageError``."""
+    values: list[float | str] = [given] if isinstance(given, (str, int, float)) else list(given)
+    texts = [text for value in values for text in (value.split(",") if isinstance(value, str) else [f"{value:.0f}"])]
+    if not texts:
+        raise UsageError("the list of bandwidths of remote devices is empty: give one such as 900GB/s")
+    return tuple(map(bandwidth.parse_bandwidth, texts))
+
+
+def remote_speeds(
+    devices: Sequence[DeviceInfo], every: Sequence[DeviceInfo], measure: Measure, given: Sequence[float] = ()
+) -> dict[str, DeviceSpeed]:
+    """The speeds of the remote ones of ``devices``, by name.
+
+    ``every`` has all devices of the machine. ``given``: a bandwidth for all remote devices, or one for each of them in
+    ``every``, which replaces the measured one. A device that cannot be measured gets a default, and its ``source`` says
+    so. Raises ``UsageError`` for a wrong number of bandwidths, and what ``measure`` raises if a server is lost.
+    """
+    remote = [device for device in every if device.backend == RPC]
+    if len(given) not in (0, 1, len(remote)):
+        raise UsageError(
+            f"--rpc-bandwidth has {len(given)} values, but there are {len(remote)} remote devices: "
+            "give one for all, or one for each"
+        )
+    stored = _read()
+    speeds, fresh = {}, {}
+    for index, device in enumerate(remote):
+        if device not in devices:
+            continue
+        key = _key(device, remote[:index])
+        measured, how = stored.get(key), "measured earlier"
+        if measured is None:
+            measured, how = _measured(device, measure), "measured"
+            if measured is not None and measured.bandwidth > 0:
+                # nothing, as where its memory was full, may be something the next time
+                fresh[key] = measured
+        own = given[index if len(given) > 1 else 0] if given else None
+        speeds[device.name] = _speed(device, measured, how, own)
+    if fresh:
+        _write(fresh)
+    return speeds
+
+
+def cache_path() -> Path:
+    """The file: ``llama-fitter/remote.json`` in the platform's cache directory (``XDG_CACHE_HOME``)."""
+    return bandwidth.cache_path().with_name("remote.json")
+
+
+def _measured(device: DeviceInfo, measure: Measure) -> MeasuredSpeed | None:
+    try:
+        return measure(device.name, min(_MEMORY, device.free // 4), _SECONDS)
+    except LlamaCppError:
+        return None
+
+
+def _speed(device: DeviceInfo, measured: MeasuredSpeed | None, how: str, given: float | None) -> DeviceSpeed:
+    """The speed of a device from what was given and measured, with defaults for the rest."""
+    default = speed_of(device)
+    assumed = gpu_catalogue.default()
+    reached = given or (measured.bandwidth if measured else 0.0)
+    known = reached > 0
+    source = "given" if given else how
+    if not known:
+        reached, source = default.bandwidth, default.source
+    compute = measured.compute if measured else 0.0
+    if compute <= 0:
+        # devices differ little in how much they compute for what they read
+        compute = reached * default.compute / default.bandwidth
+        source += "; compute estimated from its bandwidth" if known else ""
+    link, round_trip = (measured.link, measured.round_trip) if measured else (0.0, 0.0)
+    network = "network"
+    if link <= 0 or round_trip <= 0:
+        link, round_trip, network = assumed.remote_link, assumed.remote_round_trip, "assumed network"
+    return DeviceSpeed(
+        reached,
+        compute,
+        link,
+        REMOTE,
+        "",
+        f"{source}; reads {_short(reached / _GB)} GB/s; {network}: {_short(link / _GB)} GB/s, "
+        f"{_short(round_trip * 1000)} ms round trip",
+        known,
+        round_trip,
+    )
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+# --- the file
+
+
+def _key(device: DeviceInfo, before: Sequence[DeviceInfo]) -> str:
+    """The server, the index of the device there, and its memory."""
+    index = sum(other.description == device.description for other in before)
+    return f"{device.description}, device {index}, {round(device.total / MIB)} MiB"
+
+
+def _entries() -> dict[str, tuple[MeasuredSpeed, float]]:
+    """The entries in the file that are not too old, each with its time."""
+    try:
+        document = json.loads(files.read(cache_path()))
+        if document["schema"] != _SCHEMA:
+            return {}
+        entries = {}
+        for key, entry in document["devices"].items():
+            figures = {name: float(entry[name]) for name in MeasuredSpeed.__dataclass_fields__}
+            when = float(entry["time"])
+            if 0 <= time.time() - when < _STORED_SECONDS and all(map(_is_speed, figures.values())):
+                entries[str(key)] = MeasuredSpeed(**figures), when
+        return entries
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return {}
+
+
+def _is_speed(value: float) -> bool:
+    return math.isfinite(value) and value >= 0
+
+
+def _read() -> dict[str, MeasuredSpeed]:
+    return {key: speed for key, (speed, _) in _entries().items()}
+
+
+def _write(measured: Mapping[str, MeasuredSpeed]) -> None:
+    entries = {**_entries(), **{key: (speed, time.time()) for key, speed in measured.items()}}
+    devices = {key: {**asdict(speed), "time": when} for key, (speed, when) in entries.items()}
+    write_if_possible(cache_path(), {"schema": _SCHEMA, "devices": devices})

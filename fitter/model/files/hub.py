@@ -1,0 +1,173 @@
+"""What a repository of Hugging Face's hub has: its files, as the hub's own interface lists them.
+
+huggingface_hub asks the same, but tries five times without saying so, and has no limit for all of it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from fitter.errors import LibraryError, ModelError
+from fitter.model.files.addresses import EXTRA, Address, HubFolder, check_endpoint
+from fitter.model.files.http_ranges import HttpRanges, hub_headers
+from fitter.model.files.ranges import Patience
+from fitter.text import printable
+
+_LONGEST_PAGE = 8 << 20
+"""Bytes of an answer."""
+_MOST_PAGES, _MOST_FILES = 100, 100_000
+"""A page of the hub's has a thousand files."""
+_LONGEST_PATH = 1024
+"""Characters of a file's path."""
+_NEXT = re.compile(r"<([^<>]*)>\s*;\s*rel=\"next\"")
+
+
+def files_of(place: HubFolder, patience: Patience) -> tuple[tuple[str, int], ...]:
+    """The path and the bytes of every file in ``place``, in the order of their paths.
+
+    Raises ``ModelError`` where the hub does not list them, ``LibraryError`` without huggingface_hub.
+    """
+    url = _endpoint(place) + (f"/{urllib.parse.quote(place.folder)}" if place.folder else "")
+    pages = _Pages(Address(f"{url}?recursive=true", place.url, is_hub=True), hub_headers(), patience, place)
+    found: dict[str, int] = {}
+    # A name that is being looked up cannot be interrupted, so that is waited for in a thread of its own.
+    failed: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            for number, (path, size) in enumerate(_files(pages.all(), place)):
+                if number == _MOST_FILES:
+                    raise pages.too_many()
+                found[path] = size
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            pages.close()
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    try:
+        while asking.is_alive() and patience.left > 0:
+            asking.join(min(0.1, max(0.0, patience.left)))
+    except BaseException:
+        patience.stop()
+        raise
+    if asking.is_alive():
+        patience.stop()
+        raise pages.late()
+    if failed:
+        raise pages.late() if patience.left <= 0 else failed[0]
+    return tuple(sorted(found.items()))
+
+
+def _endpoint(place: HubFolder) -> str:
+    """What lists the files of the revision of a repository."""
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        raise LibraryError(f"{place.url} is read with huggingface_hub, which is not installed: {EXTRA}") from None
+    if constants.HF_HUB_OFFLINE:
+        raise ModelError(f"{place.url}: HF_HUB_OFFLINE is set, so the hub is not asked: unset it, or give a directory")
+    host = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+    check_endpoint(host)
+    revision = urllib.parse.quote(place.revision or "main", safe="")
+    return f"{host}/api/{place.kind or 'model'}s/{place.repository}/tree/{revision}"
+
+
+def _files(pages: Iterator[Any], place: HubFolder) -> Iterator[tuple[str, int]]:
+    for page in pages:
+        if not isinstance(page, list):
+            raise _not_a_list(place)
+        for each in page:
+            if not isinstance(each, dict) or each.get("type") != "file":
+                continue
+            path, size = each.get("path"), each.get("size")
+            if not isinstance(path, str) or type(size) is not int or not 0 <= size < 1 << 63:
+                raise _not_a_list(place)
+            if not _is_path(path):
+                name = printable(path, 60)
+                raise ModelError(f"{place.url}: the hub lists '{name}', which no repository has: check HF_ENDPOINT")
+            yield path, size
+
+
+def _is_path(path: str) -> bool:
+    """Whether it may be that of a file in a repository, which is in none of the folders above."""
+    is_text = "\0" not in path and not any("\ud800" <= char <= "\udfff" for char in path)
+    return is_text and len(path) <= _LONGEST_PATH and not {"", ".", ".."} & set(path.split("/"))
+
+
+def _not_a_list(place: HubFolder) -> ModelError:
+    return ModelError(f"{place.url}: the hub's answer is no list of files: check HF_ENDPOINT, or try again later")
+
+
+class _Pages(HttpRanges):
+    """The pages of a list that the hub has."""
+
+    def __init__(self, address: Address, headers: dict[str, str], patience: Patience, place: HubFolder) -> None:
+        super().__init__(address, headers, patience)
+        self._place = place
+
+    def all(self) -> Iterator[Any]:
+        """Each page."""
+        for _ in range(_MOST_PAGES):
+            page, after = self._tried(self._page)
+            yield page
+            if not after:
+                return
+            after = urllib.parse.urljoin(self._url, after)
+            if not self._is_own(after):
+                raise _not_a_list(self._place)
+            self._url = self._target = after
+        raise self.too_many()
+
+    def too_many(self) -> ModelError:
+        """What is said of more files than are listed."""
+        return ModelError(f"{self._place.url} has too many files: name a folder of it, or a file")
+
+    def late(self) -> ModelError:
+        """What is said when the time is over."""
+        return ModelError(
+            f"{self._place.url}: its list of files did not arrive within {self._patience.seconds:g} s: give it more "
+            "time (--timeout)"
+        )
+
+    def _page(self) -> tuple[Any, str]:
+        answer = self._answer({"Accept": "application/json"})
+        if answer.status != 200:
+            self._refused(answer)
+        body = self._body(answer, _LONGEST_PAGE)
+        if len(body) == _LONGEST_PAGE:
+            raise self.too_many()
+        match = _NEXT.search(answer.headers.get("Link", ""))
+        # a chunked body says where it ends, others by how long they are
+        length = answer.headers.get("Content-Length", "")
+        if length.isdecimal() and len(body) < int(length):
+            self._broken_off()
+        # that was all, which it is to know before the next page is asked for
+        answer.close()
+        with suppress(ValueError, RecursionError):
+            return json.loads(body), match[1] if match else ""
+        raise _not_a_list(self._place)
+
+    def _refused(self, answer: http.client.HTTPResponse) -> NoReturn:
+        place, code = self._place, answer.headers.get("X-Error-Code", "")
+        if code == "RevisionNotFound":
+            raise ModelError(f"{place.url}: the repository has no revision '{place.revision or 'main'}'")
+        if code == "EntryNotFound" or (answer.status == 404 and place.folder and code != "RepoNotFound"):
+            raise ModelError(f"{place.url}: the repository has no folder '{place.folder}'")
+        if code == "RepoNotFound" or answer.status == 404:
+            raise ModelError(self._gated(f"{answer.status}", "RepoNotFound"))
+        super()._refused(answer)
+
+    def _repository_page(self) -> str:
+        url = urllib.parse.urlsplit(self._url)
+        kind = f"{self._place.kind}s/" if self._place.kind else ""
+        return f"{url.scheme}://{url.netloc.rpartition('@')[2]}/{kind}{self._place.repository}"

@@ -1,0 +1,142 @@
+"""Parts of files that are elsewhere, from whatever fsspec knows; those of web servers are in ``http_ranges``."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fitter.errors import LibraryError, ModelError
+from fitter.model.files.addresses import EXTRA, Address, without_secrets
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some bytes of a file: ``data``; the bytes of the whole file, and a tag that another content does not have.
+
+    The tag is empty where nothing is known that would change with the content.
+    """
+
+    data: bytes
+    file_bytes: int
+    tag: str
+
+
+class Unchanged(Exception):
+    """The file has the tag that was asked about."""
+
+
+class Ranges(Protocol):
+    """A file of which parts can be read."""
+
+    def read(self, start: int, size: int, known: str = "") -> Part:
+        """At most ``size`` bytes from ``start``; raises ``Unchanged`` where the tag is still ``known``.
+
+        Raises ``ModelError`` if it cannot be read.
+        """
+
+
+@dataclass
+class Patience:
+    """How long may be waited, in seconds, and who is to be stopped when nothing is wanted any more."""
+
+    seconds: float
+    began: float = field(default_factory=time.monotonic)
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _closers: set[Callable[[], None]] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left."""
+        return self.began + self.seconds - time.monotonic()
+
+    def check(self, name: str) -> None:
+        """Raise ``ModelError`` where no time is left, or nothing is wanted any more."""
+        if self.left <= 0 or self._stopped.is_set():
+            raise self.error(name)
+
+    def error(self, name: str) -> ModelError:
+        """What is said when the time is over."""
+        return ModelError(f"{name}: its header did not arrive within {self.seconds:g} s: give it more time (--timeout)")
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for so long, or until the time is over."""
+        self._stopped.wait(max(0.0, min(seconds, self.left)))
+
+    def open(self, close: Callable[[], None]) -> None:
+        """Have ``close`` called when nothing is wanted any more."""
+        with self._lock:
+            self._closers.add(close)
+        if self._stopped.is_set():
+            close()
+
+    def done(self, close: Callable[[], None]) -> None:
+        """What ``close`` would close is closed."""
+        with self._lock:
+            self._closers.discard(close)
+
+    def stop(self) -> None:
+        """End whatever is still waited for."""
+        self._stopped.set()
+        with self._lock:
+            waiting = tuple(self._closers)
+        for close in waiting:
+            close()
+
+
+class FsspecRanges:
+    """A file that fsspec reads: of a bucket, an FTP server, a zip file, and so on."""
+
+    def __init__(self, address: Address) -> None:
+        """Raises ``LibraryError`` where a package is missing, ``ModelError`` for a scheme that nobody knows."""
+        self._address = address
+        try:
+            import fsspec
+        except ImportError:
+            raise LibraryError(f"{address.shown} is read with fsspec, which is not installed: {EXTRA}") from None
+        try:
+            self._files, self._path = fsspec.core.url_to_fs(address.url)
+        except ImportError as error:
+            raise LibraryError(f"{address.shown} cannot be read: {_said(error, address)}") from None
+        except Exception as error:
+            # each file system has errors of its own
+            raise ModelError(f"{address.shown} cannot be read: {_said(error, address)}") from None
+        self._tag = ""
+
+    def read(self, start: int, size: int, known: str = "") -> Part:
+        """As ``Ranges`` says; what changes with the content is what the file system says of the file."""
+        address = self._address
+        try:
+            self._files.invalidate_cache()
+            info: dict[str, Any] = self._files.info(self._path)
+            file_bytes, tag = info.get("size"), str(self._files.ukey(self._path))
+            if info.get("type") == "directory":
+                raise ModelError(f"{address.shown} is a directory; give the address of a GGUF file in it")
+            if not isinstance(file_bytes, int):
+                raise ModelError(f"{address.shown}: nobody says how long it is, so no part of it can be read")
+            if known and tag == known:
+                raise Unchanged
+            data = self._files.cat_file(self._path, start=start, end=min(start + size, file_bytes))
+        except (ModelError, Unchanged):
+            raise
+        except FileNotFoundError:
+            raise ModelError(f"{address.shown}: no such file; check the address") from None
+        except Exception as error:
+            raise ModelError(f"{address.shown} cannot be read: {_said(error, address)}") from None
+        if self._tag not in ("", tag):
+            raise changed(address.shown)
+        self._tag = tag
+        return Part(bytes(data)[:size], file_bytes, tag)
+
+
+def changed(name: str) -> ModelError:
+    """What is said where a file is another one than a moment ago."""
+    return ModelError(f"{name} has changed while its header was read: try again")
+
+
+def _said(error: Exception, address: Address) -> str:
+    """What an error of a file system says, without what may be secret."""
+    return without_secrets(str(error), address.url) or type(error).__name__

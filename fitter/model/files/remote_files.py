@@ -1,0 +1,332 @@
+"""A model that is elsewhere, as files of this machine: its header is fetched, and nothing else of it.
+
+What is below sees files of the full length, whose bytes after the header were never written. A file is asked about
+once in a while only, with its ETag, and read again when that is another one.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from fitter.errors import FitterError, ModelError
+from fitter.model.files import source, stored_headers
+from fitter.model.files.addresses import Address, addresses, names, shown, without_secrets
+from fitter.model.files.header_length import LONGEST, Damaged, HeaderLength, TooLong
+from fitter.model.files.ranges import FsspecRanges, Patience, Ranges, Unchanged, changed
+from fitter.model.files.stored_headers import Entry, Header
+from fitter.text import human
+
+_T = TypeVar("_T")
+
+DEFAULT_TIMEOUT = 60.0
+"""Seconds for all of a header, where nothing else is said."""
+
+_BELIEVED = 60.0
+"""Seconds for which an answer is taken as still true, so that a plan asks once."""
+_AT_ONCE = 16
+"""How many files of a model are asked for at the same time."""
+READER, MOST_READERS = "reading a header", 256
+"""Threads that read: one that looks up a name cannot be interrupted, though nobody wants it any more."""
+_MOST_ANSWERS = 1024
+_LOOK = 0.1
+"""Seconds between two looks whether the header is still wanted."""
+_FIRST_OF_FIRST, _FIRST_OF_OTHERS = 1 << 14, 1 << 12
+"""Bytes that are read first: of the file with the metadata, and of one that only has tensors."""
+
+
+@dataclass(frozen=True)
+class Fetching:
+    """How far the fetching of a header is."""
+
+    text: str
+    """What is fetched, and how far."""
+    part: float
+    """What share is here, from 0 to 1."""
+
+
+Say = Callable[[Fetching], None]
+
+
+@dataclass
+class _Answer:
+    """What is known of a URL: when it was asked, and the files."""
+
+    url: str
+    files: tuple[Path, ...] = ()
+    asked: float = float("-inf")
+
+
+_answers: dict[str, _Answer] = {}
+_locks: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def fetched(
+    url: str, *, timeout: float | None = None, say: Say | None = None, at_once: int | None = None
+) -> tuple[Path, ...]:
+    """The files of the model at ``url``, of which only the headers are here, and only the headers were read.
+
+    ``timeout``: seconds for all of them; ``at_once``: how many are read at the same time. ``say`` is called all the
+    time, and ends it with what it raises. Raises ``ModelError`` where they cannot be read, ``LibraryError`` where a
+    package is missing for that.
+    """
+    key, patience, say = shown(url), Patience(timeout or DEFAULT_TIMEOUT), say or (lambda _: None)
+    with _lock:
+        known = _answers.get(key)
+        if known is not None and url == key:
+            # What a plan says of its model is without the credentials.
+            url = known.url
+        mine = _locks.setdefault(key, threading.Lock())
+    with _alone(mine, key, patience, say):
+        known = _answers.get(key)
+        if known is not None and known.url == url and time.monotonic() - known.asked < _BELIEVED and _are_there(known):
+            return known.files
+        files = _fetch(addresses(url), patience, say, at_once)
+        with _lock:
+            _answers.pop(key, None)
+            _answers[key] = _Answer(url, files, time.monotonic())
+            while len(_answers) > _MOST_ANSWERS:
+                del _answers[next(iter(_answers))]
+        return files
+
+
+@contextmanager
+def _alone(mine: threading.Lock, name: str, patience: Patience, say: Say) -> Iterator[None]:
+    """Wait until no other thread fetches the same."""
+    while not mine.acquire(timeout=max(0.0, min(_LOOK, patience.left))):
+        patience.check(name)
+        say(Fetching("fetching the model's header", 0.0))
+    try:
+        yield
+    finally:
+        mine.release()
+
+
+def kept(url: str) -> tuple[Path, ...]:
+    """The files that were fetched last of the model at ``url``, without asking whether they have changed; or none.
+
+    Raises ``ModelError`` for what is no address of a file.
+    """
+    entry = stored_headers.newest(names(url))
+    return entry.paths if entry is not None else ()
+
+
+def beginning(url: str, most: int, *, timeout: float | None = None) -> bytes:
+    """The first ``most`` bytes of the file at ``url``, all of one that is smaller. Raises what ``fetched`` raises."""
+    found, patience = addresses(url)[0], Patience(timeout or DEFAULT_TIMEOUT)
+    ranges = _ranges(found, _headers() if found.is_hub else {}, patience)
+    (part,) = _in_parallel(lambda _: ranges.read(0, most), range(1), patience, [found], lambda done: None, 1)
+    return part.data
+
+
+def forget() -> None:
+    """Forget what was answered; the next question about a URL is asked."""
+    _answers.clear()
+
+
+def _are_there(known: _Answer) -> bool:
+    return stored_headers.use(known.files)
+
+
+def _fetch(model: Sequence[Address], patience: Patience, say: Say, at_once: int | None = None) -> tuple[Path, ...]:
+    entry = stored_headers.newest(model)
+    if model[0].is_hub and _is_offline():
+        return _without_asking(model, entry)
+    headers = _headers() if any(address.is_hub for address in model) else {}
+    amounts = _Amounts(model, say)
+
+    def read(index: int) -> Header | None:
+        address = model[index]
+        # What follows a ? may be a signature, and is not kept; so another file may be meant with the same address.
+        is_same = address.is_hub or "?" not in address.url
+        known = entry.files[index].tag if entry is not None and is_same else ""
+        first = _FIRST_OF_OTHERS if index else _FIRST_OF_FIRST
+        try:
+            count = None if index else len(model)
+            return _header(address, _ranges(address, headers, patience), first, known, amounts.of(index), count)
+        except Unchanged:
+            return None
+
+    every = range(len(model))
+    # what its first file does not say that it has is not asked for
+    parts = [every] if entry is not None else [every[:1], every[1:]]
+    found = [
+        each for part in parts for each in _in_parallel(read, part, patience, model, amounts.show, at_once or _AT_ONCE)
+    ]
+    if entry is not None and not any(found):
+        files = entry
+    else:
+        files = stored_headers.keep(model, [_new_or_kept(each, entry, i, model) for i, each in enumerate(found)])
+    for path, address in zip(files.paths, model, strict=True):
+        source.call(path, address.shown)
+    return files.paths
+
+
+def _is_offline() -> bool:
+    """Whether nobody may ask the hub (``HF_HUB_OFFLINE``)."""
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        return False
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def _without_asking(model: Sequence[Address], entry: Entry | None) -> tuple[Path, ...]:
+    if entry is None:
+        raise ModelError(
+            f"{model[0].shown}: HF_HUB_OFFLINE is set, and its header was not fetched before: unset it, or give a file "
+            "of this machine"
+        )
+    for path, address in zip(entry.paths, model, strict=True):
+        source.call(path, address.shown)
+    return entry.paths
+
+
+def _new_or_kept(found: Header | None, entry: Entry | None, index: int, model: Sequence[Address]) -> Header:
+    if found is not None:
+        return found
+    assert entry is not None
+    try:
+        return entry.header(index)
+    except OSError:
+        raise changed(model[index].shown) from None
+
+
+def _headers() -> dict[str, str]:
+    from fitter.model.files.http_ranges import hub_headers
+
+    return hub_headers()
+
+
+def _ranges(address: Address, headers: dict[str, str], patience: Patience) -> Ranges:
+    if not address.is_http:
+        return FsspecRanges(address)
+    from fitter.model.files.http_ranges import HttpRanges
+
+    return HttpRanges(address, headers if address.is_hub else {}, patience)
+
+
+def _header(
+    address: Address,
+    ranges: Ranges,
+    first: int,
+    known: str,
+    report: Callable[[int, int], None],
+    count: int | None,
+) -> Header:
+    """The header of one file, which is to say that the model has ``count`` of them, if that is known.
+
+    Raises ``ModelError``, and ``Unchanged`` where its tag is still ``known``.
+    """
+    part = ranges.read(0, first, known)
+    source.check_beginning(address.shown, part.data[:8])
+    header = HeaderLength(part.file_bytes)
+    try:
+        header.add(part.data)
+        while header.missing:
+            report(len(header.data), header.expected)
+            more = ranges.read(len(header.data), header.missing)
+            if (more.file_bytes, more.tag) != (part.file_bytes, part.tag):
+                raise changed(address.shown)
+            if not more.data:
+                raise Damaged
+            header.add(more.data)
+    except Damaged:
+        raise ModelError(f"{address.shown}: its header is truncated or damaged; {source.ASK}") from None
+    except TooLong:
+        raise ModelError(
+            f"{address.shown}: its header has more than {human(LONGEST)}, which that of no model has; take another file"
+        ) from None
+    if count is not None and count > 1 and header.split_count != count:
+        raise ModelError(source.another_count(address.shown, header.split_count, count, source.ASK))
+    report(len(header.data), len(header.data))
+    return Header(address.name, part.tag, part.file_bytes, header.whole)
+
+
+class _Amounts:
+    """How much of each file's header is here, and how much it is expected to have; told by several threads."""
+
+    def __init__(self, model: Sequence[Address], say: Say) -> None:
+        self._have = [(0, 0)] * len(model)
+        self._say = say
+
+    def of(self, index: int) -> Callable[[int, int], None]:
+        """A function to call with what is here of a file, and what is expected."""
+
+        def report(have: int, expected: int) -> None:
+            self._have[index] = (have, expected)
+            if sum(have for have, _ in self._have) > LONGEST:
+                raise TooLong
+
+        return report
+
+    def show(self, done: int) -> None:
+        """Say how far it is, with ``done`` files."""
+        count, here = len(self._have), sum(have for have, _ in self._have)
+        known = [expected for _, expected in self._have if expected]
+        every = sum(known) + (count - len(known)) * (min(known) if known else 1)
+        of = f"{done} of {count} files, " if count > 1 else ""
+        self._say(Fetching(f"fetching the model's header: {of}{human(here)}", min(1.0, here / every) if every else 0.0))
+
+
+def _in_parallel(
+    read: Callable[[int], _T],
+    files: range,
+    patience: Patience,
+    model: Sequence[Address],
+    show: Callable[[int], None],
+    at_once: int,
+) -> list[_T]:
+    """What ``read`` returns for each of the ``files``, several of them at once. The first error ends all."""
+    found: dict[int, _T] = {}
+    left = iter(files)
+    results: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
+    taking = threading.Lock()
+
+    def work() -> None:
+        while True:
+            with taking:
+                index = next(left, None)
+            if index is None:
+                return
+            try:
+                found[index] = read(index)
+                results.put((index, None))
+            except BaseException as error:
+                results.put((index, error))
+                return
+
+    if sum(thread.name == READER for thread in threading.enumerate()) >= MOST_READERS:
+        raise ModelError(f"{model[0].shown}: too many headers are being fetched: try again later")
+    for _ in range(min(at_once, len(files))):
+        # not waited for at the end, as a name that is being looked up cannot be interrupted
+        threading.Thread(target=work, name=READER, daemon=True).start()
+    done = files.start
+    try:
+        while done < files.stop:
+            show(done)
+            try:
+                index, error = results.get(timeout=max(0.0, min(_LOOK, patience.left)))
+            except queue.Empty:
+                patience.check(model[0].shown)
+                continue
+            if isinstance(error, (FitterError, Unchanged)):
+                raise error
+            if error is not None:
+                said = without_secrets(f"{type(error).__name__}: {error}", model[index].url)
+                raise ModelError(f"{model[index].shown} cannot be read: {said}") from None
+            done += 1
+        if any(found.values()):
+            show(done)
+    except BaseException:
+        patience.stop()
+        raise
+    return [found[index] for index in files]

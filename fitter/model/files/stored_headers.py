@@ -1,0 +1,172 @@
+"""Headers that were fetched from elsewhere, kept in the platform's cache directory: sparse files of the full length.
+
+A folder for each content of each address, by digests of both (of the address: of what may be shown of it). It has
+``about.json``, and in ``files`` a file for each file of the model, named as there.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fitter.errors import ModelError
+from fitter.model.files import header_cache
+from fitter.model.files.addresses import Address
+from fitter.model.files.source import show
+from fitter.storage.files import read
+
+_ABOUT, _FILES, _PIECE = "about.json", "files", 1 << 20
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is kept of a file: its name, its tag, its length, and how much of that is its header, with a digest."""
+
+    name: str
+    tag: str
+    file_bytes: int
+    header_bytes: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header of a file that was fetched: ``data`` are its first bytes."""
+
+    name: str
+    tag: str
+    file_bytes: int
+    data: bytes
+
+    @property
+    def kept(self) -> Kept:
+        """What is kept of it."""
+        return Kept(self.name, self.tag, self.file_bytes, len(self.data), hashlib.sha256(self.data).hexdigest())
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The headers of a model that are kept in ``folder``."""
+
+    folder: Path
+    files: tuple[Kept, ...]
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files, in their order."""
+        return tuple(self.folder / _FILES / each.name for each in self.files)
+
+    def header(self, index: int) -> Header:
+        """One of its headers. Raises ``OSError``."""
+        kept = self.files[index]
+        with self.paths[index].open("rb") as file:
+            return Header(kept.name, kept.tag, kept.file_bytes, file.read(kept.header_bytes))
+
+    def is_whole(self) -> bool:
+        """Whether every file is as it was written."""
+        try:
+            return all(
+                path.stat().st_size == kept.file_bytes and _digest_of(path, kept.header_bytes) == kept.digest
+                for path, kept in zip(self.paths, self.files, strict=True)
+            )
+        except OSError:
+            return False
+
+
+def _digest_of(path: Path, size: int) -> str:
+    """The digest of the first ``size`` bytes of a file, a piece at a time. Raises ``OSError``."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while size > 0 and (piece := file.read(min(size, _PIECE))):
+            digest.update(piece)
+            size -= len(piece)
+    return digest.hexdigest()
+
+
+def folder() -> Path:
+    """Where they are kept."""
+    return header_cache.folder(header_cache.HEADERS)
+
+
+def newest(model: Sequence[Address]) -> Entry | None:
+    """What was fetched last of a model; ``None`` if nothing was, or if it is damaged."""
+    try:
+        found = sorted((each / _ABOUT for each in _of(model)), key=os.path.getmtime)
+    except OSError:
+        return None
+    if not found or not header_cache.use(found[-1].parent):
+        return None
+    entry = _read(found[-1].parent)
+    names = [address.name for address in model]
+    return entry if entry and [each.name for each in entry.files] == names and entry.is_whole() else None
+
+
+def keep(model: Sequence[Address], headers: Sequence[Header]) -> Entry:
+    """Keep the headers of all files of a model. Raises ``ModelError`` where they cannot be written."""
+    kept = tuple(header.kept for header in headers)
+    words = json.dumps([asdict(each) for each in kept], indent=1)
+    place = folder() / f"{_digest(model)}-{hashlib.sha256(words.encode()).hexdigest()[:32]}"
+    entry = Entry(place, kept)
+    try:
+        if not (header_cache.use(place) and entry.is_whole()):
+            header_cache.put(place, lambda partial: _write(partial, headers, words), entry.is_whole)
+        os.utime(place / _ABOUT)
+    except OSError as error:
+        which = "takes files as long as the model" if error.errno == errno.EFBIG else "can be written"
+        raise ModelError(
+            f"the header of {model[0].shown} cannot be kept in {show(folder())}: {error.strerror}; set XDG_CACHE_HOME "
+            f"to a directory that {which}"
+        ) from None
+    for other in _of(model):
+        # what the address had before
+        if other != place:
+            header_cache.remove(other)
+    return entry
+
+
+def use(files: Sequence[Path]) -> bool:
+    """Keep the ``files`` of an entry until the end of ``cache.reading``. Returns whether all are there."""
+    try:
+        name = files[0].relative_to(folder()).parts[0]
+    except ValueError:
+        # they are kept elsewhere now
+        return False
+    return header_cache.use(folder() / name) and all(file.exists() for file in files)
+
+
+def _digest(model: Sequence[Address]) -> str:
+    return hashlib.sha256(model[0].shown.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def _of(model: Sequence[Address]) -> list[Path]:
+    """The folders of all contents of a model."""
+    return list(folder().glob(f"{_digest(model)}-*"))
+
+
+def _read(place: Path) -> Entry | None:
+    try:
+        found = json.loads(read(place / _ABOUT))
+        files = tuple(Kept(**each) for each in found)
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+    return Entry(place, files) if all(map(_is_possible, files)) else None
+
+
+def _is_possible(kept: Kept) -> bool:
+    texts, sizes = (kept.name, kept.tag, kept.digest), (kept.file_bytes, kept.header_bytes)
+    is_typed = all(isinstance(text, str) for text in texts) and all(isinstance(size, int) for size in sizes)
+    return is_typed and 0 <= kept.header_bytes <= kept.file_bytes
+
+
+def _write(place: Path, headers: Sequence[Header], words: str) -> None:
+    (place / _FILES).mkdir()
+    for header in headers:
+        with (place / _FILES / header.name).open("xb") as file:
+            file.write(header.data)
+            file.truncate(header.file_bytes)
+    (place / _ABOUT).write_text(words + "\n", encoding="utf-8")

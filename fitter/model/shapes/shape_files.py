@@ -1,0 +1,187 @@
+"""A model without a file, as a file of this machine: its header, and the length that the file would have.
+
+They are kept in the platform's cache directory, named by what they were made of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import threading
+import urllib.parse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
+from fitter.llama.build import location
+from fitter.llama.client import DEFAULT_TIMEOUT, Worker
+from fitter.model.files import header_cache, source
+from fitter.model.files.addresses import HUB
+from fitter.model.shapes import catalogue
+from fitter.model.shapes.config import LONGEST, parse
+from fitter.model.shapes.gguf import write
+from fitter.model.shapes.mapping import header_of
+from fitter.model.shapes.shape_addresses import CONFIG, CONVERTED, DEFAULT_TYPE, PACKED_TYPE, Wanted
+from fitter.model.shapes.shape_header import Header
+from fitter.storage.temporary import Directory
+from fitter.text import printable
+
+_FULL = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+"""File types that are converted to, not quantized."""
+
+PACKED = "mxfp4"
+"""The type of tensors that are published in it, and kept."""
+
+_lock = threading.Lock()
+
+
+def header(wanted: Wanted, timeout: float | None = None) -> Header:
+    """The header of the model as it is converted. Raises ``ModelError``, and ``UsageError`` for an unknown name."""
+    if wanted.scheme == CONFIG:
+        if not wanted.name.strip():
+            raise UsageError("no config.json is named: give its path or its address (--config config.json)")
+        where = _where(wanted.name)
+        made = header_of(parse(_config(wanted.name, timeout), where), where)
+        made.metadata["general.name"] = wanted.stem
+        return made
+    found = catalogue.published(wanted.name)
+    made = header_of(found.config, f"the shape {found.name}")
+    made.metadata["general.name"] = found.title
+    return made
+
+
+def model_files(wanted: Wanted, timeout: float | None = None) -> tuple[Path, ...]:
+    """The file of the model. Raises ``ModelError`` and ``UsageError``, and what a worker raises."""
+    made = header(wanted, timeout)
+    full = made.type.upper()
+    is_packed = any(tensor.type == PACKED for tensor in made.tensors)
+    kind = {"": PACKED_TYPE if is_packed else DEFAULT_TYPE, CONVERTED: full}.get(wanted.file_type, wanted.file_type)
+    wanted = wanted.of_type(kind)
+    with _lock:
+        path = _kept(made, wanted) if kind in _FULL else _quantized(_kept(made, wanted.of_type(full)), wanted, timeout)
+    source.call(path, wanted.shown)
+    return (path,)
+
+
+def _where(name: str) -> str:
+    """What a ``config.json`` is called in a message."""
+    from fitter.model.files.addresses import as_url, shown
+
+    url = as_url(name)
+    return source.show(Path(name)) if url is None else shown(url)
+
+
+def _config(name: str, timeout: float | None) -> bytes:
+    from fitter.model.files import remote_files
+    from fitter.model.files.addresses import as_url
+
+    url = as_url(name)
+    if url is not None and not url.lower().startswith("file:"):
+        return remote_files.beginning(_of_repository(url), LONGEST + 1, timeout=timeout)
+    return _of_this_machine(name if url is None else urllib.parse.unquote(urllib.parse.urlsplit(url).path))
+
+
+def _of_this_machine(name: str) -> bytes:
+    path = Path(name)
+    try:
+        path = path.expanduser()
+        if path.is_dir():
+            path /= "config.json"
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ModelError(f"{source.show(path)} is not a regular file: give the config.json of a model")
+        with path.open("rb") as file:
+            return file.read(LONGEST + 1)
+    except FileNotFoundError:
+        raise ModelError(f"{source.show(path)}: no such file; check the path of the config.json") from None
+    except RuntimeError:
+        raise ModelError(f"{source.show(path)}: no such user; check the path of the config.json") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ModelError(f"{source.show(path)} cannot be read: {reason}") from None
+
+
+def _of_repository(url: str) -> str:
+    """The address of the ``config.json``, where ``url`` is that of its repository on the hub."""
+    scheme, _, path = url.partition("://")
+    is_whole = scheme.lower() == HUB and len(path.strip("/").split("/")) == 2
+    return f"{scheme}://{path.strip('/')}/config.json" if is_whole else url
+
+
+def _kept(made: Header, wanted: Wanted) -> Path:
+    made = made.of_type(_FULL[wanted.file_type])
+    digest = hashlib.sha256(repr((wanted.file_name, sorted(made.metadata.items()), made.tensors)).encode()).hexdigest()
+    path = _folder(digest) / wanted.file_name
+    if not _is_there(path):
+        _put(path, lambda file: write(file, made.metadata, made.tensors))
+    return path
+
+
+def _quantized(path: Path, wanted: Wanted, timeout: float | None) -> Path:
+    """The header of the file that llama-quantize would make of the one at ``path``."""
+    kind = wanted.file_type
+    build = _quantizing()
+    status = os.stat(build.libllama)
+    made_by = (path.parent.name, kind, build.libllama, status.st_size, status.st_mtime_ns)
+    found = _folder(hashlib.sha256(repr(made_by).encode()).hexdigest()) / wanted.file_name
+    if _is_there(found):
+        return found
+    asked = Worker(llama_cpp=build.where, timeout=DEFAULT_TIMEOUT if timeout is None else timeout)
+    with asked as worker, Directory() as directory:
+        known = worker.file_types([path], directory)
+        types = {each.name: each for each in known.found}
+        if kind not in types:
+            raise UsageError(
+                f"this llama.cpp has no file type '{printable(kind, 30)}': it has {', '.join(sorted(types))}"
+            )
+        if types[kind].problem:
+            raise LlamaCppError(f"{wanted.of_type('').shown} cannot be quantized as {kind}: {types[kind].problem}")
+        made = Path(directory, f"{kind}.gguf")
+        with made.open("rb") as file:
+            length = made.stat().st_size
+            data = file.read(length - _data_bytes(types[kind].sizes))
+        _put(found, lambda file: (file.write(data), file.truncate(length)))
+    return found
+
+
+def _quantizing() -> location.Build:
+    """The llama.cpp whose rule chooses types: that of llama-cpp-python, whichever plans, or else the one that plans."""
+    try:
+        return location.find(location.PYTHON)
+    except LibraryError:
+        return location.find(location.named(None))
+
+
+def _data_bytes(sizes: Sequence[int]) -> int:
+    from fitter.llama.header.file_types import padded
+
+    return padded(sizes)
+
+
+def _folder(digest: str) -> Path:
+    return header_cache.folder(header_cache.SHAPES) / digest[:32]
+
+
+def _is_there(path: Path) -> bool:
+    """Whether it was made before; it is used now."""
+    return header_cache.use(path.parent) and path.exists()
+
+
+def _put(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
+    """Write a file that appears whole or not at all. Raises ``ModelError``."""
+
+    def write(place: Path) -> None:
+        with (place / path.name).open("xb") as file:
+            fill(file)
+            # it is not to be there without its bytes, whatever happens to the machine
+            file.flush()
+            os.fsync(file.fileno())
+
+    try:
+        header_cache.put(path.parent, write, path.exists)
+    except OSError as error:
+        raise ModelError(
+            f"the header of {path.name} cannot be kept in {source.show(path.parent.parent)}: {error.strerror}; set "
+            "XDG_CACHE_HOME to a directory that can be written"
+        ) from None

@@ -1,0 +1,129 @@
+"""Pages of HTML that need no network: the templates, what may run in them, and how text gets into them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fitter.errors import LibraryError
+from fitter.output.pictures import drawing
+from fitter.output.pictures.drawing import NARROW, WIDE
+from fitter.output.plan_json import dumps
+from fitter.output.units import duration, human, speed
+from fitter.text import printable
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+_TEMPLATES = Path(__file__).with_name("templates")
+_OPTION = re.compile(r"(?<!\S)--?[a-z][a-z-]*(?!\S)")
+
+
+def check_installed() -> None:
+    """Raise ``LibraryError`` where a package is missing for a page, before anything is planned for it."""
+    environment()
+
+
+def page(
+    template: str,
+    *,
+    documents: Sequence[tuple[str, Mapping[str, Any]]],
+    scripts: Sequence[str] = ("copy.js",),
+    styles: Sequence[str] = ("report.css",),
+    **values: Any,
+) -> str:
+    """The page that ``template`` makes of ``values``, with ``documents`` in it as JSON under their names.
+
+    ``scripts`` are all that may run in it; they have no word of what it shows.
+    """
+    from markupsafe import Markup
+
+    texts = [resource(name) for name in scripts]
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+    allowed = " ".join(f"'sha256-{each}'" for each in hashes)
+    return (
+        environment()
+        .get_template(template)
+        .render(
+            documents=[(name, Markup(_in_script(document))) for name, document in documents],
+            scripts=[Markup(text) for text in texts],
+            style=Markup(style(styles)),
+            policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}; "
+            "base-uri 'none'; form-action 'none'",
+            **values,
+        )
+    )
+
+
+def fragment(template: str, **values: Any) -> str:
+    """What ``template`` makes of ``values`` for a page that has ``style`` and its scripts already."""
+    return environment().get_template(template).render(**values)
+
+
+def style(names: Sequence[str] = ("report.css",)) -> str:
+    """Style sheets, and that of the pictures."""
+    from fitter.output.pictures import curves
+
+    return "".join([*map(resource, names), drawing.STYLE, drawing.DARK, curves.STYLE])
+
+
+def pictures(drawn: Callable[[int], str]) -> list[tuple[str, Markup]]:
+    """A picture for a page and one for a telephone, of which a style sheet shows one."""
+    from markupsafe import Markup
+
+    return [("wide", Markup(drawn(WIDE))), ("narrow", Markup(drawn(NARROW)))]
+
+
+@cache
+def resource(name: str) -> str:
+    """The text of a style sheet or a script."""
+    return (_TEMPLATES / name).read_text(encoding="utf-8")
+
+
+@cache
+def environment(templates: Path = _TEMPLATES) -> Environment:
+    """What makes pages of the templates in a directory; text gets into them escaped, and on one line.
+
+    Raises ``LibraryError`` where a package is missing.
+    """
+    try:
+        import pygal  # noqa: F401
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ImportError as error:
+        raise LibraryError(
+            f"a report needs the package {error.name}, which is missing: pip install 'llama-fitter[report]'"
+        ) from None
+    made = Environment(
+        loader=FileSystemLoader(templates),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
+    made.filters |= {"human": human, "duration": duration, "speed": speed, "lines": _lines}
+    return made
+
+
+def _shown(value: Any) -> Any:
+    """What a template puts out: text on one line, without anything invisible."""
+    return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _lines(text: str) -> Markup:
+    """Text of several lines, each of them made safe to show, in which no option is broken at its hyphens."""
+    from markupsafe import Markup, escape
+
+    lines = "\n".join(str(escape(printable(line))) for line in text.split("\n"))
+    return Markup(_OPTION.sub(r'<span class="whole">\g<0></span>', lines))
+
+
+def _in_script(document: Mapping[str, Any]) -> str:
+    """JSON that cannot end the script that it stands in: as ``--json`` prints it, but for ``<``."""
+    return dumps(dict(document)).replace("<", r"\u003c")

@@ -1,0 +1,288 @@
+"""A plan, a check or a verification as one page of HTML that needs no network, or as a picture.
+
+What is drawn is data of a JSON document, so that whoever has the document can draw it: ``plan_page`` and its like give
+text, and write nothing. Names in a model's file are untrusted: everything is escaped, and shown on one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fitter.errors import PlanError
+from fitter.output.arguments import command_line
+from fitter.output.formats import FORMATS, UNQUOTED, words
+from fitter.output.pages.page import fragment, page, pictures
+from fitter.output.pictures import bars, drawing, layer_picture
+from fitter.output.pictures.drawing import WIDE
+from fitter.output.plan_json import to_dict
+from fitter.output.tables.explanation import default_speeds, explain_lines, far_lines
+from fitter.output.tables.plan_table import later_text, parameter_lines, shared_text
+from fitter.output.tables.pool_lines import pool_lines
+from fitter.output.units import MIB, dummy_loads, human, speed
+from fitter.planning.plan.context_points import ContextPoint
+from fitter.planning.plan.layer_map import HOST_NAME, LayerMap
+from fitter.planning.plan.plan import Plan, resolved
+from fitter.text import printable
+
+_COLUMNS = (
+    ("total", "total"),
+    ("free", "free"),
+    ("model", "weights"),
+    ("context", "KV cache"),
+    ("compute", "compute"),
+    ("shared", "beside the model"),
+    ("later", "later"),
+    ("used", "used"),
+    ("left", "left"),
+    ("margin", "margin"),
+)
+_RARE = ("shared", "later")
+"""Columns that are left out where they have nothing."""
+
+
+def plan_page(
+    plan: Plan,
+    found: LayerMap | None = None,
+    contexts: Sequence[ContextPoint] = (),
+    notes: Sequence[str] = (),
+) -> str:
+    """The page of ``plan``, with where its layers are and what other contexts would take, as far as that is known.
+
+    ``notes``: what else is to be said, a sentence each. Raises ``LibraryError`` where a package is missing for it.
+    """
+    document = to_dict(plan)
+    drawn = {
+        "map": None if found is None else found.to_dict(),
+        "contexts": [point.to_dict() for point in contexts],
+        "notes": list(notes),
+    }
+    return page(
+        "plan.html",
+        title=plan.model.name,
+        documents=[("plan", document), ("drawn", drawn)],
+        heading="h1",
+        level="h3",
+        prefix="",
+        of="",
+        plan=plan,
+        **_drawn(plan, document, found, notes),
+        charts=_charts(contexts, plan),
+        contexts=contexts,
+        chosen=resolved(plan).n_ctx,
+        why=_why(plan),
+    )
+
+
+NAMELESS = ("args", "shell", "ik_llama")
+"""Formats that do not name the model's file, which is on another machine for who reads a panel."""
+
+
+def plan_panel(plan: Plan, found: LayerMap | None, name: str, of: str) -> str:
+    """What a page of several plans shows of one of them: HTML without style and script, which ``pages.style`` is for.
+
+    ``name`` is what its ids begin with, and no other's on the page; ``of`` names the plan where its tables are named.
+    Raises as ``plan_page``.
+    """
+    return fragment(
+        "panel.html",
+        title=plan.model.name,
+        heading="h2",
+        level="h4",
+        prefix=f"{name}-",
+        of=f", {of}",
+        **_drawn(plan, to_dict(plan), found, formats=NAMELESS),
+    )
+
+
+def _drawn(
+    plan: Plan,
+    document: Mapping[str, Any],
+    found: LayerMap | None,
+    notes: Sequence[str] = (),
+    formats: Iterable[str] = tuple(FORMATS),
+) -> dict[str, Any]:
+    """What is shown of a plan wherever it is."""
+    return {
+        "document": document,
+        "facts": _facts(plan),
+        "uses": _uses(document),
+        "memory_pictures": pictures(lambda width: bars.bars_svg(document, width=width, is_alone=False)),
+        "layers": None if found is None else _layers(found),
+        "map_pictures": ()
+        if found is None
+        else pictures(lambda width: layer_picture.layer_svg(found, width=width, is_alone=False)),
+        "formats": _formats(plan, formats) if plan.fits else [],
+        "remarks": _remarks(plan, found, notes),
+    }
+
+
+def plan_picture(plan: Mapping[str, Any], title: str = "", found: LayerMap | None = None) -> str:
+    """The SVG of a plan, given as its JSON document: its memory, and where its layers are if that is known."""
+    parts = [*bars.bars(plan)]
+    if found is not None:
+        heading = f'<text class="name" x="{drawing.EDGE}" y="14">where each layer is</text>'
+        parts += [drawing.Part((heading,), 26), *layer_picture.layer_picture(found)]
+    label = f"{title}: {bars.said(plan)}" if title else bars.said(plan)
+    return drawing.svg(parts, label, title=title)
+
+
+def plan_fragment(plan: Plan) -> str:
+    """The picture of a plan for a page that is there already, such as a notebook's: HTML without a script."""
+    document = to_dict(plan)
+    verdict = "fits" if plan.fits else "does not fit"
+    title = f"{plan.model.name} {verdict}, {resolved(plan).n_ctx:,} tokens of context"
+    style = f"<style>{drawing.STYLE}</style>"
+    problems = "".join(f"<p>{drawing.text(problem.message, None)}</p>" for problem in plan.problems)
+    drawn = bars.bars_svg(document, title, is_alone=False)
+    return f'<div style="max-width: {WIDE}px">{style}{drawn}{problems}</div>'
+
+
+def check_page(document: Mapping[str, Any], causes: Mapping[str, Sequence[str]], summary: str) -> str:
+    """The page of a check, given as its JSON document, what may have caused each case's differences, and a summary."""
+    from fitter.output.pictures import moves_picture
+
+    cases = [
+        {
+            **case,
+            "causes": causes.get(case["name"], ()),
+            "moves": [moves_picture.row_of(move) for move in case["moves"]],
+            "pictures": pictures(partial(moves_picture.moves_svg, case["moves"])),
+        }
+        for case in document["cases"]
+    ]
+    return page(
+        "check.html",
+        title="fitter check",
+        documents=[("check", document)],
+        document=document,
+        summary=summary,
+        cases=cases,
+    )
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A figure that stands at the top of a report."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+def _facts(plan: Plan) -> list[Fact]:
+    facts = [Fact("context", f"{resolved(plan).n_ctx:,}", "tokens")]
+    price = plan.estimate
+    if price is not None:
+        facts.append(Fact("generation", speed(price.generation_tokens_per_second), "tokens/s, estimated"))
+        facts.append(Fact("prompt", speed(price.prompt_tokens_per_second), "tokens/s, estimated"))
+    if plan.devices:
+        used, total = (sum(getattr(use, what) for use in plan.devices) for what in ("used", "total"))
+        number = "1 device" if len(plan.devices) == 1 else f"{len(plan.devices)} devices"
+        facts.append(Fact(f"on {number}", human(used), f"of {human(total)}"))
+    total = plan.host.total
+    of_host = "without a limit" if total is None else f"of {human(total)}"
+    facts.append(Fact("host memory", human(plan.host.used), of_host))
+    facts += [Fact(pool.name, human(pool.used), f"of {human(pool.total)}") for pool in plan.pools]
+    return facts
+
+
+def _uses(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of the devices, the host and what they share: columns, and a row of bytes for each."""
+    places = bars.shown(document)
+    columns = [(key, name) for key, name in _COLUMNS if key not in _RARE or any(use.get(key, 0) for use in places)]
+    lacking = {problem["device"] for problem in document["problems"]}
+    rows = [
+        {
+            "name": use["name"],
+            "description": use["description"],
+            "lacks": use["name"] in lacking,
+            "sizes": [use.get(key, 0) for key, _ in columns],
+        }
+        for use in places
+    ]
+    return {"columns": [name for _, name in columns], "rows": rows}
+
+
+def _layers(found: LayerMap) -> list[tuple[str, list[tuple[str, list[tuple[str, int]]]]]]:
+    """The map as rows: the group, and for each run of layers the places with their bytes."""
+    return [
+        (group, [(run.layers(found.n_layer), list(run.bytes)) for run in members])
+        for group, members in layer_picture.by_place(found).items()
+    ]
+
+
+def _charts(contexts: Sequence[ContextPoint], plan: Plan) -> list[Any]:
+    from markupsafe import Markup
+
+    from fitter.output.pictures.curves import charts
+
+    return [(chart.title, chart.lines, Markup(chart.svg)) for chart in charts(contexts, resolved(plan).n_ctx)]
+
+
+def _why(plan: Plan) -> dict[str, Any] | None:
+    """What takes the time, what was chosen over what, and how far it is from the best; ``None`` without an estimate."""
+    price = plan.estimate
+    if price is None:
+        return None
+    workload = price.workload
+    prompt, generation = (sum(getattr(part, kind) for part in price.parts) or 1.0 for kind in ("prompt", "generation"))
+    # what takes most of a request first
+    ordered = sorted(
+        price.parts, key=lambda part: part.prompt * workload.prompt + part.generation * workload.generate, reverse=True
+    )
+    parts = [(part.name, part.prompt / prompt, part.generation / generation) for part in ordered]
+    return {
+        "workload": f"a request of {workload.prompt:,} tokens and {workload.generate:,} generated ones",
+        "seconds": price.seconds,
+        "parts": [(name, *shares) for name, *shares in parts if max(shares) >= 0.005],
+        "bound": explain_lines(price, (), plan.bound)[2:3] if plan.bound is not None else [],
+        "far": far_lines(plan.bound),
+        "speeds": default_speeds(price),
+    }
+
+
+_UNQUOTED = "It has no quotes, as for $(...): a shell would change it where it is pasted."
+
+
+def _formats(plan: Plan, names: Iterable[str]) -> list[dict[str, str]]:
+    """The plan for each program: the text to copy, or why there is none."""
+    found = []
+    for name in names:
+        if name == "json":
+            continue
+        entry = {"name": name, "meaning": FORMATS[name], "text": "", "problem": "", "note": ""}
+        try:
+            entry["text"] = plan.format(name)
+        except PlanError as error:
+            entry["problem"] = str(error)
+        if any(printable(line) != line for line in entry["text"].split("\n")):
+            # what is shown would not be what is needed
+            entry |= {"text": "", "problem": f"it has invisible characters: use fitter fit --format {name}"}
+        elif name in UNQUOTED and entry["text"] and entry["text"] != command_line(words(plan, name), quoted=True):
+            entry["note"] = _UNQUOTED + (" Take shell for that." if name == "args" else "")
+        found.append(entry)
+    return found
+
+
+def _remarks(plan: Plan, found: LayerMap | None, notes: Sequence[str]) -> list[str]:
+    loads = dummy_loads(plan.search.dummy_loads)
+    by = f" of llama.cpp {plan.llama_cpp.version}" if plan.llama_cpp else ""
+    remarks = [*parameter_lines(plan), *map(shared_text, plan.shared), *pool_lines(plan)]
+    later = [later_text(each) for each in plan.later if each.bytes is None or each.bytes >= MIB]
+    remarks += [f"later, in host memory: {', '.join(later)}"] if later else []
+    remarks += [left.message for left in plan.left_out]
+    remarks += [f"given up, as --allow permits: {', '.join(plan.levers)}"] if plan.levers else []
+    remarks += [*plan.notes, *notes]
+    packed = 0 if found is None else plan.host.model + plan.host.context - found.on(HOST_NAME)
+    if packed >= MIB:
+        remarks.append(
+            f"the host takes {human(packed)} more than the map shows: llama.cpp packs tensors for its processor"
+        )
+    if plan.search.is_cut_short:
+        remarks.append("the time limit ended the search: there may be a better plan")
+    if plan.virtual:
+        remarks.append("the devices are described ones, and need not be in this machine")
+    return [*remarks, f"measured with {loads}{by} in {plan.search.seconds:.1f} s"]

@@ -1,0 +1,68 @@
+"""A verification as a page of HTML: the bytes of a real load beside those that were predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fitter.output import plan_json
+from fitter.output.pages.page import page
+from fitter.output.tables.plan_table import LATER, taken_text, verdict
+from fitter.planning.plan.verified import KINDS, Verification
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A number that was predicted, and what was taken."""
+
+    name: str
+    kind: str
+    predicted: int
+    real: str
+    difference: str
+    is_more: bool
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a llama-server kept after the load."""
+
+    name: str
+    predicted: int | None
+    real: str
+    most: int | None
+    is_more: bool
+
+
+def verification_page(found: Verification) -> str:
+    """The page of a verification. Raises ``LibraryError`` where a package is missing for it."""
+    return page(
+        "verification.html",
+        title=found.model.name,
+        documents=[("verification", plan_json.verification_to_dict(found))],
+        verdict=verdict(found).plain if found.fits else "does not fit: it was not loaded",
+        found=found,
+        taken=list(_taken(found)),
+        kept=list(_kept(found)),
+    )
+
+
+def _taken(found: Verification) -> Iterator[_Taken]:
+    exceeding = set(found.exceeding)
+    for row in found.rows:
+        differing = {each.kind: each for each in row.differences}
+        for kind in KINDS:
+            predicted, real = getattr(row.predicted, kind), getattr(row.real, kind)
+            if predicted or real:
+                each = differing.get(kind)
+                more = "not known" if kind in row.unsaid else "none" if each is None else f"{each.more:+,}"
+                yield _Taken(row.real.buffer_type, kind, predicted, taken_text(row, kind), more, each in exceeding)
+
+
+def _kept(found: Verification) -> Iterator[_Kept]:
+    exceeding = found.exceeding_later
+    for each in () if found.server is None else found.server.later:
+        name = LATER[each.kind] + ("" if each.tokens is None else f" of {each.tokens:,} tokens")
+        name += f" ({each.count} prompts)" if each.kind == "prompt cache" else ""
+        real = "none said" if each.real is None else f"{each.real:,} ± {each.rounding:,}"
+        yield _Kept(name, each.predicted, real, each.most, each in exceeding)

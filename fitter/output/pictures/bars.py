@@ -1,0 +1,136 @@
+"""The memory of a plan as a picture: a bar for each device, all to one scale, and one for the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fitter.output.pictures.drawing import EDGE, NAMES, NARROW, SMALL, WIDE, Part, fitting, hatch, legend, svg, text
+from fitter.output.units import human
+
+PARTS = {
+    "model": "weights",
+    "context": "KV cache",
+    "compute": "compute buffers",
+    "shared": "beside the model",
+    "later": "later",
+    "margin": "margin, stays free",
+    "left": "left",
+    "taken": "not free",
+}
+"""What a bar is made of, from left to right: the name of its colour, and what the legend calls it."""
+
+_TAKEN = ("model", "context", "compute", "shared", "later")
+_BAR = 22
+_BOLD = 9.8
+"""The width of a letter of a name."""
+_FAR = 3
+"""How many times the largest device the host is from which on it has a scale of its own."""
+
+
+def shown(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What has a bar in a plan, given as its JSON document: the devices, the host, and the memory that some of them
+    share, with what they have there together.
+    """
+    found = [*plan["devices"], {"name": "host", "description": "", **plan["host"]}]
+    return [*found, *(_pool(pool, found) for pool in plan.get("pools", ()))]
+
+
+def _pool(pool: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    members = [use for use in found if use["name"] in pool["members"]]
+    sums = {name: sum(use.get(name, 0) for use in members) for name in _TAKEN}
+    # the same pages of the file are counted once
+    return {**pool, **sums, "model": sums["model"] - pool["mapped_twice"], "description": "what they share"}
+
+
+def parts_of(use: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """What a bar is made of, in bytes. Without a limit there is nothing left and no margin."""
+    for name in _TAKEN:
+        yield name, use.get(name, 0)
+    if use["total"] is not None and use["free"] is not None:
+        left = max(use["left"], 0)
+        margin = min(use["margin"] or 0, left)
+        yield "margin", margin
+        yield "left", left - margin
+        yield "taken", max(min(use["total"] - use["free"], use["total"] - use["used"]), 0)
+
+
+def bars(plan: Mapping[str, Any], width: int = WIDE) -> tuple[Part, ...]:
+    """The bars and their legend. A device without a limit ends with what is used; what lacks goes beyond its memory."""
+    rows_of = shown(plan)
+    n_devices = len(plan["devices"])
+    left = NAMES if width > NARROW else EDGE
+    lacking = {problem["device"]: problem["missing"] for problem in plan.get("problems", ())}
+    longest = [max(use["total"] or 0, use["used"]) for use in rows_of]
+    devices = max(longest[:n_devices], default=0)
+    others = max(longest[n_devices:])
+    # a host with far more memory would leave nothing to see of the devices
+    is_apart = bool(devices) and others > _FAR * devices
+    scales = [devices if is_apart else max(devices, others)] * n_devices
+    scales += [others if is_apart else max(devices, others)] * (len(rows_of) - n_devices)
+    rows = [
+        _row(use, left, width, (width - left - EDGE) / (scale or 1), lacking)
+        for use, scale in zip(rows_of, scales, strict=True)
+    ]
+    if is_apart:
+        words = "the host has a scale of its own" + (", as what it shares" if plan.get("pools") else "")
+        rows.append(Part((f'<text class="small" x="{left}" y="0">{words}</text>',), 16))
+    found = {part for use in rows_of for part, size in parts_of(use) if size}
+    entries = [(_shape(part), words) for part, words in PARTS.items() if part in found]
+    if lacking:
+        entries.append(('class="over"', "no more than this may be used"))
+    return (*rows, legend(entries, left, width))
+
+
+def bars_svg(plan: Mapping[str, Any], title: str = "", *, width: int = WIDE, is_alone: bool = True) -> str:
+    """The SVG of a plan's memory, given as its JSON document."""
+    label = f"{title}: " if title else ""
+    return svg(bars(plan, width), label + said(plan), width=width, title=title, is_alone=is_alone)
+
+
+def said(plan: Mapping[str, Any]) -> str:
+    """The bars in words."""
+    return "; ".join(f"{use['name']}: {_used(use)}" for use in shown(plan))
+
+
+def _used(use: Mapping[str, Any]) -> str:
+    total = "" if use["total"] is None else f" of {human(use['total'])}"
+    return f"{human(use['used'])}{total} used"
+
+
+def _shape(part: str) -> str:
+    return f'class="{part}" {hatch(part)}' if part == "margin" else f'class="{part}"'
+
+
+def _row(use: Mapping[str, Any], left: float, width: int, scale: float, lacking: Mapping[str, int]) -> Part:
+    room = width - left - EDGE
+    missing = lacking.get(use["name"], 0)
+    lacks = f"lacks {human(missing)}" if missing else ""
+    beside = room - (SMALL + 1) * (len(lacks) + 2)
+    if width > NARROW:
+        name = fitting(use["name"], left - 12 - EDGE, _BOLD)
+        # a name that has no room there is said whole above the bar
+        bar, words = 12, ["" if name == text(use["name"]) else use["name"], use["description"], _used(use)]
+        lines = [f'<text class="name" x="{left - 12}" y="{bar + 16}" text-anchor="end">{name}</text>']
+        lines.append(f'<text class="small" x="{left}" y="6">{fitting(" · ".join(filter(None, words)), beside)}</text>')
+    else:
+        bar, words = 24 if use["description"] or missing else 8, [use["name"], _used(use)]
+        lines = [f'<text class="name" x="{left}" y="2">{fitting(" · ".join(words), room, 7.5)}</text>']
+        lines.append(f'<text class="small" x="{left}" y="18">{fitting(use["description"], beside)}</text>')
+    if missing:
+        y = 6 if width > NARROW else 18
+        lines.append(f'<text class="small missing" x="{width - EDGE}" y="{y}" text-anchor="end">{text(lacks)}</text>')
+    x = float(left)
+    for name, size in parts_of(use):
+        if size:
+            wide = max(size * scale, 0.5)
+            lines.append(
+                f'<rect {_shape(name)} x="{x:.1f}" y="{bar}" width="{wide:.1f}" height="{_BAR}">'
+                f"<title>{text(PARTS[name])}: {human(size)}</title></rect>"
+            )
+        x += size * scale
+    if missing and use["free"] is not None:
+        # where it ends that may be used
+        limit = left + max(use["free"] - use["margin"], 0) * scale
+        lines.append(f'<path class="limit" d="M{limit:.1f} {bar - 4}v{_BAR + 8}"/>')
+    return Part(tuple(lines), bar + _BAR + 24)

@@ -1,0 +1,156 @@
+"""What other contexts take, as small charts: pygal draws them, and the page that they stand in has their colours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fitter.output.units import human, speed
+from fitter.planning.plan.context_points import ContextPoint
+
+_WIDTH, _HEIGHT = 380, 230
+_SMALL_DOT, _CHOSEN_DOT = 3, 7
+
+STYLE = """
+.pygal-chart { width: 100%; height: auto; font-family: inherit; overflow: visible }
+.pygal-chart .background { fill: none } .pygal-chart text { font-size: 12px; fill: currentColor; stroke: none }
+.pygal-chart .axis .line { stroke: var(--line); fill: none } .pygal-chart .axis.x text { text-anchor: middle }
+.pygal-chart .axis.y text { text-anchor: end }
+.pygal-chart .axis .guide.line { stroke-dasharray: 3 4 } .pygal-chart .vertical .axis.x .guide.line { opacity: 0 }
+.pygal-chart .nofill { fill: none } .pygal-chart .line { stroke-width: 2 } .pygal-chart .title { text-anchor: middle }
+.pygal-chart .serie-0 .line, .pygal-chart .serie-0 .dot { stroke: var(--first) }
+.pygal-chart .serie-0 .dot { fill: var(--first) }
+.pygal-chart .serie-1 .line, .pygal-chart .serie-1 .dot { stroke: var(--second) }
+.pygal-chart .serie-1 .dot { fill: var(--second) } .pygal-chart .serie-1 .line { stroke-dasharray: 7 4 }
+.pygal-chart .showable { visibility: hidden }
+.pygal-chart .text-overlay, .pygal-chart .tooltip-overlay { display: none }
+"""
+"""For all charts of a page, which has ``--line``, ``--first`` and ``--second``."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart, and what it shows in words. ``lines``: names in the legend, in the order of the colours."""
+
+    title: str
+    lines: tuple[str, ...]
+    svg: str
+
+
+def charts(points: Sequence[ContextPoint], chosen: int) -> tuple[Chart, ...]:
+    """The charts of ``points``, of which the ``chosen`` context's is drawn larger; none for fewer than two points."""
+    if len(points) < 2:
+        return ()
+    tried = [point for point in points if point.devices or point.host]
+    fits = [point for point in tried if point.fits]
+    made = []
+    if len(tried) > 1:
+        memory = {"on devices": [(p.n_ctx, float(p.devices)) for p in tried if any(q.devices for q in tried)]}
+        memory["in host memory"] = [(p.n_ctx, float(p.host)) for p in tried]
+        made.append(_chart("memory", {name: line for name, line in memory.items() if line}, chosen, _bytes))
+    for kind in ("generation", "prompt"):
+        speeds = ((p.n_ctx, getattr(p, f"{kind}_tokens_per_second")) for p in fits)
+        line = [(n_ctx, value) for n_ctx, value in speeds if value is not None]
+        if len(line) > 1:
+            made.append(_chart(f"{kind}, tokens per second (estimated)", {kind: line}, chosen, speed))
+    return tuple(made)
+
+
+def tokens(n_ctx: int) -> str:
+    """A context for an axis: ``512``, ``4k``, ``14.8k``, ``1M``."""
+    if n_ctx < 1024:
+        return str(n_ctx)
+    number, unit = (n_ctx / 2**20, "M") if n_ctx >= 2**20 else (n_ctx / 2**10, "k")
+    return f"{number:.0f}{unit}" if number >= 100 else f"{number:.3g}{unit}"
+
+
+def _bytes(size: float) -> str:
+    return human(int(size))
+
+
+def _chart(title: str, lines: dict[str, list[tuple[int, float]]], chosen: int, said: Callable[[float], str]) -> Chart:
+    most = max(value for line in lines.values() for _, value in line)
+    chart = new_chart(labelled_ticks(most, said))
+    contexts = sorted({n_ctx for line in lines.values() for n_ctx, _ in line})
+    chart.x_labels = [{"label": tokens(n_ctx), "value": math.log2(n_ctx)} for n_ctx in _labelled(contexts, chosen)]
+    for name, line in lines.items():
+        chart.add(
+            name,
+            [
+                {"value": (math.log2(n), value), "node": {"r": _CHOSEN_DOT if n == chosen else _SMALL_DOT}}
+                for n, value in line
+            ],
+        )
+    words = "; ".join(
+        f"{name}: " + ", ".join(f"{said(value)} at {n_ctx:,} tokens" for n_ctx, value in line)
+        for name, line in lines.items()
+    )
+    return Chart(title, tuple(lines), drawn(chart, f"{title}, by context. {words}"))
+
+
+def labelled_ticks(most: float, said: Callable[[float], str]) -> list[dict[str, Any]]:
+    """The marks of an axis from 0 to ``most`` or a little more, as pygal takes them."""
+    step = _step(most or 1.0)
+    return [{"label": said(step * i), "value": step * i} for i in range(math.ceil((most or 1.0) / step) + 1)]
+
+
+def new_chart(marks: Sequence[Mapping[str, Any]]) -> Any:
+    """A chart of pygal's without lines yet, whose vertical axis has ``marks``; the page says its colours."""
+    from pygal import XY
+    from pygal.style import Style
+
+    chart = XY(
+        style=Style(colors=("gray",) * 2, font_family="inherit", label_font_size=12),
+        width=_WIDTH,
+        height=_HEIGHT,
+        margin=6,
+        # half of the last word below the axis
+        margin_right=28,
+        show_legend=False,
+        js=(),
+        dots_size=_SMALL_DOT,
+        range=(0, marks[-1]["value"]),
+        y_labels=list(marks),
+        disable_xml_declaration=True,
+    )
+    chart.uuid = "context"
+    return chart
+
+
+def _step(most: float) -> float:
+    """What four marks or so of an axis are apart: 1, 2 or 5 times a power of ten, of 2 ** 30 for bytes."""
+    unit = float(2**30) if most > 2**31 else 1.0
+    exact = most / 4 / unit
+    power = 10.0 ** math.floor(math.log10(exact))
+    return float(next(unit * power * part for part in (1, 2, 5, 10) if power * part >= exact))
+
+
+def _labelled(contexts: Sequence[int], chosen: int) -> list[int]:
+    """The contexts whose marks have room for a word; the chosen one has it in any case."""
+    shown = [chosen] if chosen in contexts else []
+    reach = math.log2(contexts[-1] / contexts[0]) / 8
+    for n_ctx in contexts:
+        if all(abs(math.log2(n_ctx / other)) >= reach for other in shown):
+            shown.append(n_ctx)
+    return sorted(shown)
+
+
+def drawn(chart: Any, label: str) -> str:
+    """The chart without the style and the script that pygal gives it. A dot with a label shows it when pointed at."""
+    from xml.etree import ElementTree
+
+    root = chart.render_tree()
+    for parent in list(root.iter()):
+        for child in list(parent):
+            name = child.tag.rpartition("}")[2] if isinstance(child.tag, str) else ""
+            if name == "desc" and child.get("class") == "label":
+                child.tag, child.attrib = "title", {}
+            elif name in ("", "defs", "desc", "title"):
+                parent.remove(child)
+    root.set("role", "img")
+    root.set("aria-label", label)
+    root.attrib.pop("id", None)
+    text: str = ElementTree.tostring(root, encoding="unicode")
+    return text.replace("ns0:", "").replace(":ns0=", "=")

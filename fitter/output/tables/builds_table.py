@@ -1,0 +1,82 @@
+"""The builds of llama.cpp that were found, as a table and as JSON."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fitter.llama.build.compared import compared
+from fitter.machine.gpu import PROFILES
+from fitter.output.plan_json import SCHEMA
+from fitter.text import printable
+
+if TYPE_CHECKING:
+    from fitter.llama.build.compared import Compared
+    from fitter.llama.build.inspect_build import Look
+    from fitter.llama.types import LlamaCpp
+
+
+def builds_to_dict(looks: Iterable[Look]) -> dict[str, Any]:
+    """The document of ``fitter llama-cpp``; a figure is ``null`` if the build does not tell it."""
+    return {
+        "schema": SCHEMA,
+        "builds": [
+            {
+                **{name: None if value == "" else value for name, value in asdict(look).items()},
+                "rules": {profile: found and asdict(found) for profile, found in _rules(look).items()},
+            }
+            for look in looks
+        ],
+    }
+
+
+def _rules(look: Look) -> dict[str, Compared | None]:
+    """How far the rules of each profile were compared with a build."""
+    return {profile: None if look.problem else compared(profile, look.ggml, look.commit) for profile in PROFILES}
+
+
+def of_other_server(server: Look, planned: LlamaCpp) -> str:
+    """That a ``llama-server`` has another llama.cpp than was ``planned`` with, and how to plan with its own."""
+    from fitter.llama.build.library import Versions
+
+    its = Versions(server.version, server.ggml, server.commit)
+    where = printable(shlex.quote(server.where))
+    return (
+        f"{where} is llama.cpp {its}, which may take other memory than {planned.version}: to plan with it, "
+        f"add --llama-cpp {where}"
+    )
+
+
+def builds_table(looks: Iterable[Look]) -> RenderableType:
+    """A row for each build, and below them why one cannot be used."""
+    looks = tuple(looks)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("llama.cpp", overflow="fold")
+    for column in ("version", "ggml", "commit", "backends", "layout", "checked"):
+        table.add_column(column, no_wrap=True)
+    for look in looks:
+        known = (look.version, look.ggml, look.commit, " ".join(look.backends), look.layout, " ".join(look.checks))
+        table.add_row(printable(look.where), *(printable(text) or "-" for text in known))
+    if not looks:
+        return Text(
+            "There is no llama.cpp: pip install llama-cpp-python, or name a directory with libllama.so: fitter "
+            "llama-cpp DIRECTORY"
+        )
+    parts: list[RenderableType] = [table, *(Text(printable(look.problem)) for look in looks if look.problem)]
+    if usable := [look for look in looks if not look.problem]:
+        rules = Table(box=None, pad_edge=False)
+        rules.add_column("fitter's rules", overflow="fold")
+        for profile in _rules(usable[0]):
+            rules.add_column(profile, no_wrap=True)
+        for look in usable:
+            found = _rules(look).values()
+            texts = (f"{each.equal} of {each.rows}" if each else "never compared" for each in found)
+            rules.add_row(printable(look.where), *texts)
+        parts += [Text(), rules, Text("loads of which fitter's rules and the build's own backend said the same bytes")]
+    return Group(*parts)

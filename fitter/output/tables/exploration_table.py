@@ -1,0 +1,288 @@
+"""A grid that was explored: its table, JSON, CSV and Parquet. No native code, nothing is decided here."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from fitter.errors import AnswerError, LibraryError, UsageError
+from fitter.output.arguments import command_line
+from fitter.output.plan_json import SCHEMA, dumps, figure
+from fitter.output.tables.narrow import NarrowTable
+from fitter.output.units import human, mib, speed
+from fitter.storage.files import replacing
+from fitter.text import printable
+
+if TYPE_CHECKING:
+    from fitter.planning.tables.exploration import Exploration, ExploredAnswer, ExploredCell
+
+_BEST = "bold green"
+
+_ASKED: dict[str, Callable[[ExploredCell], str]] = {
+    "model": lambda cell: cell.model,
+    "type": lambda cell: cell.file_type or "-",
+    "machine": lambda cell: cell.machine,
+    "-c": lambda cell: "-" if cell.asked_context is None else str(cell.asked_context),
+    "-ctk": lambda cell: cell.type_k or "-",
+    "-ctv": lambda cell: cell.type_v or "-",
+    "-ub": lambda cell: "-" if cell.n_ubatch is None else str(cell.n_ubatch),
+}
+"""What a cell is about, by the title of its column: one that is the same everywhere is said once, above the table."""
+
+_COSTS = {"price": "price", "watts": "W", "memory": "MiB of devices"}
+
+
+def to_dict(found: Exploration) -> dict[str, Any]:
+    """The document of ``fitter explore --json``; a figure is ``null`` where it is not known."""
+    return {
+        "schema": SCHEMA,
+        "fits": found.fits,
+        "cost": found.cost,
+        "cells": [cell_to_dict(cell) for cell in found.cells],
+        "asked": found.asked,
+        "answers": [_answer(answer) for answer in found.answers],
+        "kept": found.kept,
+        "seconds": found.seconds,
+    }
+
+
+def cell_to_dict(cell: ExploredCell) -> dict[str, Any]:
+    """One cell of the same."""
+    return {
+        "model": cell.model,
+        "file_type": cell.file_type,
+        "machine": cell.machine,
+        "asked_context": cell.asked_context,
+        "type_k": cell.type_k,
+        "type_v": cell.type_v,
+        "n_ubatch": cell.n_ubatch,
+        "fits": cell.fits,
+        "n_ctx": cell.n_ctx,
+        "bytes": cell.bytes,
+        "used": cell.used,
+        "host_weights": cell.host_weights,
+        "prompt_tokens_per_second": figure(cell.prompt_tokens_per_second),
+        "tokens_per_second": figure(cell.tokens_per_second),
+        "arguments": None if cell.arguments is None else list(cell.arguments),
+        "problem": cell.problem,
+        "needs_imatrix": cell.needs_imatrix,
+        "memory": cell.memory,
+        "cost": cell.cost,
+        "is_best": cell.is_best,
+    }
+
+
+def _answer(answer: ExploredAnswer) -> dict[str, Any]:
+    return {
+        "model": answer.model,
+        "cell": None if answer.cell is None else cell_to_dict(answer.cell),
+        "is_of_header": answer.is_of_header,
+        "refused": answer.refused,
+    }
+
+
+def csv_text(found: Exploration) -> str:
+    """A line for each cell, under the names of JSON; arguments are one text, and what is not known is empty."""
+    out = io.StringIO()
+    rows = [_flat(cell) for cell in found.cells]
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _field(name, value) for name, value in row.items()} for row in rows)
+    return out.getvalue()
+
+
+def _flat(cell: ExploredCell) -> dict[str, Any]:
+    row = cell_to_dict(cell)
+    words = row["arguments"]
+    return {**row, "arguments": None if words is None else command_line(words, quoted=True)}
+
+
+def _field(name: str, value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str) or name == "arguments":
+        # those are for a shell, and of our own
+        return value
+    text = printable(value)
+    # a spreadsheet takes what begins so for a formula
+    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) else text
+
+
+def _parquet(found: Exploration) -> bytes:
+    try:
+        import pyarrow as pa  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        import pyarrow.parquet as pq  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError:
+        raise LibraryError("Parquet needs the package pyarrow: pip install pyarrow, or name a .csv file") from None
+    kinds = {
+        **dict.fromkeys(("asked_context", "n_ubatch", "n_ctx", "bytes", "used", "host_weights", "memory"), pa.int64()),
+        **dict.fromkeys(("prompt_tokens_per_second", "tokens_per_second", "cost"), pa.float64()),
+        **dict.fromkeys(("fits", "is_best", "needs_imatrix"), pa.bool_()),
+    }
+    rows = [_flat(cell) for cell in found.cells]
+    schema = pa.schema([(name, kinds.get(name, pa.string())) for name in rows[0]])
+    out = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), out)
+    return out.getvalue()
+
+
+_WRITERS: dict[str, Callable[[Exploration], bytes]] = {
+    ".csv": lambda found: csv_text(found).encode(),
+    ".json": lambda found: (dumps(to_dict(found)) + "\n").encode(),
+    ".parquet": _parquet,
+}
+
+
+def check_output(path: Path) -> None:
+    """Raise what ``write`` would before anything is planned: for a name, a package that is missing, a directory."""
+    if path.suffix.lower() not in _WRITERS:
+        raise UsageError(f"-o {path}: give the file one of the endings {', '.join(_WRITERS)}")
+    if path.suffix.lower() == ".parquet":
+        from importlib.util import find_spec
+
+        if find_spec("pyarrow") is None:
+            raise LibraryError("Parquet needs the package pyarrow: pip install pyarrow, or name a .csv file")
+    folder = path.parent
+    if not folder.is_dir():
+        raise AnswerError(f"-o {path} cannot be written: there is no directory {folder}")
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise AnswerError(f"-o {path} cannot be written: name another file")
+
+
+def write(found: Exploration, path: Path) -> None:
+    """Write ``found`` in the format of the file's ending, all or nothing. Raises ``AnswerError``."""
+    data = _WRITERS[path.suffix.lower()](found)
+    try:
+        with replacing(path) as file:
+            file.write(data)
+    except OSError as error:
+        raise AnswerError(f"-o {path} cannot be written ({error.strerror}): name another file") from None
+
+
+def exploration_table(found: Exploration, *, verbose: bool = False) -> RenderableType:
+    """A row for each cell that fits, what does not below, and the answer; ``verbose``: a row for every cell."""
+    # every model by the name of its file, as far as these differ
+    named = file_names(cell.model for cell in found.cells)
+    cells = tuple(replace(cell, model=named[cell.model]) for cell in found.cells)
+    varied = [name for name, of in _ASKED.items() if len({of(cell) for cell in cells}) > 1]
+    said = [
+        f"{name} {_ASKED[name](cells[0])}" if name.startswith("-") else _ASKED[name](cells[0])
+        for name in _ASKED
+        if name not in varied and _ASKED[name](cells[0]) != "-"
+    ]
+    table = NarrowTable(spare=("host MiB", "prompt t/s"))
+    for name in varied:
+        right = name in ("-c", "-ub")
+        table.add_column(name, justify="right" if right else "left", no_wrap=name != "machine", overflow="fold")
+    columns = ["fits", "context", "host MiB", "prompt t/s", "t/s"]
+    has_cost = any(cell.cost is not None for cell in cells)
+    for column in [*columns, *([_COSTS[found.cost]] if has_cost else [])]:
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("", style="dim")
+    shown = [cell for cell in cells if cell.fits or verbose or len(cells) <= _FEW]
+    for cell in shown:
+        table.add_row(*_row(cell, varied, has_cost))
+    parts: list[RenderableType] = [Text(printable(", ".join(said)), style="bold", overflow="fold")] if said else []
+    parts += [table] if shown else []
+    parts += [Text(line, overflow="fold") for line in _below(found, cells, len(cells) - len(shown), varied)]
+    return Group(*parts)
+
+
+_FEW = 40
+"""So many cells have a row each, whether they fit or not."""
+_MOST_REASONS = 5
+
+
+def _row(cell: ExploredCell, varied: list[str], has_cost: bool) -> tuple[str | Text, ...]:
+    style = _BEST if cell.is_best else ""
+    fits = "unknown" if cell.fits is None else "yes" if cell.fits else "no"
+    rates = ("-" if each is None else speed(each) for each in (cell.prompt_tokens_per_second, cell.tokens_per_second))
+    figures = [fits, "-" if cell.n_ctx is None else str(cell.n_ctx), mib(cell.host_weights if cell.fits else None)]
+    figures += rates
+    if has_cost:
+        figures.append("unknown" if cell.cost is None else f"{cell.cost:g}")
+    about = (printable(_ASKED[name](cell)) for name in varied)
+    notes = [*(["best"] if cell.is_best else []), *(["needs an importance matrix"] if cell.needs_imatrix else [])]
+    return (*(Text(each, style=style) for each in (*about, *figures)), ", ".join(notes))
+
+
+def file_names(models: Iterable[str]) -> dict[str, str]:
+    """What each model is called in a table: by the name of its file, or all of its path where others have that too."""
+    names = {model: Path(model).name or model for model in dict.fromkeys(models)}
+    count = Counter(names.values())
+    return {model: name if count[name] == 1 else model for model, name in names.items()}
+
+
+def _below(found: Exploration, cells: Sequence[ExploredCell], hidden: int, varied: list[str]) -> Iterator[str]:
+    fitting = sum(bool(cell.fits) for cell in cells)
+    kept = f", {found.kept} of them planned before" if found.kept else ""
+    yield f"{len(cells)} cell{'s' if len(cells) > 1 else ''}{kept}: {fitting} fit" + (
+        f"; -v shows the {hidden} that do not" if hidden else ""
+    )
+    if any(cell.is_best for cell in cells):
+        what = {"price": "cheaper", "watts": "with fewer watts", "memory": "on less device memory"}[found.cost]
+        yield f"best: no other cell of its model and type has more context, is faster or {what} without being worse"
+    reasons: dict[str, list[ExploredCell]] = {}
+    for cell in cells:
+        if cell.fits is None and cell.problem:
+            reasons.setdefault(cell.problem, []).append(cell)
+    for problem, those in list(reasons.items())[:_MOST_REASONS]:
+        count = f" and {len(those) - 1} more" if len(those) > 1 else ""
+        yield f"{_name(those[0], varied)}{count}: {printable(problem)}"
+    if len(reasons) > _MOST_REASONS:
+        yield f"and {len(reasons) - _MOST_REASONS} more reasons, in --json"
+    if not fitting:
+        lacking = [cell for cell in cells if cell.fits is False and cell.problem]
+        for cell in sorted(lacking, key=lambda cell: (cell.bytes or 0, -cell.memory))[:1]:
+            yield f"none fits; {_name(cell, varied)}: {printable(cell.problem or '')}"
+    for answer in found.answers:
+        yield from _answer_lines(found, answer)
+
+
+def _name(cell: ExploredCell, varied: list[str]) -> str:
+    words = (f"{name} {_ASKED[name](cell)}" if name.startswith("-") else _ASKED[name](cell) for name in varied)
+    return printable(", ".join(words)) or printable(cell.machine)
+
+
+def _answer_lines(found: Exploration, answer: ExploredAnswer) -> Iterator[str]:
+    name = printable(file_names(each.model for each in found.cells)[answer.model])
+    cell = answer.cell
+    if cell is None:
+        yield f"{name}: no machine does {printable(found.asked or '')}" + _refused(answer.refused)
+        return
+    costs = {"price": "the cheapest", "watts": "the one with the fewest watts"}
+    if found.cost == "memory":
+        why = "the one with the least memory, since no prices are given"
+    elif cell.cost is None:
+        why = f"the first whose {found.cost} is unknown; none with a known one does it"
+    else:
+        why = f"{costs[found.cost]}, {cell.cost:g}"
+    kind = "" if cell.file_type is None else f" as {cell.file_type}"
+    figures = f"context {cell.n_ctx}"
+    if cell.tokens_per_second is not None:
+        figures += f", about {speed(cell.tokens_per_second)} t/s"
+    if cell.prompt_tokens_per_second is not None:
+        figures += f" (prompt {speed(cell.prompt_tokens_per_second)} t/s)"
+    yield f"{printable(found.asked or '')}: {printable(cell.machine)} ({why}) runs {name}{kind}: {figures}"
+    how = "confirmed on the model itself"
+    if answer.is_of_header:
+        how = f"confirmed on the header that llama-quantize would write: a file of type {cell.file_type} is not here"
+        how += ", and is only made with an importance matrix" if cell.needs_imatrix else ""
+    on_host = f", {human(cell.host_weights)} of weights on the host" if cell.host_weights else ""
+    yield f"{how}{on_host}; with {printable(command_line(list(cell.arguments or ()), quoted=True))}"
+
+
+def _refused(count: int) -> str:
+    return f" ({count} did by their header, and not when the model itself was measured)" if count else ""
+
+
+__all__ = ["cell_to_dict", "check_output", "csv_text", "exploration_table", "file_names", "to_dict", "write"]

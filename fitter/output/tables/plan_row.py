@@ -1,0 +1,115 @@
+"""What tables and documents of several plans have in common: a row, the lines below it, and the commands at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from fitter.output.arguments import arguments, command_line
+from fitter.output.tables.narrow import NarrowTable
+from fitter.output.units import human, mib, speed
+from fitter.text import printable
+
+if TYPE_CHECKING:
+    from fitter.planning.plan.plan import Plan
+    from fitter.planning.plan.plan_or_error import Planned
+
+_BEST = "bold green"
+
+
+def where(each: Planned) -> dict[str, Any]:
+    """Whether it fits and how, for a document; ``null`` where that is not known."""
+    return {
+        "fits": None if each.plan is None else each.plan.fits,
+        "n_ctx": each.n_ctx,
+        "longest_context": each.longest_context,
+        "host_weights": each.host_weights,
+        "on_devices": None if each.plan is None else each.is_on_devices,
+    }
+
+
+def outcome(each: Planned) -> dict[str, Any]:
+    """The arguments of its plan, or why there are none, for a document."""
+    plan = each.plan
+    return {
+        "arguments": arguments(plan) if plan is not None and plan.fits else None,
+        "problem": each.problem or (plan.problems[0].message if plan is not None and plan.problems else None),
+    }
+
+
+def table_of(
+    name: str,
+    rows: Iterator[tuple[Sequence[str], Sequence[str], bool]],
+    *,
+    rates: Sequence[str],
+    spare: Sequence[str],
+    is_folded: bool = False,
+) -> NarrowTable:
+    """A table with a row for each plan: what it says, its notes, and whether it is the best.
+
+    ``name``: the header of the first column, which ``is_folded`` or as wide as its words; ``rates``: those of speeds;
+    ``spare``: those of columns that may be hidden.
+    """
+    table = NarrowTable(spare=spare)
+    table.add_column(name, overflow="fold" if is_folded else "ellipsis", no_wrap=not is_folded)
+    for column in ("MiB", "bits", "fits", "context", "longest", "host MiB", *rates):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("", overflow="fold", style="dim")
+    for cells, notes, is_best in rows:
+        style = _BEST if is_best else ""
+        table.add_row(*(Text(cell, style=style) for cell in cells), ", ".join((*["best"] * is_best, *notes)))
+    return table
+
+
+def cells(name: str, size: int | None, each: Planned, *rates: float | None) -> tuple[str, ...]:
+    """The cells of a row; ``rates`` are tokens per second."""
+    bits = "-" if each.bits_per_weight is None else f"{each.bits_per_weight:.2f}"
+    fits = "unknown" if each.plan is None else "yes" if each.fits else "no"
+    contexts = ("-" if count is None else str(count) for count in (each.n_ctx, each.longest_context))
+    host = mib(each.host_weights if each.fits else None)
+    speeds = ("-" if rate is None else speed(rate) for rate in rates)
+    return (printable(name), mib(size), bits, fits, *contexts, host, *speeds)
+
+
+def shown(*parts: RenderableType, lines: Iterator[str]) -> RenderableType:
+    """``parts``, and ``lines`` below them, which are folded where they are longer than the terminal is wide."""
+    return Group(*parts, *(Text(line, overflow="fold") for line in lines))
+
+
+def problems(found: Sequence[tuple[str, Planned]]) -> Iterator[str]:
+    """Why there is no plan, for each by its name."""
+    for name, each in found:
+        if each.problem:
+            yield f"{printable(name)}: {printable(each.problem)}"
+
+
+def contexts(found: Sequence[Planned]) -> Iterator[str]:
+    """What the columns of contexts say, where they differ."""
+    if any(each.n_ctx != each.longest_context for each in found):
+        yield "context: of the plan, which is for speed; longest: the most that fits, whatever it costs in time"
+
+
+def too_slow(rate: float) -> str:
+    """What is said where none is as fast as was asked for."""
+    return f"none of them generates {speed(rate)} tokens per second: ask for fewer with --tokens-per-second"
+
+
+def none_fits(found: Sequence[tuple[int, str, Planned]], word: str = "") -> Iterator[str]:
+    """What the smallest of those with a plan lacks: its bytes, its name, and itself."""
+    planned = [(size, name, each.plan) for size, name, each in found if each.plan is not None]
+    for _, name, plan in sorted(planned, key=lambda each: each[:2])[:1]:
+        if plan.problems:
+            yield f"none fits; {word}{printable(name)}: {printable(plan.problems[0].message)}"
+
+
+def best(name: str, size: int, more: str = "") -> str:
+    """The line that names the best one."""
+    return f"best: {name}, {human(size)}{more}"
+
+
+def with_arguments(plan: Plan) -> str:
+    """The line with its arguments."""
+    return f"arguments: {command_line(arguments(plan), quoted=True)}"

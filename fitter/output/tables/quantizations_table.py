@@ -1,0 +1,93 @@
+"""A model in every file type: the table of ``fitter quants``, and its JSON. No native code, nothing is decided here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from fitter.output.plan_json import SCHEMA, figure
+from fitter.output.tables import plan_row
+from fitter.text import printable
+
+if TYPE_CHECKING:
+    from fitter.planning.tables.quantizations import Quantization, Quantizations
+
+
+def to_dict(found: Quantizations) -> dict[str, Any]:
+    """The document of ``fitter quants --json``; a figure is ``null`` where it is not known."""
+    model = found.model
+    return {
+        "schema": SCHEMA,
+        "fits": found.fits,
+        "model": {"path": model.path, "name": model.name, "architecture": model.architecture, "bytes": model.bytes},
+        "source_type": found.source_type,
+        "best": None if found.best is None else found.best.name,
+        "file_types": [_file_type(each) for each in found.found],
+        "notes": list(found.notes),
+    }
+
+
+def _file_type(each: Quantization) -> dict[str, Any]:
+    return {
+        "name": each.name,
+        "bytes": each.bytes,
+        "bits_per_weight": figure(each.bits_per_weight),
+        "types": dict(each.types),
+        "needs_imatrix": each.needs_imatrix,
+        **plan_row.where(each),
+        "tokens_per_second": figure(each.tokens_per_second),
+        **plan_row.outcome(each),
+    }
+
+
+def quantizations_table(found: Quantizations, *, verbose: bool = False) -> RenderableType:
+    """A row for each file type, and what is said of them; ``verbose``: also what each is made of."""
+    model = found.model
+    title = Text.assemble((model.name, "bold"), f" ({model.architecture}, {found.source_type})", overflow="fold")
+    rows = (
+        (plan_row.cells(each.name, each.bytes, each, each.tokens_per_second), _notes(each), each is found.best)
+        for each in found.found
+    )
+    table = plan_row.table_of("file type", rows, rates=("t/s",), spare=("bits", "host MiB", "context"))
+    return plan_row.shown(title, table, lines=_below(found, verbose))
+
+
+def _notes(each: Quantization) -> list[str]:
+    notes = ["needs an importance matrix"] if each.needs_imatrix else []
+    return [*notes, *(["for models trained for it"] if each.is_trained_for else [])]
+
+
+def _below(found: Quantizations, verbose: bool) -> Iterator[str]:
+    if verbose:
+        for each in found.found:
+            if each.types:
+                yield f"{each.name}: " + ", ".join(f"{count} {kind}" for kind, count in each.types.items())
+    yield from plan_row.problems([(each.name, each) for each in found.found])
+    yield from map(printable, found.notes)
+    yield from plan_row.contexts(found.found)
+    if found.best is not None:
+        return
+    if found.fits and found.tokens_per_second is not None:
+        yield plan_row.too_slow(found.tokens_per_second)
+    elif found.fits:
+        yield (
+            "none is marked as the best, which has every layer on the devices: --tokens-per-second N marks the one "
+            "with the most bits per weight that generates as fast, wherever its weights are"
+        )
+    else:
+        yield from plan_row.none_fits([(each.bytes or 0, each.name, each) for each in found.found], "as ")
+
+
+def commands(found: Quantizations) -> tuple[str, ...]:
+    """What to do with the best one, a line each that is not to be folded: it may be copied."""
+    best = found.best
+    if best is None or best.plan is None or best.bytes is None:
+        return ()
+    imatrix = ", made with an importance matrix" if best.needs_imatrix else ""
+    return tuple(map(printable, (plan_row.best(best.name, best.bytes, imatrix), plan_row.with_arguments(best.plan))))
+
+
+__all__ = ["commands", "quantizations_table", "to_dict"]

@@ -1,0 +1,130 @@
+"""The models of a repository: the table of ``fitter hf://org/repo``, and its JSON. Nothing is decided here."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from fitter.output.arguments import arguments, command_line
+from fitter.output.plan_json import SCHEMA, figure
+from fitter.output.tables import plan_row
+from fitter.text import printable
+
+if TYPE_CHECKING:
+    from fitter.planning.tables.repository import Repository, RepositoryFile
+
+_PLURAL = {"importance matrix": "importance matrices"}
+
+
+def to_dict(found: Repository) -> dict[str, Any]:
+    """The document of ``fitter hf://org/repo --json``; a figure is ``null`` where it is not known."""
+    return {
+        "schema": SCHEMA,
+        "fits": found.fits,
+        "repository": found.address,
+        "best": None if found.best is None else found.best.name,
+        "download": _words(found.download),
+        "run": _words(found.run),
+        "hf": _words(found.hf),
+        "files": [_file(each) for each in found.found],
+        "beside": [{"name": each.name, "kind": each.kind, "bytes": each.bytes} for each in found.beside],
+    }
+
+
+def _words(command: tuple[str, ...] | None) -> list[str] | None:
+    return None if command is None else list(command)
+
+
+def _file(each: RepositoryFile) -> dict[str, Any]:
+    return {
+        "name": each.name,
+        "files": list(each.files),
+        "bytes": each.bytes,
+        "file_type": each.file_type,
+        "weights": each.weights,
+        "bits_per_weight": figure(each.bits_per_weight),
+        **plan_row.where(each),
+        "prompt_tokens_per_second": figure(each.prompt_tokens_per_second),
+        "generation_tokens_per_second": figure(each.generation_tokens_per_second),
+        **plan_row.outcome(each),
+    }
+
+
+def repository_table(found: Repository, *, verbose: bool = False) -> RenderableType:
+    """A row for each model, and what is said of them; ``verbose``: also the arguments of each plan."""
+    rows = ((_cells(each), _notes(each), each is found.best) for each in found.found)
+    rates, spare = ("prompt t/s", "t/s"), ("bits", "context", "host MiB", "prompt t/s", "MiB")
+    table = plan_row.table_of("file", rows, rates=rates, spare=spare, is_folded=True)
+    return plan_row.shown(Text(printable(found.address), "bold", overflow="fold"), table, lines=_below(found, verbose))
+
+
+def _cells(each: RepositoryFile) -> tuple[str, ...]:
+    return plan_row.cells(each.name, each.bytes, each, each.prompt_tokens_per_second, each.generation_tokens_per_second)
+
+
+def _notes(each: RepositoryFile) -> list[str]:
+    return [f"{len(each.files)} files"] if len(each.files) > 1 else []
+
+
+def _below(found: Repository, verbose: bool) -> Iterator[str]:
+    if verbose:
+        for each in found.found:
+            if each.plan is not None and each.fits:
+                yield f"{printable(each.name)}: {printable(command_line(arguments(each.plan), quoted=True))}"
+    yield from plan_row.problems([(each.name, each) for each in found.found])
+    yield from _beside(found, verbose)
+    yield from plan_row.contexts(found.found)
+    best = found.best
+    if best is None:
+        yield from _none(found)
+    elif found.n_devices and not best.is_on_devices and found.tokens_per_second is None:
+        yield (
+            "none fits with every layer on the devices, so the one with the most bits per weight is marked: "
+            "--tokens-per-second N marks the one of them that generates as fast"
+        )
+
+
+def commands(found: Repository) -> tuple[str, ...]:
+    """What to do with the best one, a line each that is not to be folded: it may be copied into a shell."""
+    return tuple(map(printable, _commands(found)))
+
+
+def _commands(found: Repository) -> Iterator[str]:
+    best = found.best
+    if best is None or best.plan is None:
+        return
+    yield plan_row.best(best.name, best.bytes)
+    if found.download is not None:
+        yield f"download: {shlex.join(found.download)}"
+    if found.run is not None:
+        yield f"run: {command_line(found.run, quoted=True)}"
+        if found.hf is not None:
+            yield f"run without downloading it first: {shlex.join(found.hf)} in place of -m and the file"
+    else:
+        yield plan_row.with_arguments(best.plan)
+
+
+def _beside(found: Repository, verbose: bool) -> Iterator[str]:
+    kinds = Counter(each.kind for each in found.beside)
+    for kind, count in kinds.items():
+        names = [each.name for each in found.beside if each.kind == kind]
+        shown = names if verbose else names[:3]
+        more = f" and {count - len(shown)} more" if count > len(shown) else ""
+        word = kind if count == 1 else _PLURAL.get(kind, f"{kind}s")
+        option = {"multimodal projector": " (--mmproj plans with one)"}.get(kind, "")
+        yield f"not planned, {word}{option}: {printable(', '.join(shown))}{more}"
+
+
+def _none(found: Repository) -> Iterator[str]:
+    if found.fits and found.tokens_per_second is not None:
+        yield plan_row.too_slow(found.tokens_per_second)
+    else:
+        yield from plan_row.none_fits([(each.bytes, each.name, each) for each in found.found])
+
+
+__all__ = ["commands", "repository_table", "to_dict"]

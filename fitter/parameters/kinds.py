@@ -1,0 +1,586 @@
+"""Kinds of parameters: how a value is checked, and converted between command line, TOML, JSON, Python and C.
+
+A kind knows no parameter by name; ``fitter.parameters.table`` gives each parameter its kind.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+
+from fitter.errors import PlanError, UsageError
+from fitter.parameters.values import (
+    MAX_DEVICES,
+    MIB,
+    Lora,
+    TensorBuftOverride,
+    check_timeout,
+    items,
+    number,
+    parse_overrides,
+    parse_whole,
+    path,
+    plain_pattern,
+    read_size,
+    shares,
+    shown,
+    shown_in_file,
+    size,
+    split_list,
+    text,
+    texts,
+    whole,
+)
+
+_T = TypeVar("_T")
+
+
+class Entry(Protocol):
+    """A value in a JSON document. Each method raises an error that names the place if the value has another type."""
+
+    def __getitem__(self, key: str) -> Entry: ...
+    def text(self) -> str: ...
+    def flag(self) -> bool: ...
+    def whole(self) -> int: ...
+    def number(self) -> float: ...
+    def one_of(self, *choices: str) -> Any: ...
+    def maybe(self, kind: Callable[[Any], _T]) -> _T | None: ...
+    def each(self, kind: Callable[[Any], _T]) -> tuple[_T, ...]: ...
+
+
+@runtime_checkable
+class Described(Protocol):
+    """A virtual device, as far as it is checked before it is used. Memory in bytes."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def total(self) -> int: ...
+    @property
+    def free(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A string, and the base of all other kinds.
+
+    ``metavar`` stands for a value in ``--help``. ``is_repeated``: the option may be given several times.
+    ``has_commas``: each of its values may be a list with commas. ``is_file``: a value begins with the path of a file.
+    ``called``, in the methods, is the name of the parameter for messages.
+    """
+
+    metavar: str | None = None
+
+    @property
+    def is_repeated(self) -> bool:
+        return False
+
+    @property
+    def has_commas(self) -> bool:
+        return False
+
+    @property
+    def is_file(self) -> bool:
+        return False
+
+    def check(self, called: str, value: Any) -> Any:
+        """``value`` from Python, converted to what fitter uses. Raises ``UsageError``."""
+        return text(called, value)
+
+    def parse(self, word: str) -> Any:
+        """The value that ``word`` on the command line means. Raises ``UsageError``."""
+        return word
+
+    def read(self, where: str, value: Any) -> Any:
+        """``value`` from a TOML file or a marker; ``where`` names it in the ``UsageError`` that this may raise."""
+        if not isinstance(value, str) or not value:
+            raise UsageError(f"{where} is {shown_in_file(value)}: give a string in quotes")
+        return value
+
+    def planned(self, value: Any) -> Any:
+        """A checked value, as ``Params`` has it."""
+        return value
+
+    def to_json(self, value: Any) -> Any:
+        """The value from ``Params``, as JSON has it."""
+        return value
+
+    def from_json(self, entry: Entry) -> Any:
+        """The value for ``Params`` that ``to_json`` wrote."""
+        return entry.text()
+
+    def word(self, value: Any) -> str:
+        """The value as a command-line argument of llama.cpp. Raises ``UsageError`` or ``PlanError``."""
+        return str(value)
+
+    def native(self, called: str, value: Any) -> Any:
+        """The value as a field of llama.cpp's struct. Raises ``UsageError`` if it is out of the field's range."""
+        raise UsageError(f"{called} is a string, and no field of llama.cpp's structs is one")
+
+
+@dataclass(frozen=True)
+class Flag(Kind):
+    """True or false."""
+
+    def check(self, called: str, value: Any) -> bool:
+        if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+            value = value.item()
+        if isinstance(value, int) and value in (0, 1):
+            return bool(value)
+        raise UsageError(f"{called} is {shown(value)}: give True or False")
+
+    def read(self, where: str, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise UsageError(f"{where} is {shown_in_file(value)}: give true or false")
+        return value
+
+    def from_json(self, entry: Entry) -> bool:
+        return entry.flag()
+
+    def word(self, value: Any) -> str:
+        return "true" if value else "false"
+
+    def native(self, called: str, value: Any) -> bool:
+        return bool(value)
+
+
+@dataclass(frozen=True)
+class Whole(Kind):
+    """A whole number from ``least`` to ``most``; ``most`` is ``None`` if larger numbers mean "all"."""
+
+    metavar: str | None = "N"
+    least: int = 0
+    most: int | None = None
+
+    def holds(self, value: int) -> bool:
+        """Whether ``value`` is in the range."""
+        return self.least <= value and (self.most is None or value <= self.most)
+
+    @property
+    def range(self) -> str:
+        """The range, for messages."""
+        return f"{self.least} or more" if self.most is None else f"{self.least} to {self.most}"
+
+    def check(self, called: str, value: Any) -> int:
+        found = whole(called, value)
+        if not self.holds(found):
+            raise UsageError(f"{called} is {shown(found)}: give {self.range}")
+        return found
+
+    def parse(self, word: str) -> int | None:
+        found = parse_whole(word)
+        if found < self.least:
+            raise UsageError(f"{shown(found)} is too small; the smallest is {self.least}")
+        return found
+
+    def read(self, where: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not self.holds(value):
+            raise UsageError(f"{where} is {shown_in_file(value)}: give a whole number, {self.range}")
+        return value
+
+    def from_json(self, entry: Entry) -> int:
+        return entry.whole()
+
+    def native(self, called: str, value: Any) -> int:
+        low, high = (-(2**31), 2**31 - 1) if self.least < 0 else (self.least, 2**32 - 1)
+        if not low <= value <= high:
+            raise UsageError(f"{called} {value} is not between {low} and {high}")
+        return int(value)
+
+
+@dataclass(frozen=True)
+class Layers(Whole):
+    """A number of layers; -1 is all of them. On the command line ``auto`` leaves the choice to the fit."""
+
+    least: int = -1
+
+    def parse(self, word: str) -> int | None:
+        if word in ("auto", "-1"):
+            return None
+        if word in ("all", "-2"):
+            return -1
+        if not word.isascii() or not word.isdigit():
+            raise UsageError(f"'{word}' is not a number of layers, 'auto' or 'all'")
+        return parse_whole(word)
+
+    def word(self, value: Any) -> str:
+        return str(value) if value >= 0 else "all"
+
+
+@dataclass(frozen=True)
+class Choice(Kind):
+    """One of some ``words``, each with llama.cpp's number for it. ``is_open``: a file may contain other words too.
+
+    ``spellings``: what llama.cpp also accepts on a command line, each with the word that it stands for.
+    """
+
+    words: Mapping[str, int] = field(default_factory=dict)
+    is_open: bool = False
+    spellings: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self, called: str, value: Any) -> str:
+        found = text(called, value)
+        if found not in self.words:
+            raise UsageError(f"{called} is {shown(value)}: give one of {', '.join(self.words)}")
+        return found
+
+    def parse(self, word: str) -> str:
+        return self.spellings.get(word, word)
+
+    def read(self, where: str, value: Any) -> str:
+        if self.is_open:
+            return str(super().read(where, value))
+        if not isinstance(value, str) or value not in self.words:
+            *others, last = (f'"{word}"' for word in self.words)
+            raise UsageError(f"{where} is {shown_in_file(value)}: give {', '.join(others)} or {last}")
+        return value
+
+    def from_json(self, entry: Entry) -> Any:
+        return entry.text() if self.is_open else entry.one_of(*self.words)
+
+    def native(self, called: str, value: Any) -> int:
+        if value not in self.words:
+            raise UsageError(f"{called} is '{value}': give one of {', '.join(self.words)}")
+        return self.words[value]
+
+
+@dataclass(frozen=True)
+class Number(Kind):
+    """A number, or a string with a number and a unit, such as a bandwidth. ``is_list``: or several of them."""
+
+    is_list: bool = False
+
+    def check(self, called: str, value: Any) -> Any:
+        if self.is_list and isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray)):
+            return tuple(self._check(called, item) for item in items(called, value, "numbers"))
+        return self._check(called, value)
+
+    def _check(self, called: str, value: Any) -> float | str:
+        return text(called, value) if isinstance(value, str) else number(called, value)
+
+
+@dataclass(frozen=True)
+class Seconds(Kind):
+    """A time in seconds."""
+
+    metavar: str | None = "SECONDS"
+
+    def check(self, called: str, value: Any) -> float:
+        seconds = number(called, value)
+        check_timeout(seconds, called.partition(" (")[0].replace("_", " "))
+        return seconds
+
+    def parse(self, word: str) -> float:
+        try:
+            return float(word)
+        except ValueError:
+            raise UsageError(f"'{word}' is not a number of seconds, such as 60") from None
+
+
+@dataclass(frozen=True)
+class Size(Kind):
+    """Bytes: a number, or a string with a unit.
+
+    ``is_list``: one for all, or several. ``in_mib``: the command-line option takes MiB.
+    """
+
+    is_list: bool = False
+    in_mib: bool = False
+
+    def check(self, called: str, value: Any) -> int | tuple[int, ...]:
+        if self.is_list and isinstance(value, Iterable) and not isinstance(value, str):
+            return tuple(size(called, item) for item in items(called, value, "bytes, or one number for all"))
+        return size(called, value)
+
+    def parse(self, word: str) -> Any:
+        if not self.in_mib:
+            return word
+        parts = split_list(word)
+        if not all(part.isascii() and part.isdigit() for part in parts) or (len(parts) > 1 and not self.is_list):
+            example = "1024 or 1024,512" if self.is_list else "1024"
+            raise UsageError(f"'{word}' is not a number of MiB such as {example}")
+        sizes = tuple(parse_whole(part) * MIB for part in parts)
+        return sizes if len(sizes) > 1 else sizes[0]
+
+    def read(self, where: str, value: Any) -> int | tuple[int, ...]:
+        if self.is_list and isinstance(value, list):
+            return tuple(read_size(where, item) for item in value)
+        return read_size(where, value)
+
+
+AUTO = "auto"
+"""A margin of what was measured, however little that is."""
+
+
+@dataclass(frozen=True)
+class Margin(Size):
+    """Bytes that must stay free, one number for all devices or several; or ``auto``."""
+
+    def check(self, called: str, value: Any) -> Any:
+        return AUTO if isinstance(value, str) and value == AUTO else super().check(called, value)
+
+    def parse(self, word: str) -> Any:
+        return AUTO if word == AUTO else super().parse(word)
+
+    def read(self, where: str, value: Any) -> Any:
+        return AUTO if value == AUTO else super().read(where, value)
+
+
+@dataclass(frozen=True)
+class Shares(Kind):
+    """A share for each device. An empty list is the same as not set."""
+
+    metavar: str | None = "N0,N1,..."
+
+    def check(self, called: str, value: Any) -> tuple[float, ...]:
+        return shares(called, value)
+
+    def parse(self, word: str) -> tuple[float, ...]:
+        try:
+            return tuple(float(part) for part in split_list(word))
+        except ValueError:
+            raise UsageError(f"'{word}' is not a list of numbers such as 3,1") from None
+
+    def read(self, where: str, value: Any) -> tuple[float, ...]:
+        if not isinstance(value, list) or any(type(item) not in (int, float) for item in value):
+            raise UsageError(f"{where} is {shown_in_file(value)}: give a list of numbers such as [3, 1]")
+        return shares(where, value)
+
+    def planned(self, value: Any) -> tuple[float, ...] | None:
+        return tuple(value) or None
+
+    def to_json(self, value: Any) -> list[float] | None:
+        return None if value is None else list(value)
+
+    def from_json(self, entry: Entry) -> tuple[float, ...] | None:
+        return entry.maybe(lambda split: split.each(lambda share: share.number()))
+
+    def word(self, value: Any) -> str:
+        """The shares without trailing zeros: llama.cpp adds zeros, and accepts one entry fewer than devices."""
+        length = len(value)
+        while length > 1 and value[length - 1] == 0:
+            length -= 1
+        if length >= MAX_DEVICES:
+            raise PlanError(
+                f"llama.cpp's -ts takes at most {MAX_DEVICES - 1} devices, but this plan splits over {length}: "
+                "leave one out with -dev"
+            )
+        return ",".join(f"{share:.9g}" for share in value[:length])
+
+
+@dataclass(frozen=True)
+class Texts(Kind):
+    """Several strings. The option may be repeated; with ``commas``, each value may be a list with commas."""
+
+    commas: bool = True
+
+    @property
+    def is_repeated(self) -> bool:
+        return True
+
+    @property
+    def has_commas(self) -> bool:
+        return self.commas
+
+    def check(self, called: str, value: Any) -> tuple[str, ...]:
+        return texts(called, value)
+
+    def read(self, where: str, value: Any) -> tuple[str, ...]:
+        if isinstance(value, str) and value:
+            return (value,)
+        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+            raise UsageError(f"{where} is {shown_in_file(value)}: give a list of strings in quotes")
+        return tuple(value)
+
+    def to_json(self, value: Any) -> list[str]:
+        return list(value or ())
+
+    def from_json(self, entry: Entry) -> tuple[Any, ...]:
+        return entry.each(lambda item: item.text())
+
+    def word(self, value: Any) -> str:
+        return ",".join(value)
+
+
+@dataclass(frozen=True)
+class DeviceNames(Texts):
+    """Names of devices, in order; ``none`` is an empty list."""
+
+    metavar: str | None = "DEV0,DEV1,..."
+
+    @property
+    def is_repeated(self) -> bool:
+        return False
+
+    def check(self, called: str, value: Any) -> tuple[str, ...]:
+        names = texts(called, value)
+        return () if [name.lower() for name in names] == ["none"] else names
+
+    def parse(self, word: str) -> tuple[str, ...]:
+        if word == "none":
+            return ()
+        names = tuple(word.split(","))
+        if not all(names):
+            raise UsageError(f"'{word}' has an empty name: write names with one comma between them, or none")
+        return names
+
+    def word(self, value: Any) -> str:
+        return ",".join(value) or "none"
+
+
+@dataclass(frozen=True)
+class Overrides(Texts):
+    """Buffer types for tensors, as ``pattern=buffer type``."""
+
+    metavar: str | None = "PATTERN=TYPE,..."
+
+    def planned(self, value: Any) -> tuple[TensorBuftOverride, ...]:
+        return parse_overrides(value)
+
+    def to_json(self, value: Any) -> list[dict[str, str]]:  # type: ignore[override]
+        return [{"pattern": override.pattern, "buffer_type": override.buffer_type} for override in value]
+
+    def from_json(self, entry: Entry) -> tuple[TensorBuftOverride, ...]:
+        return entry.each(lambda one: TensorBuftOverride(one["pattern"].text(), one["buffer_type"].text()))
+
+    def word(self, value: Any) -> str:
+        return ",".join(_override(override) for override in value)
+
+
+def _override(override: TensorBuftOverride) -> str:
+    """One ``pattern=buffer type``. llama.cpp splits at every comma and at the first equals sign."""
+    for char in ",=":
+        if char in override.pattern:
+            raise UsageError(
+                f"tensor pattern '{override.pattern}' has '{char}' in it, which llama.cpp's -ot cannot take: "
+                "write '.' instead"
+            )
+    return f"{plain_pattern(override.pattern)}={override.buffer_type}"
+
+
+@dataclass(frozen=True)
+class Path(Kind):
+    """A file."""
+
+    metavar: str | None = "FILE"
+
+    @property
+    def is_file(self) -> bool:
+        return True
+
+    def check(self, called: str, value: Any) -> str:
+        return _file(called, value)
+
+
+def _file(called: str, value: Any) -> str:
+    """A path that is not empty, as that of a variable without a value is."""
+    if not (found := path(called, value)):
+        raise UsageError(f"{called} is an empty text: give the path of a file")
+    return found
+
+
+@dataclass(frozen=True)
+class Build(Kind):
+    """A build of llama.cpp: ``python``, or the path of a directory or of a program."""
+
+    metavar: str | None = "WHERE"
+
+    def check(self, called: str, value: Any) -> str:
+        where = path(called, value)
+        if not where:
+            raise UsageError(f"{called} is {self._EMPTY}")
+        return where
+
+    def parse(self, word: str) -> str:
+        if not word:
+            raise UsageError(f"this is {self._EMPTY}")
+        return word
+
+    _EMPTY: ClassVar[str] = "an empty text: give python, a directory or a llama-server"
+
+
+@dataclass(frozen=True)
+class Paths(Texts):
+    """Files."""
+
+    metavar: str | None = "FILE,..."
+
+    @property
+    def is_file(self) -> bool:
+        return True
+
+    def check(self, called: str, value: Any) -> tuple[str, ...]:
+        given = [value] if isinstance(value, (str, bytes, os.PathLike)) else items(called, value, "paths")
+        return tuple(_file(called, item) for item in given)
+
+
+@dataclass(frozen=True)
+class Adapters(Paths):
+    """Files with LoRA adapters; ``Params`` has each with its scale."""
+
+    def planned(self, value: Any) -> tuple[Lora, ...]:
+        return tuple(Lora(each) for each in value)
+
+    def to_json(self, value: Any) -> list[dict[str, Any]]:  # type: ignore[override]
+        return [{"path": lora.path, "scale": lora.scale} for lora in value]
+
+    def from_json(self, entry: Entry) -> tuple[Lora, ...]:
+        return entry.each(lambda lora: Lora(lora["path"].text(), lora["scale"].number()))
+
+
+@dataclass(frozen=True)
+class ScaledPaths(Texts):
+    """Files, each followed by a colon and a scale."""
+
+    metavar: str | None = "FILE:SCALE,..."
+
+    @property
+    def is_file(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Reservations(Texts):
+    """A size for each named device: a mapping in Python, or strings such as ``CUDA0=2GiB``."""
+
+    metavar: str | None = "DEVICE=SIZE"
+    commas: bool = False
+
+    def check(self, called: str, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return texts(called, value)
+        given = {text(called, key): amount for key, amount in value.items()}
+        return {key: size(f"{called} of {shown(key)}", amount) for key, amount in given.items()}
+
+
+@dataclass(frozen=True)
+class Gpus(Texts):
+    """Virtual devices, or strings that describe them."""
+
+    metavar: str | None = "SPEC"
+    commas: bool = False
+
+    def check(self, called: str, value: Any) -> tuple[Any, ...]:
+        found = [value] if isinstance(value, (str, Described)) else items(called, value, "GPUs")
+        for gpu in found:
+            if isinstance(gpu, str):
+                text(called, gpu)
+            elif not isinstance(gpu, Described):
+                raise UsageError(f"{called} has {shown(gpu)}: describe a GPU, such as 'rtx-4090'")
+            elif not size(f"{gpu.name}.free", gpu.free) <= size(f"{gpu.name}.total", gpu.total) > 0:
+                raise UsageError(
+                    f"{gpu.name} has {gpu.free} of {gpu.total} bytes free: give a total above 0, and no more free bytes"
+                )
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Function(Kind):
+    """A function. It can be given in Python only."""
+
+    def check(self, called: str, value: Any) -> Any:
+        if not callable(value):
+            raise UsageError(f"{called} is {shown(value)}: give a function")
+        return value

@@ -1,0 +1,1237 @@
+"""The table of parameters: the type, kind, default, struct, names and help of each, defined once. Sizes in bytes.
+
+A parameter is one entry of a class below; ``PARAMETERS`` has all of them by their keyword in Python. Everything that
+reads or writes a parameter is derived from its entry: command-line options, keys of ``fitter.toml`` and of markers,
+JSON, arguments, formats, llama.cpp's structs and signatures. Each class is a group of keywords that some calls take,
+for type checkers too.
+"""
+
+# no "from __future__ import annotations": the annotations are read at run time, and parsing strings would be slow
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import Annotated, Any, Literal, TypedDict
+
+from fitter.parameters import kinds
+from fitter.parameters.kinds import Described, Flag, Kind, Layers, Number, Seconds, Size, Texts, Whole
+from fitter.parameters.values import MAX_DEVICES, MIB
+
+FlashAttn = Literal["auto", "on", "off"]
+SplitMode = Literal["none", "layer", "row", "tensor", "auto"]
+AnyPath = str | bytes | PathLike[str] | PathLike[bytes]
+AnySize = int | str
+"""Bytes, or a text such as ``24GiB``."""
+
+LARGEST = 2**31 - 1
+"""The largest number that llama.cpp's own programs read."""
+
+MAX_SEQUENCES = 256
+"""``LLAMA_MAX_SEQ``: sequences in one context."""
+
+MAX_TOKENS = 2**22
+"""The most tokens in a context or a batch, unless the model was trained for more.
+
+llama.cpp allocates some 55 bytes for each token of a cache, even in a dummy load.
+"""
+
+MAX_DRAFTED = 64
+"""The most tokens drafted at a time: llama.cpp allocates a recurrent state for each of them, even in a dummy load."""
+
+MAX_IMAGE_TOKENS = 2**14
+"""The most tokens of one image: libmtmd measures with an image of that size, and counts its pixels in an ``int``."""
+
+CACHE_TYPES = {
+    "f32": 0,
+    "f16": 1,
+    "bf16": 30,
+    "q8_0": 8,
+    "q4_0": 2,
+    "q4_1": 3,
+    "iq4_nl": 20,
+    "q5_0": 6,
+    "q5_1": 7,
+}
+"""The types that llama.cpp's tools accept for a KV cache, with ggml's number for each."""
+
+FLASH_ATTN = {"on": 1, "off": 0, "auto": -1}
+"""llama.cpp's number for each setting of flash attention."""
+
+_FLASH_ATTN_SPELLINGS = {
+    **dict.fromkeys(("enabled", "true", "1"), "on"),
+    **dict.fromkeys(("disabled", "false", "0"), "off"),
+    "-1": "auto",
+}
+
+SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3, "auto": -1}
+"""llama.cpp's number for each split mode; ``auto`` is fitter's own, and none."""
+
+LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
+"""llama.cpp's number for each way to get weights into host memory."""
+MAPPED = ("mmap", "mmap+mlock")
+"""Those that map the file. What ``auto`` comes to depends on the devices."""
+_CONTEXT_TYPES = {"default": 0, "mtp": 1}
+
+LEVERS = {
+    "ubatch": "a smaller physical batch, down to 64 tokens: smaller compute buffers, slower prompts",
+    "no-op-offload": "devices do not compute with weights on the host: no buffer for them, slower prompts",
+    "kv-q8_0": "a KV cache of that type, if llama.cpp then uses flash attention",
+    "kv-q4_0": "a KV cache of that type, if llama.cpp then uses flash attention",
+    "context": "a context below -c, but not below --fit-ctx",
+    "paging": "weights on the host may exceed its memory, and are read from disk again and again",
+}
+"""What ``--allow`` may name, in the order in which it is tried, and what each lets a fit do."""
+
+PROGRAMS = {
+    "llama-server": "one output per slot, four slots unless -np says otherwise, a prompt cache and context checkpoints",
+    "llama-cli": "llama-server's own code with one slot",
+    "llama-cpp-python": "one output, as plan.load() and fitter.Llama set it",
+    "llama-bench": "an output for every token, one sequence",
+    "any": "an output for every token, which holds for all programs",
+}
+"""What ``--for`` may name, and what each program makes of a load."""
+
+POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
+"""llama.cpp's number for each way to pool embeddings."""
+
+SPECULATION = ("draft-simple", "draft-mtp", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+"""Ways of llama-server to draft tokens that a plan can be made for, in llama.cpp's words."""
+
+PROGRAM = "Program (what the plan is for)"
+CONTEXT = "Context and batch"
+PLACEMENT = "Placement (what you set is kept; the rest is fitted around it)"
+SHARED = "Beside the model (measured too, and given room in the plan)"
+DEVICES = "Devices and limits"
+SPEED = "Speed (estimated, to choose between plans that fit)"
+OUTPUT = "Output"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter.
+
+    ``name``: its keyword in Python. ``kind``: how its values are read, checked and written. ``hint``: its type in
+    Python. ``group``: the name of the class that contains it.
+
+    ``struct``: where llama.cpp has it. ``model`` and ``context`` are its parameter structs; ``program`` means that only
+    llama.cpp's programs know it. Empty for fitter's own parameters and for those about something beside the model.
+
+    ``options``: its names on the command line, short ones first, as in llama.cpp if that has such an option. ``env``:
+    the environment variable that llama.cpp's programs read. ``section``, ``help``: for ``--help``. ``unset``: what
+    happens if it is not given.
+
+    ``key``: its name among the parameters of a load and in JSON (``None``: it is turned into another parameter's
+    value). ``field``: its name in llama.cpp's struct. ``case``: its name in ``fitter.toml`` and in markers (``None``:
+    it cannot be set there). Each of these is ``name`` if it is empty here.
+
+    ``is_always``: a plan's arguments include it even if it has its ``default``. ``is_planned``: a plan's JSON includes
+    it. ``is_ours``: llama.cpp's programs have no such option. ``is_keyword_of_llama``: ``llama_cpp.Llama`` has a
+    keyword of this name.
+    """
+
+    kind: Kind
+    default: Any = None
+    struct: Literal["model", "context", "program", ""] = ""
+    options: tuple[str, ...] = ()
+    env: str | None = None
+    section: str = ""
+    help: str = ""
+    unset: str = ""
+    key: str | None = ""
+    field: str = ""
+    case: str | None = ""
+    is_always: bool = False
+    is_planned: bool = True
+    is_ours: bool = False
+    is_keyword_of_llama: bool = False
+    name: str = ""
+    hint: Any = None
+    group: str = "LoadKeywords"
+
+    def __post_init__(self) -> None:
+        if self.name:
+            for other, value in (("key", self.key), ("case", self.case), ("field", self.field)):
+                if value == "":
+                    object.__setattr__(self, other, (self.key or self.name) if other == "field" else self.name)
+
+    @property
+    def called(self) -> str:
+        """The name and its first option, for messages: ``n_ctx (-c)``."""
+        return f"{self.name} ({self.options[0]})" if self.options else self.name
+
+    @property
+    def positive(self) -> tuple[str, ...]:
+        """The options that set a value, or turn it on."""
+        return tuple(name.partition("/")[0] for name in self.options)
+
+    @property
+    def negative(self) -> tuple[str, ...]:
+        """The options that turn it off."""
+        return tuple(off for name in self.options if (off := name.partition("/")[2]))
+
+    @property
+    def option(self) -> str:
+        """The option that a plan's arguments use for a value that is not the default."""
+        return (self.negative if self.default is True and self.negative else self.positive)[0]
+
+    @property
+    def long(self) -> str:
+        """The first long option without its dashes, which is the key of llama-server's presets."""
+        return next(name for name in self.positive if name.startswith("--"))[2:]
+
+    @property
+    def native(self) -> bool:
+        """Whether llama.cpp has a field for it in one of its structs."""
+        return self.struct in ("model", "context") and self.key is not None
+
+    @property
+    def default_text(self) -> str:
+        """``[default: ...]`` for the help; empty if there is nothing to say."""
+        text = self.unset
+        if not text and self.default not in (None, ()) and not isinstance(self.default, bool):
+            text = self.kind.word(self.default)
+        return f"[default: {text}]" if text else ""
+
+    @property
+    def text(self) -> str:
+        """The help, with the default."""
+        return " ".join(filter(None, (self.help, self.default_text)))
+
+    def check(self, value: Any) -> Any:
+        """``value`` from Python, converted to what fitter uses. Raises ``UsageError``."""
+        return self.kind.check(self.called, value)
+
+
+class MachineKeywords(TypedDict, total=False):
+    """Devices to plan with, and how long to wait for them."""
+
+    gpus: Annotated[
+        str | Described | Sequence[str | Described] | None,
+        Parameter(
+            kinds.Gpus(),
+            (),
+            options=("--gpu",),
+            is_ours=True,
+            case="gpu",
+            section=DEVICES,
+            help="Plan for this GPU instead of this machine's devices; you do not need to have it. Such as rtx-4090, "
+            "2x rtx-3090, 24GiB, rtx-4090:free=20GiB, cuda:8.9:24564MiB, rocm:gfx1100:24GiB, vulkan:24GiB, metal:64GiB "
+            "(all of a Mac's memory), strix-halo:128GiB (all of the machine's), or none for a machine without a GPU. "
+            "Repeatable.",
+        ),
+    ]
+    profile: Annotated[
+        str | None,
+        Parameter(
+            Kind("library[:DIR]|cuda"),
+            options=("--profile",),
+            is_ours=True,
+            section=DEVICES,
+            help="Simulate the NVIDIA cards of --gpu with the libggml-cuda.so of the llama.cpp that is planned with "
+            "(library) or of a directory (library:DIR), or by fitter's own rules (cuda). No GPU is needed.",
+            unset="library where there is one, else cuda",
+        ),
+    ]
+    llama_cpp: Annotated[
+        AnyPath | None,
+        Parameter(
+            kinds.Build(),
+            options=("--llama-cpp",),
+            env="FITTER_LLAMA_CPP",
+            is_ours=True,
+            section=DEVICES,
+            help="The llama.cpp to plan with, which should be the one that will run the model: a llama-server, a "
+            "directory with libllama and ggml's libraries, or python for that of the installed llama-cpp-python.",
+            unset="python",
+        ),
+    ]
+    rpc: Annotated[
+        str | Sequence[str] | None,
+        Parameter(
+            Texts("HOST:PORT,..."),
+            (),
+            options=("--rpc",),
+            env="LLAMA_ARG_RPC",
+            case=None,
+            section=DEVICES,
+            help="Also use the devices of these rpc-servers, listed before all others. Only for trusted networks. "
+            "Repeatable.",
+        ),
+    ]
+    timeout: Annotated[
+        float | None,
+        Parameter(
+            Seconds(),
+            120.0,
+            options=("--timeout",),
+            is_ours=True,
+            case=None,
+            section=DEVICES,
+            help="Longest wait for a single answer of llama.cpp or an rpc-server, and for a header from elsewhere.",
+            unset="120",
+        ),
+    ]
+
+
+class LimitsKeywords(TypedDict, total=False):
+    """Limits of a fit: memory, context and time."""
+
+    time_limit: Annotated[
+        float | None,
+        Parameter(
+            Seconds(),
+            options=("--time-limit",),
+            is_ours=True,
+            case=None,
+            section=DEVICES,
+            help="Longest time for the whole search. The best plan found by then is confirmed with one more load and "
+            "printed.",
+            unset="no limit",
+        ),
+    ]
+    host_memory: Annotated[
+        AnySize | None,
+        Parameter(
+            Size("SIZE"),
+            options=("--host-memory",),
+            is_ours=True,
+            section=DEVICES,
+            help="Host memory to plan with, such as 64GiB; of memory that a GPU shares with the host, the most that "
+            "the host's own part may take.",
+            unset="what is available here; with --gpu unlimited, or what the GPU shares",
+        ),
+    ]
+    host_margin: Annotated[
+        AnySize | None,
+        Parameter(
+            Size("MiB", in_mib=True),
+            1024 * MIB,
+            options=("--host-margin",),
+            is_ours=True,
+            section=DEVICES,
+            help="Host memory that must stay free, of memory that a GPU shares with the host too.",
+            unset="1024",
+        ),
+    ]
+    margin: Annotated[
+        AnySize | Sequence[AnySize] | None,
+        Parameter(
+            kinds.Margin("MiB[,MiB...]", is_list=True, in_mib=True),
+            options=("-fitt", "--fit-target"),
+            env="LLAMA_ARG_FIT_TARGET",
+            section=DEVICES,
+            help="Memory that must stay free on each device: one number, or one per device; or auto, which is what was "
+            "measured of such devices, or of this one with fitter calibrate, and 512 MiB for the rest.",
+            unset="1024, or auto where that is more",
+        ),
+    ]
+    fit_ctx: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=LARGEST),
+            4096,
+            options=("-fitc", "--fit-ctx"),
+            env="LLAMA_ARG_FIT_CTX",
+            section=DEVICES,
+            help="Smallest context that fitting may choose.",
+        ),
+    ]
+    allow: Annotated[
+        str | Sequence[str] | None,
+        Parameter(
+            Texts("LEVERS"),
+            (),
+            options=("--allow",),
+            is_ours=True,
+            section=DEVICES,
+            help="What may be given up to make the model fit, or 2 % faster by estimate, such as ubatch,kv-q8_0. "
+            + "; ".join(f"{name}: {text}" for name, text in LEVERS.items())
+            + ".",
+        ),
+    ]
+    skeleton: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            True,
+            options=("--skeleton/--no-skeleton",),
+            is_ours=True,
+            case=None,
+            section=OUTPUT,
+            help="Search on a copy of the model's header without the tokenizer, which loads faster. Either way, the "
+            "plan is measured on the model itself.",
+            unset="on",
+        ),
+    ]
+
+
+class LoadKeywords(TypedDict, total=False):
+    """How llama.cpp's programs load a model, in the order of a plan's arguments. For every call that loads a model."""
+
+    n_ctx: Annotated[
+        int | None,
+        Parameter(
+            Whole(most=LARGEST),
+            0,
+            "context",
+            ("-c", "--ctx-size"),
+            "LLAMA_ARG_CTX_SIZE",
+            CONTEXT,
+            "Context in tokens; 0 is the model's own.",
+            unset="the largest that fits",
+            is_always=True,
+            is_keyword_of_llama=True,
+        ),
+    ]
+    devices: Annotated[
+        str | Sequence[str] | None,
+        Parameter(
+            kinds.DeviceNames(),
+            None,
+            "model",
+            ("-dev", "--device"),
+            "LLAMA_ARG_DEVICE",
+            PLACEMENT,
+            "Devices to use, in this order; none for the CPU only.",
+            unset="all",
+        ),
+    ]
+    n_gpu_layers: Annotated[
+        int | None,
+        Parameter(
+            Layers(),
+            -1,
+            "model",
+            ("-ngl", "--n-gpu-layers", "--gpu-layers"),
+            "LLAMA_ARG_N_GPU_LAYERS",
+            PLACEMENT,
+            "Layers to put on the devices: a number, auto or all.",
+            unset="auto",
+            is_always=True,
+            is_keyword_of_llama=True,
+        ),
+    ]
+    split_mode: Annotated[
+        SplitMode | None,
+        Parameter(
+            kinds.Choice("none|layer|tensor|auto", SPLIT_MODES),
+            "layer",
+            "model",
+            ("-sm", "--split-mode"),
+            "LLAMA_ARG_SPLIT_MODE",
+            PLACEMENT,
+            "none: use one device; layer: split the layers over all devices; tensor: split every tensor over them; "
+            "auto: layer or tensor, whichever is estimated to be faster.",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    main_gpu: Annotated[
+        int | None,
+        Parameter(
+            Whole("INDEX", least=-1, most=MAX_DEVICES - 1),
+            0,
+            "model",
+            ("-mg", "--main-gpu"),
+            "LLAMA_ARG_MAIN_GPU",
+            PLACEMENT,
+            "The device to use with -sm none.",
+            unset="0",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    tensor_split: Annotated[
+        Sequence[float] | None,
+        Parameter(
+            kinds.Shares(),
+            None,
+            "model",
+            ("-ts", "--tensor-split"),
+            "LLAMA_ARG_TENSOR_SPLIT",
+            PLACEMENT,
+            "Share of the layers that each device takes, such as 3,1.",
+            unset="chosen by the fit",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    override_tensor: Annotated[
+        str | Sequence[str] | None,
+        Parameter(
+            kinds.Overrides(),
+            (),
+            "model",
+            ("-ot", "--override-tensor"),
+            "LLAMA_ARG_OVERRIDE_TENSOR",
+            PLACEMENT,
+            "Put tensors whose name matches a regular expression into a buffer type, such as exps=CPU. Repeatable.",
+            key="tensor_buft_overrides",
+        ),
+    ]
+    cpu_moe: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            False,
+            "program",
+            ("-cmoe", "--cpu-moe"),
+            "LLAMA_ARG_CPU_MOE",
+            PLACEMENT,
+            "Keep all expert weights of a mixture-of-experts model in host memory.",
+            key=None,
+        ),
+    ]
+    n_cpu_moe: Annotated[
+        int | None,
+        Parameter(
+            Whole(),
+            None,
+            "program",
+            ("-ncmoe", "--n-cpu-moe"),
+            "LLAMA_ARG_N_CPU_MOE",
+            PLACEMENT,
+            "Keep the expert weights of the first N layers in host memory.",
+            key=None,
+        ),
+    ]
+    n_batch: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=MAX_TOKENS),
+            2048,
+            "context",
+            ("-b", "--batch-size"),
+            "LLAMA_ARG_BATCH",
+            CONTEXT,
+            "Tokens that a program hands to llama.cpp at a time (logical batch).",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    n_ubatch: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=MAX_TOKENS),
+            512,
+            "context",
+            ("-ub", "--ubatch-size"),
+            "LLAMA_ARG_UBATCH",
+            CONTEXT,
+            "Tokens that are computed at a time (physical batch). Fewer need smaller buffers, and slow prompts down.",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    type_k: Annotated[
+        str | None,
+        Parameter(
+            kinds.Choice("TYPE", CACHE_TYPES, is_open=True),
+            "f16",
+            "context",
+            ("-ctk", "--cache-type-k"),
+            "LLAMA_ARG_CACHE_TYPE_K",
+            CONTEXT,
+            f"Type of K in the KV cache: {', '.join(CACHE_TYPES)}.",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    type_v: Annotated[
+        str | None,
+        Parameter(
+            kinds.Choice("TYPE", CACHE_TYPES, is_open=True),
+            "f16",
+            "context",
+            ("-ctv", "--cache-type-v"),
+            "LLAMA_ARG_CACHE_TYPE_V",
+            CONTEXT,
+            "Type of V in the KV cache; the same types as for K.",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    flash_attn: Annotated[
+        FlashAttn | None,
+        Parameter(
+            kinds.Choice("on|off|auto", FLASH_ATTN, spellings=_FLASH_ATTN_SPELLINGS),
+            "auto",
+            "context",
+            ("-fa", "--flash-attn"),
+            "LLAMA_ARG_FLASH_ATTN",
+            CONTEXT,
+            "Flash attention; auto: if llama.cpp has it for the model on these devices.",
+            field="flash_attn_type",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    offload_kqv: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            True,
+            "context",
+            ("-kvo/-nkvo", "--kv-offload/--no-kv-offload"),
+            "LLAMA_ARG_KV_OFFLOAD",
+            PLACEMENT,
+            "Keep the KV cache on the devices with its layers, or all of it in host memory.",
+            unset="on the devices",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    op_offload: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            True,
+            "context",
+            ("--op-offload/--no-op-offload",),
+            None,
+            PLACEMENT,
+            "Let devices compute with weights in host memory on large batches.",
+            unset="on",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    load_mode: Annotated[
+        str | None,
+        Parameter(
+            kinds.Choice("|".join(LOAD_MODES), LOAD_MODES),
+            "auto",
+            "program",
+            ("-lm", "--load-mode"),
+            "LLAMA_ARG_LOAD_MODE",
+            PLACEMENT,
+            "How weights get into host memory: mapped from the file (mmap) or read into memory of their own (none), "
+            "from which devices copy several times as fast.",
+            unset="none where a prompt is faster with it, else llama.cpp's own auto",
+        ),
+    ]
+    swa_full: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            False,
+            "context",
+            ("--swa-full",),
+            "LLAMA_ARG_SWA_FULL",
+            CONTEXT,
+            "Use a KV cache of full size for sliding-window layers.",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    embedding: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            False,
+            "context",
+            ("--embedding", "--embeddings"),
+            "LLAMA_ARG_EMBEDDINGS",
+            CONTEXT,
+            "Plan for embeddings: unless set, -ub is as large as the batch, and 256 sequences share one KV cache.",
+            key="embeddings",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    pooling_type: Annotated[
+        str | None,
+        Parameter(
+            kinds.Choice("|".join(POOLING), {"model": -1, **POOLING}),
+            "model",
+            "context",
+            ("--pooling",),
+            "LLAMA_ARG_POOLING",
+            CONTEXT,
+            "How embeddings are pooled.",
+            unset="as the model says",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    n_seq_max: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=MAX_SEQUENCES),
+            1,
+            "context",
+            ("-np", "--parallel"),
+            "LLAMA_ARG_N_PARALLEL",
+            CONTEXT,
+            "Sequences (slots of llama-server) that share the context.",
+            unset="1; 4 for llama-server",
+            is_always=True,
+        ),
+    ]
+    kv_unified: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            False,
+            "context",
+            ("-kvu/-no-kvu", "--kv-unified/--no-kv-unified"),
+            "LLAMA_ARG_KV_UNIFIED",
+            CONTEXT,
+            "Use one KV cache for all sequences.",
+            unset="one for each",
+        ),
+    ]
+    kv_unified_per_slot: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=LARGEST),
+            None,
+            "program",
+            ("--kv-unified-per-slot",),
+            "LLAMA_ARG_KV_UNIFIED_PER_SLOT",
+            CONTEXT,
+            "Largest context of one slot of llama-server; without -c, the context has room for all slots.",
+        ),
+    ]
+    lora: Annotated[
+        AnyPath | Sequence[AnyPath] | None,
+        Parameter(
+            kinds.Adapters(),
+            (),
+            "program",
+            ("--lora",),
+            None,
+            SHARED,
+            "Files with LoRA adapters, applied in full. Repeatable.",
+        ),
+    ]
+    lora_scaled: Annotated[
+        str | Sequence[str] | None,
+        Parameter(
+            kinds.ScaledPaths(),
+            (),
+            "program",
+            ("--lora-scaled",),
+            None,
+            SHARED,
+            "Files with LoRA adapters, each with the scale that it is applied with. Repeatable.",
+            key=None,
+        ),
+    ]
+
+
+class ForKeywords(TypedDict, total=False):
+    """The program that a plan is for."""
+
+    program: Annotated[
+        str | None,
+        Parameter(
+            kinds.Choice("PROGRAM", {name: i for i, name in enumerate(PROGRAMS)}),
+            options=("--for",),
+            env="FITTER_PROGRAM",
+            is_ours=True,
+            section=PROGRAM,
+            help="The program that will load the model: "
+            + "; ".join(f"{name} ({text})" for name, text in PROGRAMS.items())
+            + ".",
+            unset="llama-server on the command line, llama-cpp-python in Python, any in cases",
+        ),
+    ]
+
+
+class ServerKeywords(TypedDict, total=False):
+    """What llama-server and other programs take beside what the loader of llama.cpp does."""
+
+    cache_ram: Annotated[
+        int | None,
+        Parameter(
+            Whole("MiB", least=-1, most=LARGEST),
+            None,
+            "program",
+            ("-cram", "--cache-ram"),
+            "LLAMA_ARG_CACHE_RAM",
+            PROGRAM,
+            "Host memory for llama-server's prompt cache; 0 for none, -1 for no limit.",
+            unset="llama-server's own, or what fits",
+        ),
+    ]
+    ctx_checkpoints: Annotated[
+        int | None,
+        Parameter(
+            Whole(most=2**16),
+            None,
+            "program",
+            ("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"),
+            "LLAMA_ARG_CTX_CHECKPOINTS",
+            PROGRAM,
+            "Context checkpoints that llama-server keeps for each slot in host memory, where the model's memory cannot "
+            "be rolled back.",
+            unset="llama-server's own, or what fits",
+        ),
+    ]
+    checkpoint_min_step: Annotated[
+        int | None,
+        Parameter(
+            Whole(most=LARGEST),
+            None,
+            "program",
+            ("-cms", "--checkpoint-min-step"),
+            "LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT",
+            PROGRAM,
+            "Tokens between two context checkpoints at least.",
+            unset="llama-server's own",
+        ),
+    ]
+    cache_idle_slots: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            True,
+            "program",
+            ("--cache-idle-slots/--no-cache-idle-slots",),
+            "LLAMA_ARG_CACHE_IDLE_SLOTS",
+            PROGRAM,
+            "Save idle slots of llama-server in the prompt cache.",
+            unset="on",
+        ),
+    ]
+    reranking: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            False,
+            "program",
+            ("--rerank", "--reranking"),
+            "LLAMA_ARG_RERANKING",
+            PROGRAM,
+            "Plan for reranking: embeddings that are pooled to one number.",
+        ),
+    ]
+    backend_sampling: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            False,
+            "program",
+            ("-bs", "--backend-sampling"),
+            "LLAMA_ARG_BACKEND_SAMPLING",
+            PROGRAM,
+            "Sample on the device: more of what is put out is kept in host memory.",
+        ),
+    ]
+    logits_all: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            False,
+            "program",
+            section=PROGRAM,
+            help="Plan for Llama(logits_all=True), or for one with a draft model: an output for every token.",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    spec_type: Annotated[
+        str | Sequence[str] | None,
+        Parameter(
+            Texts("TYPE,..."),
+            (),
+            options=("--spec-type",),
+            env="LLAMA_ARG_SPEC_TYPE",
+            section=SHARED,
+            help=f"How llama-server drafts tokens: {', '.join(SPECULATION)}.",
+            unset="draft-simple with -md, draft-mtp with --mtp",
+        ),
+    ]
+    spec_ngram_simple_size_m: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=1024),
+            options=("--spec-ngram-simple-size-m",),
+            section=SHARED,
+            help="Tokens that ngram-simple drafts at a time.",
+            unset="48",
+        ),
+    ]
+    spec_ngram_map_k_size_m: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=1024),
+            options=("--spec-ngram-map-k-size-m",),
+            section=SHARED,
+            help="Tokens that ngram-map-k drafts at a time.",
+            unset="48",
+        ),
+    ]
+    spec_ngram_map_k4v_size_m: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=1024),
+            options=("--spec-ngram-map-k4v-size-m",),
+            section=SHARED,
+            help="Tokens that ngram-map-k4v drafts at a time.",
+            unset="48",
+        ),
+    ]
+    spec_ngram_mod_n_max: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=1024),
+            options=("--spec-ngram-mod-n-max",),
+            section=SHARED,
+            help="Tokens that ngram-mod drafts at a time.",
+            unset="64",
+        ),
+    ]
+
+
+class RawKeywords(TypedDict, total=False):
+    """Parameters that llama.cpp's programs set themselves and have no option for. For measurements only."""
+
+    load_mtp: Annotated[
+        bool | None,
+        Parameter(Flag(), False, "model", help="Load the layers for multi-token prediction.", case=None),
+    ]
+    n_rs_seq: Annotated[
+        int | None,
+        Parameter(
+            Whole(most=MAX_DRAFTED),
+            0,
+            "context",
+            help="Snapshots of a recurrent state, for drafted tokens that are rejected.",
+            unset="0",
+            case=None,
+        ),
+    ]
+    n_outputs_max: Annotated[
+        int | None,
+        Parameter(
+            Whole(most=MAX_TOKENS),
+            0,
+            "context",
+            help="Tokens of a batch that get an output; 0 is all.",
+            unset="0, or what the program sets",
+            case=None,
+        ),
+    ]
+
+
+class BesideKeywords(TypedDict, total=False):
+    """What is loaded beside the model, in the same memory."""
+
+    reserve: Annotated[
+        str | Mapping[str, AnySize] | Sequence[str] | None,
+        Parameter(
+            kinds.Reservations(),
+            (),
+            options=("--reserve",),
+            is_ours=True,
+            section=SHARED,
+            help="Memory to keep free for anything else, such as CUDA0=2GiB or host=8GiB. Repeatable.",
+        ),
+    ]
+    model_draft: Annotated[
+        AnyPath | None,
+        Parameter(
+            kinds.Path(),
+            options=("-md", "--model-draft", "--spec-draft-model"),
+            env="LLAMA_ARG_SPEC_DRAFT_MODEL",
+            section=SHARED,
+            help="A file with a draft model. It gets the same context, and the device that makes the best plan.",
+        ),
+    ]
+    devices_draft: Annotated[
+        str | Sequence[str] | None,
+        Parameter(
+            kinds.DeviceNames(),
+            options=("-devd", "--device-draft", "--spec-draft-device"),
+            section=SHARED,
+            help="Devices of the draft model; none for the host.",
+            unset="chosen by the fit",
+        ),
+    ]
+    n_gpu_layers_draft: Annotated[
+        int | None,
+        Parameter(
+            Layers(),
+            options=("-ngld", "--n-gpu-layers-draft", "--gpu-layers-draft", "--spec-draft-ngl"),
+            env="LLAMA_ARG_N_GPU_LAYERS_DRAFT",
+            section=SHARED,
+            help="Layers of the draft model on its devices: a number, auto or all.",
+            unset="auto",
+        ),
+    ]
+    type_k_draft: Annotated[
+        str | None,
+        Parameter(
+            kinds.Choice("TYPE", CACHE_TYPES, is_open=True),
+            options=("-ctkd", "--cache-type-k-draft", "--spec-draft-type-k"),
+            env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
+            section=SHARED,
+            help="Type of K in the KV cache for drafting.",
+            unset="f16",
+        ),
+    ]
+    type_v_draft: Annotated[
+        str | None,
+        Parameter(
+            kinds.Choice("TYPE", CACHE_TYPES, is_open=True),
+            options=("-ctvd", "--cache-type-v-draft", "--spec-draft-type-v"),
+            env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
+            section=SHARED,
+            help="Type of V in the KV cache for drafting.",
+            unset="f16",
+        ),
+    ]
+    mtp: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            False,
+            options=("--mtp",),
+            is_ours=True,
+            section=SHARED,
+            help="Draft with the model's own layers for multi-token prediction.",
+        ),
+    ]
+    draft_max: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=MAX_DRAFTED),
+            options=("--spec-draft-n-max",),
+            env="LLAMA_ARG_SPEC_DRAFT_N_MAX",
+            section=SHARED,
+            help="Tokens that a draft model or --mtp drafts at a time.",
+            unset="3",
+        ),
+    ]
+    mmproj: Annotated[
+        AnyPath | None,
+        Parameter(
+            kinds.Path(),
+            options=("--mmproj", "-mm"),
+            env="LLAMA_ARG_MMPROJ",
+            section=SHARED,
+            help="A file with a multimodal projector, which reads images for the model.",
+        ),
+    ]
+    mmproj_device: Annotated[
+        str | None,
+        Parameter(
+            Kind("DEV"),
+            options=("-mmdev", "--mmproj-device"),
+            env="MTMD_BACKEND_DEVICE",
+            section=SHARED,
+            help="The device of the projector; none for the host.",
+            unset="chosen by the fit",
+        ),
+    ]
+    image_min_tokens: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=MAX_IMAGE_TOKENS),
+            options=("--image-min-tokens",),
+            env="LLAMA_ARG_IMAGE_MIN_TOKENS",
+            section=SHARED,
+            help="Fewest tokens for an image.",
+            unset="the projector's own",
+        ),
+    ]
+    image_max_tokens: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=MAX_IMAGE_TOKENS),
+            options=("--image-max-tokens",),
+            env="LLAMA_ARG_IMAGE_MAX_TOKENS",
+            section=SHARED,
+            help="Most tokens for an image.",
+            unset="the projector's own",
+        ),
+    ]
+
+
+class PricingKeywords(TypedDict, total=False):
+    """The prompt and generation whose time is estimated, and the speeds to estimate it with."""
+
+    prompt: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=LARGEST),
+            options=("--prompt",),
+            is_ours=True,
+            section=SPEED,
+            help="Prompt length, in tokens, to optimize for.",
+            unset="2048",
+        ),
+    ]
+    generate: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=LARGEST),
+            options=("--generate",),
+            is_ours=True,
+            section=SPEED,
+            help="Tokens generated after the prompt, to optimize for.",
+            unset="512",
+        ),
+    ]
+    host_bandwidth: Annotated[
+        float | str | None,
+        Parameter(
+            Number("SIZE/s"),
+            options=("--host-bandwidth",),
+            is_ours=True,
+            section=SPEED,
+            help="Memory bandwidth of the host, such as 60GB/s.",
+            unset="measured once on this machine; with --gpu 40GB/s, or that of memory that the GPU shares",
+        ),
+    ]
+    rpc_bandwidth: Annotated[
+        float | str | Sequence[float | str] | None,
+        Parameter(
+            Number("SIZE/s[,...]", is_list=True),
+            options=("--rpc-bandwidth",),
+            is_ours=True,
+            case=None,
+            section=DEVICES,
+            help="Memory bandwidth of remote devices, such as 900GB/s: one value for all, or one for each.",
+            unset="measured once",
+        ),
+    ]
+
+
+class ChoosingKeywords(TypedDict, total=False):
+    """What makes a plan the best one."""
+
+    objective: Annotated[
+        str | None,
+        Parameter(
+            Kind("OBJECTIVE"),
+            "request",
+            options=("--objective",),
+            is_ours=True,
+            section=SPEED,
+            help="What to optimize: request (prompt and generation together), generation, prompt, or context (the "
+            "largest).",
+        ),
+    ]
+    strategy: Annotated[
+        str | None,
+        Parameter(
+            Kind("STRATEGY"),
+            "fastest",
+            options=("--strategy",),
+            is_ours=True,
+            section=SPEED,
+            help="How to place weights: fastest (by estimated time), or llama.cpp (as its own fit does).",
+        ),
+    ]
+
+
+class OtherKeywords(TypedDict, total=False):
+    """Keywords that only one call takes."""
+
+    live_tokens: Annotated[
+        int | None,
+        Parameter(Whole(most=LARGEST), help="Tokens in the cache while generation is timed.", case=None),
+    ]
+    tolerance: Annotated[
+        AnySize | None,
+        Parameter(Size("SIZE"), 0, help="How much larger than predicted a byte count may be.", case=None),
+    ]
+    server: Annotated[
+        AnyPath | None,
+        Parameter(
+            kinds.Path(),
+            help="The llama-server to verify with, or a directory that has one.",
+            unset="that of llama_cpp, or the one on the PATH",
+            case=None,
+        ),
+    ]
+    prompts: Annotated[
+        int | None,
+        Parameter(Whole(most=10_000), 40, help="Prompts that a llama-server is sent to verify it.", case=None),
+    ]
+    twin: Annotated[
+        str | None,
+        Parameter(Kind("PROFILE"), help="A profile for all virtual twins, such as cuda:8.6.", case=None),
+    ]
+    store: Annotated[
+        bool | None,
+        Parameter(Flag(), True, help="Store the measurements, which set the default margin.", case=None),
+    ]
+    on_progress: Annotated[
+        Callable[[Any], None] | None,
+        Parameter(kinds.Function(), help="Called at each step with a ``Progress``.", case=None),
+    ]
+    on_log: Annotated[
+        Callable[[str], None] | None,
+        Parameter(kinds.Function(), help="Called with every line of llama.cpp's log.", case=None),
+    ]
+    ctx_type: Annotated[
+        str | None,
+        Parameter(
+            kinds.Choice(None, _CONTEXT_TYPES),
+            "default",
+            "context",
+            help="Which layers the context computes.",
+            case=None,
+            is_planned=False,
+        ),
+    ]
+
+
+class Measuring(MachineKeywords, LoadKeywords, ForKeywords, RawKeywords, total=False):
+    """Keywords of ``measure``."""
+
+
+class Estimating(MachineKeywords, LoadKeywords, ForKeywords, RawKeywords, PricingKeywords, total=False):
+    """Keywords of ``estimate``."""
+
+
+class Fitting(
+    MachineKeywords,
+    LimitsKeywords,
+    LoadKeywords,
+    ForKeywords,
+    ServerKeywords,
+    BesideKeywords,
+    PricingKeywords,
+    ChoosingKeywords,
+    total=False,
+):
+    """Keywords of ``fit`` and ``verify``, and keys of a case."""
+
+
+_GROUPS: tuple[Any, ...] = (
+    MachineKeywords,
+    LimitsKeywords,
+    LoadKeywords,
+    ForKeywords,
+    ServerKeywords,
+    RawKeywords,
+    BesideKeywords,
+    PricingKeywords,
+    ChoosingKeywords,
+    OtherKeywords,
+)
+
+
+def _declared() -> Iterator[Parameter]:
+    for group in _GROUPS:
+        for name, hint in group.__annotations__.items():
+            yield replace(hint.__metadata__[0], name=name, hint=hint.__origin__, group=group.__name__)
+
+
+PARAMETERS: dict[str, Parameter] = {each.name: each for each in _declared()}
+"""Every parameter by its keyword."""
+
+DEFAULTS: dict[str, Any] = {name: each.default for name, each in PARAMETERS.items()}
+"""The default of every parameter, by its keyword."""
+
+
+def taken_by(call: Any) -> tuple[Parameter, ...]:
+    """The parameters of a call; ``call`` is the class of its keywords, such as ``Fitting``."""
+    names = call.__annotations__.keys()
+    groups = {group.__name__ for group in _GROUPS if group.__annotations__.keys() <= names}
+    return tuple(each for each in PARAMETERS.values() if each.group in groups)
+
+
+def of_a_load() -> dict[str, Parameter]:
+    """The parameters of a load, by the names that they have in ``Params`` and in JSON."""
+    return {each.key: each for each in PARAMETERS.values() if each.struct and each.key}
+
+
+def of_a_struct(struct: str) -> tuple[Parameter, ...]:
+    """The parameters in one of llama.cpp's structs, ``model`` or ``context``."""
+    return tuple(each for each in PARAMETERS.values() if each.struct == struct and each.native)
+
+
+def of_a_case() -> dict[str, Parameter]:
+    """The parameters that a case can set, by their keys there."""
+    return {each.case: each for each in taken_by(Fitting) if each.case}

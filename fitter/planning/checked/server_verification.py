@@ -1,0 +1,145 @@
+"""What a llama-server said and took that was started with a plan, beside what the plan says. Bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from fitter.llama.types import Row
+from fitter.planning.plan.plan import Plan
+from fitter.planning.plan.verified import KINDS, Kind, LaterUse, ServerUse, VerifiedRow
+from fitter.programs.finding import ServerProgram
+from fitter.programs.prompts import Fed
+from fitter.programs.resident import Resident
+from fitter.programs.server_log import Buffer, CachedPrompt, Figure, Said, is_host, total
+
+DRAFTS = ("draft", "mtp")
+"""Kinds of what is beside a model that have a context of their own, in the same server."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes that llama.cpp writes of a sequence of so many tokens; ``None`` where that is not known.
+
+    ``prompt``: the whole state, as in the prompt cache. ``checkpoint``: what of it cannot be rolled back.
+    """
+
+    prompt: Callable[[int], int] | None = None
+    checkpoint: Callable[[int], int] | None = None
+
+
+def compare_rows(plan: Plan, said: Said) -> tuple[VerifiedRow, ...]:
+    """Every buffer type that either side has, and what is beside the model by device.
+
+    What the server does not say of any buffer type is ``unsaid`` of all. Where weights are mapped from the file, what
+    it says is the part of the file that they are in, which may have others between them.
+    """
+    own = [buffer for buffer in said.buffers if buffer.context == 0 and buffer.kind in KINDS]
+    expected = {row.buffer_type: row.real for row in plan.breakdown.rows}
+    kinds = {buffer.kind for buffer in own}
+    unsaid = tuple(kind for kind in KINDS if kind not in kinds)
+    names = dict.fromkeys([*expected, *(buffer.buffer_type for buffer in own)])
+    rows = [
+        _row(name, expected.get(name), [each for each in own if each.buffer_type == name], unsaid) for name in names
+    ]
+    return tuple(row for row in (*rows, *_beside(plan, said)) if row.predicted.used or row.real.used)
+
+
+def _row(name: str, expected: Row | None, buffers: Sequence[Buffer], unsaid: tuple[Kind, ...]) -> VerifiedRow:
+    empty = Row(name, None if is_host(name) else name, is_host(name), 0, 0, 0)
+    predicted = expected or empty
+    mapped = any(each.is_mapped for each in buffers)
+    model, context, compute = (total(each.size for each in buffers if each.kind == kind) for kind in KINDS)
+    real = replace(predicted, model=model.bytes, context=context.bytes, compute=compute.bytes, reserved=None)
+    rounding = replace(empty, model=model.rounding, context=context.rounding, compute=compute.rounding)
+    unsaid = tuple(dict.fromkeys((*unsaid, *(("model",) if mapped else ()))))
+    return VerifiedRow(predicted, real, rounding, unsaid)
+
+
+def _beside(plan: Plan, said: Said) -> Iterator[VerifiedRow]:
+    """What drafts, by device: the second context and its weights."""
+    drafts = [use for use in plan.shared if use.kind in DRAFTS]
+    found = [each for each in said.buffers if each.context > 0 and each.kind in KINDS]
+    if not drafts:
+        return
+    kind = drafts[0].kind
+    on = {row.buffer_type: row.device for row in plan.breakdown.rows if not row.is_host}
+    expected = {row.device: row for use in drafts for row in use.rows}
+    places = dict.fromkeys([*expected, *(on.get(each.buffer_type) for each in found)])
+    for place in places:
+        name = f"{kind} on {place or 'host'}"
+        row = replace(expected.get(place) or Row(name, place, place is None, 0, 0, 0), buffer_type=name)
+        mine = [replace(each, buffer_type=name) for each in found if on.get(each.buffer_type) == place]
+        yield _row(name, row, mine, tuple(kind for kind in KINDS if not any(each.kind == kind for each in found)))
+
+
+def server_use(
+    plan: Plan, server: ServerProgram, said: Said, fed: Fed, most: Resident | None, sizes: Sizes
+) -> ServerUse:
+    """What ``server`` took after the load, and its process in all."""
+    later = tuple(_later(plan, said, sizes))
+    mapped = sum(_mapped(plan, said))
+    # what a real load reserves may be more than a plan's own figure, which is a dummy load's
+    reserved = max(0, plan.breakdown.real.host.used - plan.breakdown.host.used)
+    load = plan.host.used - plan.host.later - mapped + reserved
+    is_limited = all(each.bytes is not None for each in plan.later)
+    cache = said.cache.size.bytes if said.cache else 0
+    return ServerUse(
+        server.path,
+        server.version,
+        fed.prompts,
+        fed.answered,
+        fed.tokens,
+        fed.slots,
+        fed.refused,
+        later,
+        resident=None if most is None else most.total,
+        of_files=0 if most is None else most.of_files,
+        counted=load + cache + said.held.bytes,
+        planned=load + plan.host.later if is_limited else None,
+        margin=plan.host.margin,
+    )
+
+
+def _mapped(plan: Plan, said: Said) -> Iterator[int]:
+    """Bytes of weights that the plan counts in host memory and the server has mapped from a file."""
+    mapped = {(min(each.context, 1), each.buffer_type) for each in said.buffers if each.is_mapped}
+    for row in plan.breakdown.rows:
+        if row.is_host and (0, row.buffer_type) in mapped:
+            yield row.model
+    if any(context and is_host(name) for context, name in mapped):
+        yield sum(row.model for use in plan.shared if use.kind in DRAFTS for row in use.rows if row.device is None)
+
+
+def _later(plan: Plan, said: Said, sizes: Sizes) -> Iterator[LaterUse]:
+    limits = {each.kind: each for each in plan.later}
+    if checkpoints := limits.get("checkpoints"):
+        one = max(said.checkpoints, key=lambda each: each.size.bytes, default=None)
+        tokens = None if one is None else one.tokens
+        predicted = None if tokens is None or sizes.checkpoint is None else sizes.checkpoint(tokens)
+        size = None if one is None else one.size
+        yield _use("checkpoint", said.n_checkpoints, tokens, predicted, size, checkpoints.each)
+    if cache := limits.get("prompt cache"):
+        largest = max(said.cached, key=lambda each: each.size.bytes, default=None)
+        if largest is not None:
+            predicted = _predicted(largest, sizes)
+            yield _use("prompt", len(said.cached), largest.tokens, predicted, largest.size, cache.bytes)
+        found = said.cache
+        yield _use(
+            "prompt cache", found.prompts if found else 0, None, None, found.size if found else None, cache.bytes
+        )
+
+
+def _predicted(prompt: CachedPrompt, sizes: Sizes) -> int | None:
+    """Bytes of ``prompt`` in the cache, its checkpoints being as large as one of all its tokens."""
+    if sizes.prompt is None or (prompt.checkpoints and sizes.checkpoint is None):
+        return None
+    one = sizes.checkpoint(prompt.tokens) if sizes.checkpoint else 0
+    return sizes.prompt(prompt.tokens) + prompt.checkpoints * one
+
+
+def _use(
+    kind: str, count: int, tokens: int | None, predicted: int | None, size: Figure | None, most: int | None
+) -> LaterUse:
+    rounding = 0 if size is None else size.rounding
+    return LaterUse(kind, count, tokens, predicted, None if size is None else size.bytes, rounding, most)

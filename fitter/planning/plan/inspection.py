@@ -1,0 +1,84 @@
+"""What a model is made of: its tensors by role, and what each layer takes. Sizes in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fitter.llama.types import Breakdown, Layout, MetadataValue, Row
+from fitter.model.header import Model
+from fitter.model.tensors import Role, layer_of, role_of
+from fitter.planning.placing.memory import whole_units_of
+from fitter.planning.request.summary import ModelSummary
+
+
+@dataclass(frozen=True)
+class RoleSize:
+    """The tensors of one role."""
+
+    role: str
+    """What they are for, such as ``attention`` or ``experts``."""
+    count: int
+    """How many there are."""
+    bytes: int
+    """Bytes of their weights in the file."""
+
+
+@dataclass(frozen=True)
+class LayerSize:
+    """One repeating layer, or what belongs to none."""
+
+    index: int | None
+    """The layer's number from 0; ``None`` for what belongs to no layer, such as embeddings and output."""
+    weights: tuple[RoleSize, ...]
+    """Bytes of its weights by role."""
+    context: int
+    """Bytes of its part of the KV cache at the inspection's ``n_ctx``."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the layer's weights."""
+        return sum(role.bytes for role in self.weights)
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a model is made of."""
+
+    model: ModelSummary
+    """The model."""
+    metadata: Mapping[str, MetadataValue]
+    """Every key of its header."""
+    roles: tuple[RoleSize, ...]
+    """Its tensors by role."""
+    layers: tuple[LayerSize, ...]
+    """Its layers in order, what belongs to none of them first."""
+    n_ctx: int
+    """The context in tokens that caches and ``rows`` are for."""
+    rows: tuple[Row, ...]
+    """One dummy load with everything on the host; its compute bytes belong to no layer."""
+
+
+def inspection_of(model: Model, breakdown: Breakdown, layout: Layout) -> Inspection:
+    """What ``model`` is made of: ``breakdown`` and ``layout`` are of a load with everything on the host."""
+    units = whole_units_of(layout, model.n_layer)
+    layers = [_layer_size(model, None, units[-1].cache)]
+    layers += [_layer_size(model, unit.index, unit.cache) for unit in units[:-1]]
+    return Inspection(
+        model=ModelSummary.of(model),
+        metadata=model.metadata,
+        roles=_roles([(role_of(tensor.name), tensor.bytes) for tensor in model.tensors]),
+        layers=tuple(layers),
+        n_ctx=breakdown.n_ctx,
+        rows=breakdown.rows,
+    )
+
+
+def _layer_size(model: Model, index: int | None, cache: int) -> LayerSize:
+    own = [(role_of(tensor.name), tensor.bytes) for tensor in model.tensors if layer_of(tensor.name) == index]
+    return LayerSize(index, _roles(own), cache)
+
+
+def _roles(tensors: Sequence[tuple[Role, int]]) -> tuple[RoleSize, ...]:
+    sizes = [[size for role, size in tensors if role is wanted] for wanted in Role]
+    return tuple(RoleSize(role.value, len(own), sum(own)) for role, own in zip(Role, sizes, strict=True) if own)

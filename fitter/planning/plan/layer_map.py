@@ -1,0 +1,243 @@
+"""Where each layer's weights and cache are in a plan: what a picture of it draws. Sizes in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fitter.llama.types import LAYOUT_DEVICE, Layout
+from fitter.model.header import Model
+from fitter.model.tensors import Role, role_of, stays_on_host
+from fitter.planning.placing.memory import HOST, cache_layer, is_state, layer_index
+from fitter.planning.placing.placement import split_by
+from fitter.planning.plan.plan import Plan
+
+HOST_NAME = "host"
+"""The host, where the name of a device is expected."""
+
+_ENDS = "embedding and output"
+_REST = "norms and the rest"
+_CACHE = "KV cache"
+_STATE = "recurrent state"
+_GROUPS = {
+    Role.ATTENTION: "attention",
+    Role.RECURRENT: "recurrent layers",
+    Role.FFN: "feed-forward",
+    Role.EXPERT: "experts",
+    Role.SHARED_EXPERT: "shared experts",
+    Role.PREDICTION: "multi-token prediction",
+}
+GROUPS = (_ENDS, *_GROUPS.values(), _REST, _CACHE, _STATE)
+"""What a layer's bytes are grouped by, in the order in which they are drawn."""
+
+
+@dataclass(frozen=True)
+class MapCell:
+    """The bytes of one group of tensors in one layer, by where they are."""
+
+    group: str
+    """One of ``GROUPS``."""
+    layer: int
+    """The layer's number from 0; -1 for what is before all layers, and the number of layers for the output."""
+    bytes: tuple[tuple[str, int], ...]
+    """Names of devices, or ``host``, with the bytes that are there, in the order of the map's ``places``."""
+
+
+@dataclass(frozen=True)
+class LayerMap:
+    """Where every layer's weights and its part of the cache are."""
+
+    n_layer: int
+    """Repeating layers."""
+    places: tuple[str, ...]
+    """The devices in the plan's order, and ``host`` last."""
+    cells: tuple[MapCell, ...]
+    """What there is, by group and then by layer."""
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The groups that the model has."""
+        found = {cell.group for cell in self.cells}
+        return tuple(group for group in GROUPS if group in found)
+
+    def on(self, place: str) -> int:
+        """All bytes at one of the ``places``."""
+        return sum(dict(cell.bytes).get(place, 0) for cell in self.cells)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The map as JSON-ready data: for each group a list of layers, each with bytes by place."""
+        return {
+            "n_layer": self.n_layer,
+            "places": list(self.places),
+            "groups": [
+                {
+                    "group": group,
+                    "layers": [
+                        {"layer": cell.layer, "bytes": dict(cell.bytes)} for cell in self.cells if cell.group == group
+                    ],
+                }
+                for group in self.groups
+            ],
+        }
+
+
+def overridden(plan: Plan) -> list[str]:
+    """The patterns of the plan's overrides, which decide where single tensors are."""
+    return [override.pattern for override in plan.params.tensor_buft_overrides]
+
+
+def map_of(plan: Plan, model: Model, layout: Layout, matches: Sequence[int]) -> LayerMap | None:
+    """The map of ``plan`` for the ``model`` that it is of; ``None`` where layers are not each on one device.
+
+    ``layout`` is what llama.cpp recorded with the plan's context, ``matches`` the index of the override that catches
+    each of the model's tensors, -1 for none. What the layout does not have is on the host, since the device that it was
+    recorded on does not compute with it; but not where a device of another kind was measured to have it. Nor has a
+    device what is too large for one tensor there, which the recording one takes.
+    """
+    if plan.params.split_mode not in ("layer", "none"):
+        return None
+    devices = plan.breakdown.devices
+    homes = _homes(plan, model.n_layer + 1)
+    place_of = {row.buffer_type: row.device for row in plan.breakdown.rows if not row.is_host}
+    index_of = {name: index for index, name in enumerate(devices)}
+    targets = {
+        tensor.name: index_of.get(place_of.get(plan.params.tensor_buft_overrides[found].buffer_type) or "", HOST)
+        for tensor, found in zip(model.tensors, matches, strict=True)
+        if found >= 0
+    }
+    sums: _Sums = {}
+    by_rule: list[tuple[int, tuple[str, int], int]] = []
+    for entry in layout.entries:
+        on_device = entry.buffer_type == LAYOUT_DEVICE
+        size = -(-entry.bytes // layout.alignment) * layout.alignment if on_device else entry.bytes
+        if entry.kind == "context":
+            layer = min(cache_layer(entry.name, model.n_layer), model.n_layer)
+            place = homes[layer] if plan.params.offload_kqv else HOST
+            group = _STATE if is_state(entry.name) else _CACHE
+        else:
+            layer, group = _cell_of(entry.name, model.n_layer, on_device)
+            place = targets.get(entry.name, homes[min(layer, model.n_layer)] if on_device else HOST)
+            if on_device and entry.name not in targets:
+                by_rule.append((size, (group, layer), place))
+        _add(sums, (group, layer), place, size)
+    _leave_largest(sums, plan, by_rule)
+    _add_unrecorded(sums, plan, model, layout, homes, targets)
+    _take_once(sums, plan, model.n_layer, layout)
+    found = LayerMap(model.n_layer, (*devices, HOST_NAME), tuple(_cells(sums, devices)))
+    return found if _agrees(found, plan) else None
+
+
+_Sums = dict[tuple[str, int], dict[int, int]]
+"""Bytes by group and layer, and by place."""
+
+
+def _add(sums: _Sums, key: tuple[str, int], place: int, size: int) -> None:
+    cell = sums.setdefault(key, {})
+    cell[place] = cell.get(place, 0) + size
+
+
+def _lacks(sums: _Sums, plan: Plan) -> list[int]:
+    """What each device was measured to have beyond ``sums``."""
+    lacks = [_measured(plan, name) for name in plan.breakdown.devices]
+    for cell in sums.values():
+        for place, size in cell.items():
+            if place != HOST:
+                lacks[place] -= size
+    return lacks
+
+
+def _leave_largest(sums: _Sums, plan: Plan, weights: Iterable[tuple[int, tuple[str, int], int]]) -> None:
+    """Put the largest of ``weights`` on the host, as many as each device was measured not to have.
+
+    They are sizes with group and layer, and place. A device takes tensors up to some size.
+    """
+    lacks = _lacks(sums, plan)
+    is_all = [False] * len(lacks)
+    for size, key, place in sorted(weights, reverse=True):
+        if place != HOST and not is_all[place]:
+            is_all[place] = size > -lacks[place]
+            if not is_all[place]:
+                _add(sums, key, place, -size)
+                _add(sums, key, HOST, size)
+                lacks[place] += size
+
+
+def _add_unrecorded(
+    sums: _Sums, plan: Plan, model: Model, layout: Layout, homes: Sequence[int], targets: Mapping[str, int]
+) -> None:
+    """Add the tensors that are loaded and not in ``layout``; ``sums`` has all others."""
+    every = {entry.name for entry in layout.entries}
+    on_host = {entry.name for entry in layout.entries if entry.buffer_type != LAYOUT_DEVICE}
+    placed = []
+    for tensor in model.tensors:
+        # an embedding that serves as the output is there twice
+        is_input = stays_on_host(tensor.name)
+        if tensor.name not in (on_host if is_input else every) and tensor.name not in layout.unused:
+            layer, group = _cell_of(tensor.name, model.n_layer, not is_input)
+            home = targets.get(tensor.name, HOST if is_input else homes[min(layer, model.n_layer)])
+            placed.append((tensor, (group, layer), home))
+    lacks = _lacks(sums, plan)
+    of_home = [sum(tensor.bytes for tensor, _, home in placed if home == d) for d in range(len(lacks))]
+    for tensor, key, home in placed:
+        # all of it is there, or nothing
+        is_there = home != HOST and (tensor.name in targets or lacks[home] > of_home[home] / 2)
+        _add(sums, key, home if is_there else HOST, tensor.bytes)
+
+
+def _homes(plan: Plan, n_units: int) -> list[int]:
+    """The place of each layer, and of the output last, as llama.cpp chooses it."""
+    free = {use.name: use.free for use in plan.devices}
+    on_devices = [free.get(name, 0) for name in plan.breakdown.devices]
+    return split_by(n_units, plan.params.n_gpu_layers, plan.params.tensor_split, on_devices).homes
+
+
+def _cell_of(name: str, n_layer: int, on_device: bool) -> tuple[int, str]:
+    """The layer and the group of a weight."""
+    layer = layer_index(name)
+    if layer is None:
+        return (n_layer if on_device else -1), _ENDS
+    return min(layer, n_layer), _GROUPS.get(role_of(name), _REST)
+
+
+def _cells(sums: Mapping[tuple[str, int], Mapping[int, int]], devices: Sequence[str]) -> list[MapCell]:
+    cells = []
+    for group, layer in sorted(sums, key=lambda key: (GROUPS.index(key[0]), key[1])):
+        found = sums[group, layer]
+        # the host comes last
+        order = sorted(found, key=lambda place: len(devices) if place == HOST else place)
+        named = tuple((HOST_NAME if place == HOST else devices[place], found[place]) for place in order if found[place])
+        if named:
+            cells.append(MapCell(group, layer, named))
+    return cells
+
+
+def _take_once(sums: _Sums, plan: Plan, n_layer: int, layout: Layout) -> None:
+    """Leave an embedding that serves as the output out of the latter where llama.cpp has both in one host buffer."""
+    twice = [e for e in layout.entries if e.buffer_type == LAYOUT_DEVICE and stays_on_host(e.name)]
+    output = sums.get((_ENDS, n_layer), {})
+    on_host = sum(cell.get(HOST, 0) for cell in sums.values())
+    for entry in twice:
+        if output.get(HOST, 0) >= entry.bytes and on_host - _on_host(plan) > entry.bytes / 2:
+            output[HOST] -= -(-entry.bytes // layout.alignment) * layout.alignment
+
+
+_TOLERANCE = 0.01
+"""How far the bytes of a device in the map may be from the measured ones: devices align tensors differently."""
+
+
+def _agrees(found: LayerMap, plan: Plan) -> bool:
+    """Whether the map has everywhere what llama.cpp measured there; otherwise it would show something untrue."""
+    measured = {name: _measured(plan, name) for name in plan.breakdown.devices} | {HOST_NAME: _on_host(plan)}
+    return all(abs(found.on(name) - size) <= _TOLERANCE * max(size, 2**20) for name, size in measured.items())
+
+
+def _on_host(plan: Plan) -> int:
+    """Bytes of weights and caches on the host."""
+    return plan.breakdown.host.model + plan.breakdown.host.context
+
+
+def _measured(plan: Plan, device: str) -> int:
+    """Bytes of weights and caches on a device."""
+    row = plan.breakdown.on(device)
+    return row.model + row.context

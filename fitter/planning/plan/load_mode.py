@@ -1,0 +1,70 @@
+"""How weights get into host memory: mapped from the file, or read into memory that devices copy from faster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fitter.errors import UsageError
+from fitter.model.header import Model
+from fitter.model.tensors import Role, role_of
+from fitter.parameters.table import MAPPED, PARAMETERS
+from fitter.planning.plan.plan import Plan
+from fitter.planning.request.request import MIB, Request
+from fitter.planning.request.shared_margin import MAPS
+from fitter.planning.speed.cost import MIN_OFFLOAD_BATCH
+
+_PINNED = "_Host"
+"""What the name of a buffer type of pinned host memory ends with: ``CUDA_Host``, ``ROCm_Host``, ``Vulkan_Host``."""
+_WORTH = 32 * MIB
+"""Bytes of weights that are worth another argument."""
+
+
+def with_its_mode(plan: Plan, request: Request, model: Model, *, is_free: bool) -> Plan:
+    """``plan`` with the load mode that it needs, or else the fastest where ``is_free``: nothing sets one.
+
+    Raises ``UsageError`` where the mode that is set maps what the plan has no room for, or does not map what has to be.
+    """
+    has = plan.params.of_parameter(PARAMETERS["load_mode"])
+    if has == "auto" and _pages_where_nothing_is_mapped(plan, request):
+        return _with(plan, "mmap")
+    if plan.fits and any(pool.load_mode for pool in plan.pools):
+        if has in MAPPED:
+            raise UsageError(
+                f"with --load-mode {has} the GPU maps what the host has of the layers as well, for which there is no "
+                "room: leave it out"
+            )
+        return plan if has != "auto" else _with(plan, "none")
+    return _with(plan, "none") if is_free and _copies(plan, request, model) else plan
+
+
+def _pages_where_nothing_is_mapped(plan: Plan, request: Request) -> bool:
+    """Whether weights are to be read again and again on a machine where ``auto`` comes to ``none``.
+
+    It does where a device shares the host's memory and is not Apple's: ggml's backends have no ``mmap_support`` there
+    (``load_tensors`` in ``llama-model.cpp``).
+    """
+    is_short = any(not pool.fits for pool in plan.pools) or not plan.host.fits
+    is_read = any(pool.system != MAPS for pool in request.pools)
+    return request.host.paging and is_read and plan.fits and is_short
+
+
+def _with(plan: Plan, mode: str) -> Plan:
+    return replace(plan, params=plan.params.having({"load_mode": mode}))
+
+
+def _copies(plan: Plan, request: Request, model: Model) -> bool:
+    """Whether a device copies weights of the host in prompts, which it does faster with ``none``.
+
+    llama.cpp maps host weights by default, and then has them in plain memory, from which a driver copies each byte
+    twice; with ``none`` they are in pinned memory (``select_weight_buft`` in ``llama-model-loader.cpp``). The dummy
+    load that measured the plan had that mode, so the host has room for it. Weights that are to be read from disk again
+    and again have to be mapped.
+    """
+    is_long = min(plan.params.n_ubatch, request.workload.prompt) >= MIN_OFFLOAD_BATCH
+    # what llama.cpp makes of devices that split every tensor takes nothing over from the host
+    is_taken_over = plan.params.op_offload and plan.params.split_mode != "tensor"
+    if not (plan.fits and is_taken_over and is_long) or request.host.paging:
+        return False
+    looked_up = sum(tensor.bytes for tensor in model.tensors if role_of(tensor.name) is Role.TOKEN_EMBEDDING)
+    pinned = sum(row.model for row in plan.breakdown.rows if row.is_host and row.buffer_type.endswith(_PINNED))
+    return pinned - looked_up > _WORTH

@@ -1,0 +1,55 @@
+"""What a file of a model comes to with the plan for it, whichever table it is in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fitter.planning.plan.plan import Plan
+
+
+class Planned:
+    """A file, and the plan for it, if there is one."""
+
+    if TYPE_CHECKING:
+        plan: Plan | None
+        longest_context: int | None
+        problem: str | None
+        bits_per_weight: float | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a plan and it fits."""
+        return self.plan is not None and self.plan.fits
+
+    @property
+    def n_ctx(self) -> int | None:
+        """The context of the plan in tokens; ``None`` where it does not fit."""
+        return None if self.plan is None or not self.fits else self.plan.params.n_ctx or self.plan.breakdown.n_ctx
+
+    @property
+    def host_weights(self) -> int | None:
+        """Bytes of weights in host memory, where llama.cpp always has the token embedding; ``None`` without a plan."""
+        return None if self.plan is None else self.plan.host.model
+
+    @property
+    def prompt_tokens_per_second(self) -> float | None:
+        """Estimated tokens of a prompt per second; ``None`` where it does not fit."""
+        price = None if self.plan is None else self.plan.estimate
+        return None if price is None else price.prompt_tokens_per_second
+
+    @property
+    def generation_tokens_per_second(self) -> float | None:
+        """Estimated tokens per second of generation; ``None`` where it does not fit."""
+        price = None if self.plan is None else self.plan.estimate
+        return None if price is None else price.generation_tokens_per_second
+
+    @property
+    def is_on_devices(self) -> bool:
+        """Whether it fits with every layer on devices."""
+        plan = self.plan
+        if plan is None or not plan.fits or not plan.breakdown.devices:
+            return False
+        layers, own = plan.params.n_gpu_layers, {row.buffer_type for row in plan.breakdown.rows if not row.is_host}
+        is_whole = layers < 0 or layers > plan.n_layer
+        return is_whole and all(each.buffer_type in own for each in plan.params.tensor_buft_overrides)

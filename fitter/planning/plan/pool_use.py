@@ -1,0 +1,137 @@
+"""What a plan says of memory that devices and the host share: what it takes and lacks, and what would help. Bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fitter.errors import UsageError
+from fitter.llama.types import Breakdown, Params
+from fitter.machine.shared_memory import Limit, limit_of
+from fitter.planning.placing.memory import HOST
+from fitter.planning.pricing.trial import Trial
+from fitter.planning.request.request import MIB, PoolLimit, Request
+from fitter.planning.request.shared import HOST_NAME, later_of, taken
+from fitter.planning.request.shared_margin import is_unmapped, mapped_twice
+from fitter.planning.request.summary import DeviceUse, HostUse, PoolUse, Problem, Setting, SharedUse
+
+_WORTH_SETTING = 256 * MIB
+"""How much more a GPU must get for a setting of the system to be worth it."""
+
+_MORE_COMPUTE = 512 * MIB
+"""What compute buffers may grow by with more on the GPU; more is not asked of the system than a plan has a use for."""
+
+
+def pool_uses(
+    request: Request, trial: Trial, breakdown: Breakdown, devices: Sequence[DeviceUse], host: HostUse
+) -> tuple[PoolUse, ...]:
+    """What ``trial``, for which ``breakdown`` was measured, takes of each pool of ``request``.
+
+    ``devices`` and ``host`` have what shares the memory with the model, too.
+    """
+    return tuple(_use(pool, request, trial, breakdown, devices, host) for pool in request.pools)
+
+
+def _use(
+    pool: PoolLimit,
+    request: Request,
+    trial: Trial,
+    breakdown: Breakdown,
+    devices: Sequence[DeviceUse],
+    host: HostUse,
+) -> PoolUse:
+    of_pool = [device for device in devices if device.name in pool.devices]
+    twice = mapped_twice(pool, breakdown, request.model_bytes)
+    use = PoolUse(
+        pool.name,
+        pool.total,
+        pool.free,
+        pool.margin,
+        host.used + sum(device.used for device in of_pool) - twice,
+        (*pool.devices, HOST_NAME),
+        twice,
+        pool.between,
+        "none" if is_unmapped(pool, breakdown) else None,
+    )
+    return replace(use, setting=_setting(pool, request, trial, of_pool, host))
+
+
+def with_host(pools: Sequence[PoolUse], before: HostUse, after: HostUse) -> tuple[PoolUse, ...]:
+    """``pools`` where the host takes what it does ``after`` instead of ``before``."""
+    return tuple(replace(pool, used=pool.used + after.used - before.used) for pool in pools)
+
+
+def left_for_host(pools: Sequence[PoolUse], host: HostUse) -> int | None:
+    """What the host may take yet beside all margins, ``None`` where it has no limit."""
+    if host.left is None:
+        return None
+    return min([host.left - host.margin, *(pool.left - pool.margin for pool in pools)])
+
+
+def _setting(
+    pool: PoolLimit, request: Request, trial: Trial, devices: Sequence[DeviceUse], host: HostUse
+) -> Setting | None:
+    """What lets a device have more of the pool, where it is the device's limit that keeps a plan from being better."""
+    limit = limit_of(pool.system)
+    layers = max(0, host.model - pool.input_bytes)
+    if limit.setting is None or len(devices) != 1 or {name for name, _ in trial.missing} - {devices[0].name}:
+        return None
+    device = devices[0]
+    if trial.missing:
+        better = "the model may fit"
+    elif layers > MIB and "n_gpu_layers" not in request.fixed and HOST not in request.pinned.values():
+        better = "more of the model can be on the GPU"
+    elif "n_ctx" not in request.fixed and trial.params.n_ctx < request.n_ctx_max:
+        better = "the context can be longer"
+    else:
+        return None
+    # what the host has of layers is then on the device as well, with the largest context, as far as there is memory
+    longer = 0 if "n_ctx" in request.fixed else device.context * (request.n_ctx_max - trial.params.n_ctx)
+    needed = device.used + layers + longer // max(1, trial.params.n_ctx) + device.margin + _MORE_COMPUTE
+    size = min(needed, pool.target - (host.used - layers) + device.margin) // MIB * MIB
+    if size < device.total + _WORTH_SETTING:
+        return None
+    return _said(limit, pool, device, size, better)
+
+
+def _said(limit: Limit, pool: PoolLimit, device: DeviceUse, size: int, better: str) -> Setting | None:
+    # Linux lends what is not set aside
+    command = limit.set_to(size - pool.carved)
+    if command is None:
+        return None
+    return Setting(
+        command,
+        size,
+        f"{better} where {device.name} may use {size // MIB} MiB instead of {device.total // MIB}: {command} "
+        f"({limit.lasts}; {limit.risk})",
+    )
+
+
+def pool_problem(request: Request, use: PoolUse, missing: int, params: Params, uses: Sequence[SharedUse]) -> Problem:
+    """What a pool lacks, and what would help. ``uses`` share the memory with the model."""
+    later = later_of(uses)
+    beside = sum(taken(uses, None if name == HOST_NAME else name) for name in use.members) - later
+    parts = ((beside, "beside the model"), (later, "for what the program keeps later"))
+    named = " and ".join(f"{-(-size // MIB)} MiB of them {what}" for size, what in parts if size)
+    remedies = ["a more quantized model", "a smaller margin with --host-margin"]
+    if "n_ctx" in request.fixed and params.n_ctx > request.n_ctx_min:
+        remedies.insert(0, "a smaller -c")
+    return Problem(
+        use.name,
+        missing,
+        f"{' and '.join((', '.join(use.members[:-1]), use.members[-1]))} lack {-(-missing // MIB)} MiB of the memory "
+        f"that they share: {-(-use.used // MIB)} MiB are needed{f' ({named})' if named else ''} plus a margin of "
+        f"{use.margin // MIB} MiB, but {use.free // MIB} MiB are available; use {', '.join(remedies[:-1])} or "
+        f"{remedies[-1]}",
+    )
+
+
+def check_pools(pools: Sequence[PoolLimit]) -> None:
+    """Raise ``UsageError`` for a pool that cannot keep its margin, so that nothing can be placed."""
+    for pool in pools:
+        if pool.target <= 0:
+            raise UsageError(
+                f"{pool.name} has {pool.free // MIB} MiB of shared memory available, and the margin of the host is "
+                f"{pool.margin // MIB} MiB, so nothing can be placed: use a smaller --host-margin, or a machine with "
+                "more memory (available=SIZE in --gpu says what there is)"
+            )

@@ -1,0 +1,239 @@
+"""From what is asked to what is planned: the request about one model on one machine. Bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fitter.llama.types import DeviceInfo, Params, SplitMode
+from fitter.machine.calibrated import Calibrated, outside_of
+from fitter.machine.machine import Machine, check_main_gpu, choose
+from fitter.machine.memory_pools import used_by_default
+from fitter.machine.speed import DeviceSpeed, HostSpeed
+from fitter.machine.unaccounted import has_half_experts, unaccounted
+from fitter.model.header import Model
+from fitter.model.tensors import is_expert, stays_on_host
+from fitter.parameters.table import MAPPED, MAX_TOKENS, PARAMETERS
+from fitter.planning.placing.memory import HOST
+from fitter.planning.plan.pool_use import check_pools
+from fitter.planning.request.ask import Ask
+from fitter.planning.request.constraints import (
+    auto_margin,
+    check_split_targets,
+    check_targets,
+    context_of_a_sequence,
+    default_margin,
+    device_limits,
+    for_model,
+    levers,
+    workload_of,
+)
+from fitter.planning.request.limits import own_context
+from fitter.planning.request.request import DeviceLimit, HostLimit, PoolLimit, Request
+from fitter.planning.request.shared_margin import MAPS, mapped_between, with_what_they_map
+from fitter.planning.speed.cost import Workload
+from fitter.planning.speed.work import facts_of
+
+_FFN_WEIGHT = re.compile(r"\.ffn_(up|down|gate|gate_up)\.")
+
+_KEPT = frozenset({"n_ctx", "n_gpu_layers", "n_ubatch", "type_k", "type_v", "op_offload", "flash_attn"})
+"""Keywords that fitting keeps where they are set."""
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What has to be asked or measured for a request; each is asked only where the answer is needed.
+
+    ``match`` says which pattern llama.cpp finds in each name, and raises ``UsageError`` for what is no pattern.
+    ``speeds`` are those of devices by name, ``host_speed`` is the host's.
+    """
+
+    match: Callable[[Sequence[str], Sequence[str]], Sequence[int]]
+    speeds: Callable[[Sequence[DeviceInfo]], Mapping[str, DeviceSpeed]]
+    host_speed: Callable[[], HostSpeed]
+
+
+def request_of(
+    ask: Ask, model: Model, machine: Machine, questions: Questions, known: Sequence[Calibrated] = ()
+) -> Request:
+    """What ``ask`` comes to for ``model`` on ``machine``. ``known`` has what was measured on devices like its own.
+
+    Raises ``UsageError`` for what makes no sense there, and what the ``questions`` raise.
+    """
+    params = for_model(ask.load, model, ask.cpu_moe, ask.n_cpu_moe)
+    named = ask.named
+    if ask.is_described and not ask.virtual and named is None:
+        # those of rpc-servers alone
+        named = tuple(device.name for device in machine.devices)
+    chosen = _chosen(ask, machine, named)
+    outside = _outside(ask, model, known)
+    pools = _pools(ask, model, machine, chosen, params)
+    devices = with_what_they_map(_limits(chosen, ask.margin, outside), pools)
+    pinned = pinned_by(params, model, devices, machine.devices, questions.match)
+    n_ctx_train = model.n_ctx_train or min(ask.fit_ctx, MAX_TOKENS)
+    workload = _workload(ask, params, n_ctx_train)
+    holds = workload.prompt + workload.generate if ask.is_workload_given else 0
+    return Request(
+        params=replace(params, n_ctx=params.n_ctx or own_context(n_ctx_train, _streams(params))),
+        fixed=_fixed(ask, named, devices, pinned),
+        devices=devices,
+        host=HostLimit(machine.host_total, machine.host_free, ask.host_margin, "paging" in ask.allow),
+        n_layer=model.n_layer,
+        n_ctx_train=n_ctx_train,
+        is_movable=is_expert if model.is_moe else _is_ffn_weight,
+        is_expert_model=model.is_moe,
+        fit_ctx=max(ask.fit_ctx, holds),
+        model_bytes=model.bytes,
+        pinned=pinned,
+        facts=facts_of(model),
+        speeds=dict(questions.speeds(machine.devices if ask.sharing.may_be_anywhere else chosen)),
+        host_speed=questions.host_speed(),
+        workload=workload,
+        objective=ask.objective,
+        strategy=ask.strategy,
+        allow=levers(ask.allow),
+        pools=pools,
+        notes=_unused(machine, chosen) if named is None else (),
+    )
+
+
+def _unused(machine: Machine, chosen: Sequence[DeviceInfo]) -> tuple[str, ...]:
+    """What is said of devices that llama.cpp does not use by itself."""
+    names = [device.name for device in machine.devices if device not in chosen and device.type == "igpu"]
+    every = ",".join((*(device.name for device in chosen), *names))
+    return tuple(
+        f"{name} is not used: it shares the host's memory, and llama.cpp uses such a GPU only where there is no other "
+        f"(-dev {every} uses it as well)"
+        for name in names
+    )
+
+
+def _pools(
+    ask: Ask, model: Model, machine: Machine, chosen: Sequence[DeviceInfo], params: Params
+) -> tuple[PoolLimit, ...]:
+    """The memory that devices which may be used share with the host."""
+    if not machine.pools:
+        return ()
+    names = {device.name for device in (machine.devices if ask.sharing.may_be_anywhere else chosen)}
+    on_host = sum(tensor.bytes for tensor in model.tensors if stays_on_host(tensor.name))
+    is_read = params.of_parameter(PARAMETERS["load_mode"]) not in ("auto", *MAPPED)
+    pools = tuple(
+        PoolLimit(
+            pool.name,
+            pool.devices,
+            pool.memory.total,
+            pool.memory.free,
+            ask.host_margin,
+            pool.memory.carved,
+            pool.memory.system,
+            on_host,
+            mapped_between(model.tensors) if pool.memory.system == MAPS and not is_read else 0,
+            is_read,
+        )
+        for pool in machine.pools
+        if names.intersection(pool.devices)
+    )
+    check_pools(pools if ask.is_described else ())
+    return pools
+
+
+def limits_beside(
+    ask: Ask, model: Model, machine: Machine, request: Request, known: Sequence[Calibrated] = ()
+) -> tuple[DeviceLimit, ...]:
+    """The devices of ``ask`` that are for something else than the model alone. Raises ``UsageError`` as above."""
+    of_the_model = {limit.name for limit in request.devices}
+    others = [info for info in choose(machine.devices, ask.sharing.names) if info.name not in of_the_model]
+    # a list has a margin for each device of the model's
+    is_list = isinstance(ask.margin, tuple) and len(ask.margin) > 1
+    return _limits(others, None if is_list else ask.margin, _outside(ask, model, known))
+
+
+def pinned_by(
+    params: Params,
+    model: Model,
+    used: Sequence[DeviceLimit | DeviceInfo],
+    every: Sequence[DeviceInfo],
+    match: Callable[[Sequence[str], Sequence[str]], Sequence[int]],
+) -> dict[str, int]:
+    """Where the overrides of ``params`` put tensors, by name: the index of one of the devices ``used``, or ``HOST``.
+
+    Raises ``UsageError`` for what is no pattern, and where a tensor cannot be where it is put on the devices of
+    ``every``.
+    """
+    overrides = params.tensor_buft_overrides
+    if not overrides:
+        return {}
+    index_of = {device.buffer_type: d for d, device in enumerate(used)}
+    matches = match([override.pattern for override in overrides], [tensor.name for tensor in model.tensors])
+    caught = [(tensor, overrides[found]) for tensor, found in zip(model.tensors, matches, strict=True) if found >= 0]
+    check_targets(caught, used, every)
+    check_split_targets(params.split_mode, caught, used)
+    return {tensor.name: index_of.get(override.buffer_type, HOST) for tensor, override in caught}
+
+
+def _chosen(ask: Ask, machine: Machine, named: Sequence[str] | None) -> tuple[DeviceInfo, ...]:
+    """The devices that the model may be on: those that are named, or those that llama.cpp would use."""
+    chosen = used_by_default(machine.devices) if named is None else choose(machine.devices, named)
+    return with_main_gpu(chosen, ask.load.split_mode, ask.main_gpu)
+
+
+def with_main_gpu(devices: tuple[DeviceInfo, ...], split_mode: SplitMode, main_gpu: int) -> tuple[DeviceInfo, ...]:
+    """Those of ``devices`` that the split mode uses: ``none`` only one. Raises ``UsageError`` where it is not there."""
+    if split_mode != "none" or not devices:
+        return devices
+    check_main_gpu(main_gpu, devices)
+    return () if main_gpu < 0 else (devices[main_gpu],)
+
+
+def _outside(ask: Ask, model: Model, known: Sequence[Calibrated]) -> Callable[[DeviceInfo], int | None]:
+    """What a model takes of a device beyond llama.cpp's count: measured on this one, or on others of its kind."""
+    halves = has_half_experts(tensor for tensor in model.tensors if is_expert(tensor.name))
+
+    def of(device: DeviceInfo) -> int | None:
+        own = outside_of(device, known)
+        return unaccounted(device, ask.virtual, halves=halves) if own is None else own
+
+    return of
+
+
+def _limits(
+    devices: Sequence[DeviceInfo], margin: int | str | Sequence[int] | None, outside: Callable[[DeviceInfo], int | None]
+) -> tuple[DeviceLimit, ...]:
+    if isinstance(margin, str):
+        return device_limits(devices, [auto_margin(outside(device)) for device in devices] or 0)
+    return device_limits(devices, margin, [default_margin(outside(device)) for device in devices])
+
+
+def _fixed(
+    ask: Ask, named: Sequence[str] | None, devices: Sequence[DeviceLimit], pinned: Mapping[str, int]
+) -> frozenset[str]:
+    """What of the parameters fitting must keep."""
+    # a device that cannot keep its margin is left out, unless the user has put something there
+    has_none = any(d != HOST and devices[d].target <= 0 for d in pinned.values())
+    others = {
+        "n_ctx": bool(ask.load.n_ctx),
+        "n_ubatch": ask.load.embeddings,
+        "tensor_split": bool(ask.load.tensor_split and any(ask.load.tensor_split)),
+        "devices": named is not None or ask.load.split_mode == "none" or has_none,
+    }
+    return ask.given & _KEPT | {name for name, is_fixed in others.items() if is_fixed}
+
+
+def _workload(ask: Ask, params: Params, n_ctx_train: int) -> Workload:
+    """The request to be fast at: it has to be held by the context that is set, or by the smallest that may be."""
+    is_set = "n_ctx" in ask.given or bool(params.n_ctx)
+    if is_set:
+        context = context_of_a_sequence(params, n_ctx_train)
+    else:
+        context = n_ctx_train if ask.is_workload_given else min(ask.fit_ctx, n_ctx_train)
+    return workload_of(ask.prompt, ask.generate, context, is_set=bool(params.n_ctx))
+
+
+def _streams(params: Params) -> int:
+    """Separate KV caches."""
+    return 1 if params.kv_unified else params.n_seq_max
+
+
+def _is_ffn_weight(name: str) -> bool:
+    return _FFN_WEIGHT.search(name) is not None

@@ -1,0 +1,248 @@
+"""What placements of one model are estimated to take on given devices, before anything was measured. Seconds.
+
+An estimate tells placements apart; it never accepts one. What a load with measured parameters takes is in ``pricing``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from fitter.llama.types import Breakdown, Layout
+from fitter.planning.placing.boundaries import Times
+from fitter.planning.placing.memory import HOST, Unit
+from fitter.planning.placing.placement import Placement
+from fitter.planning.pricing.objective import objective_seconds
+from fitter.planning.request.given import devices_in_use
+from fitter.planning.request.request import DeviceLimit, Request
+from fitter.planning.speed.cost import (
+    Estimate,
+    Seconds,
+    Setting,
+    layer_seconds,
+    logits_seconds,
+    price,
+    setting,
+    tensor_seconds,
+    visit_seconds,
+)
+from fitter.planning.speed.work import NOTHING_KEPT, Kept, Pieces, as_measured, kept_on_host, pieces_of, work_of
+
+
+class Prices:
+    """Prices of placements on ``devices``, in their order, by ``request``'s objective. Seconds.
+
+    ``units`` are those recorded at a context of ``n_ctx``; prices hold at every context, since a token's part of the
+    cache does. ``kept``: what llama.cpp keeps on the host (``work.kept_on_host``).
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        devices: Sequence[DeviceLimit],
+        units: Sequence[Unit],
+        n_ctx: int,
+        kept: Kept = NOTHING_KEPT,
+    ) -> None:
+        assert request.facts is not None and request.host_speed is not None
+        self._request = request
+        self._names = [device.name for device in devices]
+        self._devices = [request.speeds[name] for name in self._names]
+        self._host = request.host_speed
+        index_of = {request.devices.index(device): d for d, device in enumerate(devices)}
+        pinned = {name: index_of.get(target, HOST) for name, target in request.pinned.items()}
+        self._pieces: Pieces = pieces_of(request.facts, units, n_ctx, request.params, None, pinned, kept)
+        self._flash: dict[bool | None, Pieces] = {}
+        self._n_units = len(units)
+        self._times: Times | None = None
+
+    @property
+    def kept(self) -> Kept:
+        """What llama.cpp keeps on the host of layers on these devices, as far as it was recorded."""
+        return self._pieces.kept
+
+    def seconds(self, placement: Placement, measured: Breakdown | None = None) -> float:
+        """The objective with ``placement``, by the graph splits and the attention measured for it, or as expected."""
+        pieces, n_splits = self._pieces, None
+        if measured is not None:
+            pieces, n_splits = self._with_flash(measured.flash_attn), measured.n_splits
+            if pieces.kept:
+                on_devices = [measured.on(name).model for name in self._names]
+                pieces = as_measured(pieces, work_of(pieces, placement), on_devices)
+        return self.of(price(work_of(pieces, placement, n_splits), self._devices, self._host, self._request.workload))
+
+    def _with_flash(self, flash: bool | None) -> Pieces:
+        if flash not in self._flash:
+            attention = tuple(each and replace(each, flash=bool(flash)) for each in self._pieces.attention)
+            is_same = flash is None or attention == self._pieces.attention
+            self._flash[flash] = self._pieces if is_same else replace(self._pieces, attention=attention)
+        return self._flash[flash]
+
+    def busy(self, placement: Placement) -> float:
+        """``seconds`` where every sequence has a request at once: weights are read once for all, each cache apart."""
+        return self.of(price(work_of(self._busy_pieces, placement), self._devices, self._host, self._request.workload))
+
+    @cached_property
+    def _busy_pieces(self) -> Pieces:
+        count = self._request.params.n_seq_max
+        return replace(
+            self._pieces,
+            attention=tuple(
+                each and replace(each, kv_bytes=each.kv_bytes * count, flops=each.flops * count)
+                for each in self._pieces.attention
+            ),
+        )
+
+    def of(self, estimate: Estimate) -> float:
+        """The objective of an estimate."""
+        return objective_seconds(self._request, estimate)
+
+    def unit_seconds(self, place: int) -> list[float]:
+        """The objective's part of every unit that is whole at ``place``, a device's index or ``HOST``."""
+        at, facts = self._setting, self._pieces.facts
+        seconds = [0.0] * self._n_units
+        for index in range(len(facts.layers) + 1):
+            layer = self._pieces.layer(index, place)
+            found = layer_seconds(layer, at)
+            for weights in layer.weights:
+                found += tensor_seconds(weights, at)
+            if index == len(facts.layers):
+                found += logits_seconds(layer, at)
+            seconds[index if index < len(facts.layers) else -1] = self._value(found)
+        return seconds
+
+    def times(self, units: Sequence[Unit]) -> Times | None:
+        """What ``units`` take on each device; ``None`` where all are alike, so that only bytes count."""
+        if len(set(self._devices)) < 2:
+            return None
+        if self._times is None:
+            largest = max(units, key=lambda unit: unit.movable)
+            every = range(len(self._devices))
+            self._times = Times(
+                tuple(tuple(self.unit_seconds(d)) for d in every),
+                tuple(self.unit_seconds(HOST)),
+                tuple(self.saved_by_byte(largest, d) for d in every),
+            )
+        return self._times
+
+    @cached_property
+    def hop(self) -> float:
+        """Seconds for passing on from one device to the next."""
+        costs = self._setting.costs
+        return self._value(Seconds(costs.hop + costs.split, costs.hop + costs.split))
+
+    @cached_property
+    def visits(self) -> list[float]:
+        """Seconds for going to each device and back, where that takes a network."""
+        return [self._value(visit_seconds(d, self._setting)) for d in range(len(self._devices))]
+
+    def is_remote(self, device: int) -> bool:
+        """Whether a device is another machine's."""
+        return self._devices[device].is_remote
+
+    @cached_property
+    def apart(self) -> float:
+        """Seconds that a layer costs more where some of its tensors are elsewhere."""
+        costs = self._setting.costs
+        sync = costs.host.sync * self._setting.threads
+        prompt = 3 * costs.split if self._setting.streams else 2 * costs.split + sync
+        return self._value(Seconds(prompt, 2 * costs.split + sync)) + sum(self.visits[:1])
+
+    def bare_gain(self, index: int) -> float:
+        """Seconds that a layer on the host would save by having its cache, and nothing else, on the first device."""
+        if index >= len(self._pieces.facts.layers):
+            return 0.0
+        at, host = self._setting, self._pieces.layer(index, HOST)
+        on_device = replace(self._pieces.layer(index, 0), weights=host.weights)
+        split = self._value(Seconds(at.costs.split, at.costs.split))
+        return (
+            self._value(layer_seconds(host, at))
+            - self._value(layer_seconds(on_device, at))
+            - at.costs.bare_splits * split
+        )
+
+    def streaming(self, device: int) -> float:
+        """Seconds that the largest layer on the host costs where prompts have it through ``device``, the first one."""
+        at = self._setting.on((self._devices[device],))
+        layers = [self._pieces.layer(index, HOST).weights for index in range(len(self._pieces.facts.layers))]
+        # what the user has put on a device is not streamed
+        streamed = [[weights for weights in layer if weights.place == HOST] for layer in layers]
+        largest = max(streamed, key=lambda layer: sum(weights.bytes for weights in layer))
+        return self._value(sum((tensor_seconds(weights, at) for weights in largest), Seconds()))
+
+    def saved_by_byte(self, unit: Unit, device: int = 0) -> float:
+        """Seconds that a byte of a unit's movable tensors saves on ``device``, instead of on the host."""
+        if not unit.movable:
+            return 0.0
+        apart = tuple((f"{item.stem}.{suffix}", HOST) for item in unit.items for suffix in item.suffixes)
+        index = min(unit.index, len(self._pieces.facts.layers))
+        home, away = (
+            sum((tensor_seconds(w, self._setting) for w in self._pieces.layer(index, device, where).weights), Seconds())
+            for where in ((), apart)
+        )
+        return (self._value(away) - self._value(home)) / unit.movable
+
+    @cached_property
+    def _setting(self) -> Setting:
+        work = work_of(self._pieces, Placement(self._n_units, (0,) * len(self._devices)))
+        return setting(work, self._devices, self._host, self._request.workload)
+
+    def _value(self, seconds: Seconds) -> float:
+        objective, at = self._request.objective, self._setting
+        if objective == "generation":
+            return at.workload.generate * seconds.generation
+        if objective == "prompt":
+            return at.workload.prompt / at.batch * seconds.prompt
+        return at.request(seconds)
+
+
+class PriceList:
+    """Prices on ``devices``, and on those of them alone that a placement has a use for: idle ones take no part.
+
+    ``recorded`` has the units of every context that was recorded so far, ``layouts`` what they were made of, where
+    llama.cpp may keep weights on the host. Prices are made when they are first asked for, with those of the largest.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        devices: tuple[DeviceLimit, ...],
+        recorded: Mapping[int, Sequence[Unit]],
+        layouts: Mapping[int, Layout] | None = None,
+    ) -> None:
+        self._request = request
+        self._devices = devices
+        self._recorded = recorded
+        self._layouts = {} if layouts is None else layouts
+        self._in_use: dict[tuple[int, ...], Prices] = {}
+
+    @cached_property
+    def all(self) -> Prices:
+        """Prices on all devices."""
+        return self._on(range(len(self._devices)))
+
+    def seconds(self, placement: Placement, measured: Breakdown | None = None) -> float:
+        """The objective with ``placement``; see ``Prices.seconds``."""
+        prices, on = self._of(placement)
+        return prices.seconds(on, measured)
+
+    def busy(self, placement: Placement) -> float:
+        """The objective where every sequence has a request at once; see ``Prices.busy``."""
+        prices, on = self._of(placement)
+        return prices.busy(on)
+
+    def _of(self, placement: Placement) -> tuple[Prices, Placement]:
+        used = tuple(devices_in_use(self._request, self._devices, placement))
+        if used not in self._in_use:
+            self._in_use[used] = self.all if len(used) == len(self._devices) else self._on(used)
+        return self._in_use[used], placement.on(used)
+
+    def _on(self, kept: Sequence[int]) -> Prices:
+        n_ctx = max(self._recorded)
+        layout, facts = self._layouts.get(n_ctx), self._request.facts
+        devices = [self._devices[d] for d in kept]
+        on_host = NOTHING_KEPT
+        if facts and layout:
+            on_host = kept_on_host(facts, layout, [device.largest_tensor for device in devices])
+        return Prices(self._request, devices, self._recorded[n_ctx], n_ctx, on_host)

@@ -1,0 +1,357 @@
+"""What a call is asked, checked without libllama: the parameters of a load, the machine, and what the best plan is.
+
+Bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, cast
+
+from fitter.errors import UsageError
+from fitter.llama.types import Params, VirtualDevice
+from fitter.machine.gpu import virtual_devices
+from fitter.machine.machine import speed_of_host
+from fitter.parameters.table import DEFAULTS, SPECULATION, Fitting, LoadKeywords, Measuring, ServerKeywords, taken_by
+from fitter.planning.request.constraints import (
+    check_choices,
+    check_paging,
+    check_pins,
+    check_profile,
+    check_split_mode,
+    check_split_tensors,
+    levers,
+    params_of,
+)
+from fitter.planning.request.shared import DRAFT_MAX, parse_reserve
+from fitter.programs import PROGRAMS, Asked, Facts, Program, facts
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """What is to share the memory with the model; named as the keywords of ``fit``."""
+
+    reserve: Mapping[str, int] | tuple[str, ...] = DEFAULTS["reserve"]
+    model_draft: str | None = DEFAULTS["model_draft"]
+    devices_draft: tuple[str, ...] | None = DEFAULTS["devices_draft"]
+    n_gpu_layers_draft: int | None = DEFAULTS["n_gpu_layers_draft"]
+    type_k_draft: str | None = DEFAULTS["type_k_draft"]
+    type_v_draft: str | None = DEFAULTS["type_v_draft"]
+    mtp: bool = DEFAULTS["mtp"]
+    draft_max: int | None = DEFAULTS["draft_max"]
+    mmproj: str | None = DEFAULTS["mmproj"]
+    mmproj_device: str | None = DEFAULTS["mmproj_device"]
+    image_min_tokens: int | None = DEFAULTS["image_min_tokens"]
+    image_max_tokens: int | None = DEFAULTS["image_max_tokens"]
+    spec_type: tuple[str, ...] = DEFAULTS["spec_type"]
+    spec_ngram_simple_size_m: int | None = DEFAULTS["spec_ngram_simple_size_m"]
+    spec_ngram_map_k_size_m: int | None = DEFAULTS["spec_ngram_map_k_size_m"]
+    spec_ngram_map_k4v_size_m: int | None = DEFAULTS["spec_ngram_map_k4v_size_m"]
+    spec_ngram_mod_n_max: int | None = DEFAULTS["spec_ngram_mod_n_max"]
+
+    def check(self) -> None:
+        """Raise ``UsageError`` for what makes no sense whatever the model and the machine."""
+        parse_reserve(self.reserve)
+        if self.model_draft is not None and self.mtp:
+            raise UsageError(
+                "a draft model and the model's own layers (--mtp) cannot draft both: leave one of them out"
+            )
+        value: object
+        for option, value in (("-devd", self.devices_draft), ("-ngld", self.n_gpu_layers_draft)):
+            if value is not None and self.model_draft is None:
+                raise UsageError(f"{option} is about a draft model: name one with -md, or leave it out")
+        if len(set(named := self.named_for_draft or ())) != len(named):
+            raise UsageError("a device of the draft model is named twice: leave one out")
+        for option, value in (("-ctkd", self.type_k_draft), ("-ctvd", self.type_v_draft)):
+            if value is not None and self.model_draft is None and not self.mtp:
+                raise UsageError(f"{option} is about drafting: use it with -md or --mtp, or leave it out")
+        if self.draft_max is not None and not self.drafts_with_a_model:
+            raise UsageError("--spec-draft-n-max is about drafting: use it with -md or --mtp, or leave it out")
+        self._check_speculation()
+        images = (("--image-min-tokens", self.image_min_tokens), ("--image-max-tokens", self.image_max_tokens))
+        for option, value in (("-mmdev", self.mmproj_device), *images):
+            if value is not None and self.mmproj is None:
+                raise UsageError(f"{option} is about a projector: name one with --mmproj, or leave it out")
+
+    def _check_speculation(self) -> None:
+        for word in self.spec_type:
+            if word not in SPECULATION:
+                raise UsageError(
+                    f"no plan can be made for drafting with '{word}' (--spec-type): choose from "
+                    f"{', '.join(SPECULATION)}"
+                )
+        if "draft-simple" in self.spec_type and self.model_draft is None:
+            raise UsageError("--spec-type draft-simple drafts with a model: name it with -md, or leave it out")
+        for word, name in _NGRAMS.items():
+            if name and getattr(self, name) is not None and word not in self.spec_type:
+                option = "--" + name.replace("_", "-")
+                raise UsageError(f"{option} is about {word}: add --spec-type {word}, or leave it out")
+
+    @property
+    def ngrams(self) -> dict[str, tuple[str, ...]]:
+        """Ways to draft without a model, each once, with llama-server's arguments for it."""
+        found = {}
+        for word in (word for word in self.spec_type if word in _NGRAMS):
+            size = getattr(self, name) if (name := _NGRAMS[word]) else None
+            found[word] = ("--spec-type", word, *(("--" + name.replace("_", "-"), str(size)) if size else ()))
+        return found
+
+    @property
+    def drafts_with_a_model(self) -> bool:
+        """Whether a draft model drafts, or the model's own layers."""
+        return self.mtp or self.model_draft is not None
+
+    def drafted(self, known: Facts) -> int:
+        """The most tokens that a program drafts at a time (``common_speculative_n_max``)."""
+        most = [(self.draft_max or known.draft_n_max) if self.drafts_with_a_model else 0]
+        for word in self.ngrams:
+            size = getattr(self, name) if (name := _NGRAMS[word]) else None
+            most.append(size or known.draft_tokens[word])
+        return max(most)
+
+    @property
+    def n_rs_seq(self) -> int:
+        """States of a recurrent model that llama-server keeps for tokens that are taken back."""
+        return (self.draft_max or DRAFT_MAX) if self.mtp else 0
+
+    @property
+    def named_for_draft(self) -> tuple[str, ...] | None:
+        """Devices of the draft model, none for the host; ``None`` where they are to be chosen."""
+        return _named(self.devices_draft)
+
+    @property
+    def named_for_projector(self) -> tuple[str, ...] | None:
+        """The device of the projector, none for the host; ``None`` where it is to be chosen."""
+        return None if self.mmproj_device is None else _named((self.mmproj_device,))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Devices that are named for something else than the model."""
+        return tuple(dict.fromkeys((*(self.named_for_draft or ()), *(self.named_for_projector or ()))))
+
+    @property
+    def may_be_anywhere(self) -> bool:
+        """Whether something else than the model may be on any device of the machine."""
+        return self.model_draft is not None or bool(self.mmproj)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What ``fit`` is asked beside callbacks and a worker; most of it is named as its keywords are.
+
+    ``load`` has the parameters of a load as far as they are known without the model, ``given`` the keywords that were
+    set. ``devices`` and ``main_gpu`` are not in the ``load`` of a fit, which chooses them.
+    """
+
+    load: Params = field(default_factory=Params)
+    program: str = "any"
+    given: frozenset[str] = frozenset()
+    sharing: Sharing = field(default_factory=Sharing)
+    gpus: tuple[str | VirtualDevice, ...] = DEFAULTS["gpus"]
+    profile: str | None = DEFAULTS["profile"]
+    llama_cpp: str | None = DEFAULTS["llama_cpp"]
+    rpc: tuple[str, ...] = DEFAULTS["rpc"]
+    timeout: float = DEFAULTS["timeout"]
+    time_limit: float | None = DEFAULTS["time_limit"]
+    host_memory: int | None = DEFAULTS["host_memory"]
+    host_margin: int = DEFAULTS["host_margin"]
+    margin: int | str | tuple[int, ...] | None = DEFAULTS["margin"]
+    fit_ctx: int = DEFAULTS["fit_ctx"]
+    allow: tuple[str, ...] = DEFAULTS["allow"]
+    skeleton: bool = DEFAULTS["skeleton"]
+    devices: tuple[str, ...] | None = DEFAULTS["devices"]
+    main_gpu: int = DEFAULTS["main_gpu"]
+    cpu_moe: bool = DEFAULTS["cpu_moe"]
+    n_cpu_moe: int | None = DEFAULTS["n_cpu_moe"]
+    prompt: int | None = DEFAULTS["prompt"]
+    generate: int | None = DEFAULTS["generate"]
+    host_bandwidth: float | str | None = DEFAULTS["host_bandwidth"]
+    rpc_bandwidth: float | str | tuple[float | str, ...] | None = DEFAULTS["rpc_bandwidth"]
+    objective: str = DEFAULTS["objective"]
+    strategy: str = DEFAULTS["strategy"]
+    words: Fitting = field(default_factory=lambda: Fitting(), compare=False, repr=False)
+
+    @classmethod
+    def of(cls, checked: Fitting) -> Ask:
+        """What ``fit`` is asked with these keywords, each checked by itself; ``None`` is not set.
+
+        Raises ``UsageError`` for what makes no sense whatever the model and the machine are.
+        """
+        sharing = Sharing(**_set(Sharing, checked))
+        if sharing.spec_type == ("none",):
+            sharing = replace(sharing, spec_type=())
+        if "draft-mtp" in sharing.spec_type:
+            sharing = replace(sharing, mtp=True)
+        program = PROGRAMS[checked.get("program") or "any"]
+        load = _begun(checked, sharing, program, facts(program.name))
+        ask = cls(load=load, given=_given(checked), sharing=sharing, words=checked, **_set(cls, checked))
+        ask.check()
+        return ask
+
+    def with_facts(self, known: Facts) -> Ask:
+        """The same, as the program in the version of ``known`` would load: what a fit is asked, which has a build."""
+        program = PROGRAMS[self.program]
+        program.check_facts(self.given, known)
+        sharing = self.sharing
+        if known.draft_n_max != DRAFT_MAX and sharing.draft_max is None and sharing.drafts_with_a_model:
+            # a default that the arguments do not leave out
+            sharing = replace(sharing, draft_max=known.draft_n_max)
+        # adapters are at hand by now, wherever they are from
+        load = replace(_begun(self.words, sharing, program, known), lora=self.load.lora)
+        return replace(self, sharing=sharing, load=load)
+
+    @classmethod
+    def of_a_load(cls, checked: Measuring) -> Ask:
+        """What is asked about exactly one load, with nothing to choose. Raises ``UsageError`` as ``of`` does."""
+        load = params_of(None, **_shaped(checked))
+        ask = cls(load=load, given=_given(checked), **_set(cls, checked))
+        ask.check_machine()
+        check_split_tensors(ask.load)
+        return replace(ask, load=replace(ask.load, devices=ask.named))
+
+    def check(self) -> None:
+        """Raise ``UsageError`` for what makes no sense whatever the model and the machine are."""
+        check_split_mode(self.load.split_mode)
+        sharing = self.sharing
+        drafts = "--mtp" if sharing.mtp else "-md" if sharing.model_draft is not None else None
+        if self.load.split_mode != "auto":
+            # a fit with it is one with each of those that it stands for
+            check_split_tensors(self.load, "--mmproj" if drafts is None and sharing.mmproj else drafts)
+        check_choices(self.objective, self.strategy)
+        check_pins(self.load.n_gpu_layers, self.load.tensor_split)
+        levers(self.allow)
+        check_paging(self.load, self.allow)
+        self.sharing.check()
+        PROGRAMS[self.program].check(self.given)
+        self.check_machine()
+
+    def check_machine(self) -> None:
+        """Raise ``UsageError`` for a machine that cannot be."""
+        if self.host_bandwidth is not None:
+            speed_of_host(self.host_bandwidth, is_described=True)
+        if self.rpc_bandwidth is not None and not self.rpc:
+            raise UsageError("--rpc-bandwidth is given without an rpc-server: name one with --rpc")
+        _ = self.remote_bandwidths
+        check_profile(self.profile, self.virtual)
+        if self.is_without_devices and self.devices:
+            raise UsageError(f"unknown device '{self.devices[0]}': --gpu none means a machine without a GPU")
+        if self.host_memory is not None and self.host_memory < 1:
+            raise UsageError(f"--host-memory is {self.host_memory} bytes: give more than 0")
+
+    @cached_property
+    def virtual(self) -> tuple[VirtualDevice, ...]:
+        """The devices that are described. Raises ``UsageError``."""
+        return virtual_devices(self.gpus)
+
+    @property
+    def is_described(self) -> bool:
+        """Whether the machine is another one than this."""
+        return bool(self.gpus)
+
+    @property
+    def is_without_devices(self) -> bool:
+        """Whether the machine has no device at all."""
+        return self.is_described and not self.virtual and not self.rpc
+
+    @property
+    def named(self) -> tuple[str, ...] | None:
+        """The devices that the model may be on, as they are named; ``None`` where they are not."""
+        return () if self.is_without_devices else self.devices
+
+    @property
+    def remote_bandwidths(self) -> tuple[float, ...]:
+        """Bytes per second of remote devices, one for all or one for each, where they are given."""
+        if self.rpc_bandwidth is None:
+            return ()
+        from fitter.machine.rpc_devices import parse_bandwidths
+
+        return parse_bandwidths(self.rpc_bandwidth)
+
+    @property
+    def is_workload_given(self) -> bool:
+        """Whether the request to be fast at is said, so that a context has to hold it."""
+        return self.prompt is not None or self.generate is not None
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether something is said of where the model goes, or of which layers are loaded."""
+        has_overrides = bool(self.load.tensor_buft_overrides or self.cpu_moe or self.n_cpu_moe)
+        is_split = self.load.split_mode != Params.split_mode
+        return has_overrides or "n_gpu_layers" in self.given or self.named is not None or is_split or self.sharing.mtp
+
+
+def _given(checked: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(name for name, value in checked.items() if value is not None)
+
+
+def _set(kind: type[Ask] | type[Sharing], checked: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the keywords that are set and that ``kind`` has a field for."""
+    return {each.name: checked[each.name] for each in fields(kind) if checked.get(each.name) is not None}
+
+
+_NGRAMS = {
+    "ngram-simple": "spec_ngram_simple_size_m",
+    "ngram-map-k": "spec_ngram_map_k_size_m",
+    "ngram-map-k4v": "spec_ngram_map_k4v_size_m",
+    "ngram-mod": "spec_ngram_mod_n_max",
+    "ngram-cache": "",
+}
+"""Ways to draft without a model, each with the keyword for the tokens at a time, if it has one."""
+
+
+def _asked(checked: Mapping[str, Any], drafted: int) -> Asked:
+    """What of the keywords a program reads."""
+    embedding, reranking = bool(checked.get("embedding")), bool(checked.get("reranking"))
+    pooling = checked.get("pooling_type") or "model"
+    return Asked(
+        n_seq_max=checked.get("n_seq_max"),
+        kv_unified=checked.get("kv_unified"),
+        n_batch=checked.get("n_batch"),
+        n_ubatch=checked.get("n_ubatch"),
+        reads_texts=embedding or reranking,
+        is_pooled=pooling not in ("model", "none"),
+        logits_all=bool(checked.get("logits_all")),
+        drafted=drafted,
+    )
+
+
+def _begun(checked: Fitting, sharing: Sharing, program: Program, known: Facts) -> Params:
+    """The parameters of a load that a fit begins with; devices are chosen later."""
+    asked = _asked(checked, sharing.drafted(known))
+    if asked.reads_texts and (sharing.mtp or sharing.model_draft is not None or sharing.ngrams):
+        what = "--reranking" if checked.get("reranking") else "--embedding"
+        drafts = "--mtp" if sharing.mtp else "-md" if sharing.model_draft is not None else "--spec-type"
+        raise UsageError(f"{what} is for texts that are only read, and {drafts} drafts tokens: leave one of them out")
+    load: dict[str, Any] = {each.name: checked.get(each.name) for each in taken_by(LoadKeywords)}
+    load |= vars(program.shape(asked, known))
+    load |= {"devices": None, "main_gpu": None}
+    if program.is_server and checked.get("flash_attn") is None:
+        load["flash_attn"] = known.flash_attn
+    if checked.get("reranking"):
+        load |= {"embedding": True, "pooling_type": "rank"}
+    words: Mapping[str, Any] = checked
+    more = {name: words[name] for name in _OF_A_PROGRAM if words.get(name) is not None}
+    begun = params_of(None, **load).having(more)
+    return replace(begun, load_mtp=sharing.mtp, n_rs_seq=sharing.n_rs_seq)
+
+
+_OF_A_PROGRAM = tuple(each.name for each in taken_by(ServerKeywords) if each.struct and each.key)
+"""Keywords that are a program's own, and in the parameters of a plan."""
+
+
+def _shaped(checked: Measuring) -> Measuring:
+    """Keywords of one load with what the ``program`` makes of them, where one is named; what is set stands."""
+    if (name := checked.get("program")) is None:
+        return checked
+    program = PROGRAMS[name]
+    shape = vars(program.shape(_asked(checked, 0), facts(name)))
+    both = {**shape, **{key: value for key, value in checked.items() if value is not None}}
+    return cast(Measuring, both)
+
+
+def _named(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    return () if [name.lower() for name in names] == ["none"] else tuple(names)

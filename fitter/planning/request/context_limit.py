@@ -1,0 +1,197 @@
+"""The largest context that is worth asking llama.cpp about. Bytes.
+
+The keys, or the values, of a layer for all sequences are one tensor, and some devices (Vulkan's) compute with tensors
+up to a certain size only: llama.cpp ends its process where one is larger. And a load at a context that no memory can
+hold takes seconds, and gigabytes for llama.cpp's list of the cache's cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from fitter.errors import LlamaCppError
+from fitter.llama.types import LAYOUT_DEVICE
+from fitter.planning.placing.memory import cache_layer, is_state
+from fitter.planning.request.given import pinned_devices
+from fitter.planning.request.request import MIB, DeviceLimit, Record, Request
+
+EXPENSIVE = 1 << 20
+"""Tokens of a context from which a load at it takes longer than finding out whether it can fit."""
+
+
+@dataclass(frozen=True)
+class Excess:
+    """Why a context of ``requested`` tokens is too large for ``device``: a ``tensor`` of ``bytes``, more than ``most``.
+
+    ``n_ctx`` is the largest context that it takes, 0 where there is none, for ``n_seq_max`` sequences.
+    """
+
+    device: str
+    n_ctx: int
+    requested: int
+    tensor: str
+    bytes: int
+    most: int
+    n_seq_max: int = 1
+
+    @property
+    def missing(self) -> int:
+        """Bytes by which the tensor is too large."""
+        return self.bytes - self.most
+
+    @property
+    def message(self) -> str:
+        """What is wrong, and what to do about it."""
+        what = "recurrent state" if is_state(self.tensor) else "KV cache"
+        remedies = [
+            *([f"-c {self.n_ctx} or less"] if self.n_ctx else []),
+            *(["fewer sequences (-np)"] if self.n_seq_max > 1 else []),
+            *([] if is_state(self.tensor) else ["a smaller cache type (-ctk, -ctv)"]),
+            "-nkvo, which keeps it in host memory",
+        ]
+        return (
+            f"{self.device} cannot use a tensor of more than {self.most // MIB} MiB, but at a context of "
+            f"{self.requested} the {what} of a layer ({self.tensor}) has {-(-self.bytes // MIB)} MiB: use "
+            f"{', or '.join(remedies)}"
+        )
+
+
+def limited(request: Request, record: Record) -> tuple[Request, Excess | None]:
+    """``request`` with what each device takes of a context (``context_limits``), and no more than can fit at all.
+
+    Where no device takes a context that is worth having, the request is for the largest that one does, and the other
+    result says what was in the way. Raises ``LlamaCppError`` where there is no such context.
+    """
+    if not request.devices or not request.params.offload_kqv or request.params.n_gpu_layers == 0:
+        return request, None
+    sizes = _sizes(request, record)
+    mosts = {device.name: device.largest_tensor for device in request.devices if device.largest_tensor is not None}
+    # whichever allows less comes first: then the other needs no load at a larger context
+    request = _without_hopeless(request, sizes, min(mosts.values(), default=None))
+    is_fixed = "n_ctx" in request.fixed
+    top = request.params.n_ctx if is_fixed else request.n_ctx_max
+    needed = top if is_fixed else request.n_ctx_min
+    limits = {}
+    for name, most in mosts.items():
+        expected = _largest(_expected(request, sizes, top))
+        if expected > most:
+            limits[name] = widest(lambda n_ctx: _largest(sizes(n_ctx)), request.alignment, top, expected, most)
+    found = replace(request, context_limits=limits)
+    if usable(found, request.devices):
+        return _without_hopeless(found, sizes) if limits else found, None
+    in_way = [name for name in _needed(found, found.devices) if limits.get(name, needed) < needed]
+    device = min(in_way, key=lambda name: limits[name]) if in_way else max(limits, key=lambda name: limits[name])
+    tensor, size = max(sizes(needed).items(), key=lambda item: item[1])
+    excess = Excess(device, limits[device], needed, tensor, size, mosts[device], request.params.n_seq_max)
+    if not excess.n_ctx:
+        raise LlamaCppError(excess.message)
+    params = replace(request.params, n_ctx=excess.n_ctx)
+    return replace(found, params=params, fixed=request.fixed | {"n_ctx"}), excess
+
+
+def usable(request: Request, devices: Sequence[DeviceLimit]) -> tuple[DeviceLimit, ...]:
+    """Those of ``devices`` that take a context that is worth having; none where the user needs another one as well."""
+    needed = request.params.n_ctx if "n_ctx" in request.fixed else request.n_ctx_min
+    taking = tuple(device for device in devices if request.context_limits.get(device.name, needed) >= needed)
+    return taking if _needed(request, devices) <= {device.name for device in taking} else ()
+
+
+def _needed(request: Request, devices: Sequence[DeviceLimit]) -> set[str]:
+    """Those of ``devices``, by name, that the user has chosen, or has put tensors on."""
+    is_chosen = bool(request.fixed & {"devices", "tensor_split"})
+    return {device.name for device in (devices if is_chosen else pinned_devices(request) & set(devices))}
+
+
+def wider(request: Request, devices: Sequence[DeviceLimit], n_ctx: int) -> tuple[DeviceLimit, ...]:
+    """Those of ``devices`` that take more than ``n_ctx``, where it is the others that allow no more; else none."""
+    limits = {device: request.context_limits.get(device.name) for device in devices}
+    taking = tuple(device for device, limit in limits.items() if limit is None or limit > n_ctx)
+    is_wanted = "n_ctx" not in request.fixed and _needed(request, devices) <= {device.name for device in taking}
+    return taking if is_wanted and len(taking) < len(devices) else ()
+
+
+def within(request: Request, devices: Sequence[DeviceLimit]) -> Request:
+    """``request`` with no more context than all of ``devices`` take; without any that is as much as the host holds."""
+    if not devices:
+        return replace(request, n_ctx_cap=None)
+    limits = [request.context_limits[device.name] for device in devices if device.name in request.context_limits]
+    return replace(request, n_ctx_cap=min(limits, default=request.n_ctx_cap))
+
+
+_Sizes = Callable[[int], Mapping[str, int]]
+"""At a context, the bytes of every tensor of the caches that may be on a device, by name."""
+
+
+def _sizes(request: Request, record: Record) -> _Sizes:
+    asked = request.params.n_gpu_layers
+    # the last layers are those on devices
+    first = max(0, request.n_layer + 1 - asked) if "n_gpu_layers" in request.fixed and asked >= 0 else 0
+
+    @cache
+    def sizes(n_ctx: int) -> dict[str, int]:
+        layout = record(replace(request.params, n_ctx=n_ctx, tensor_buft_overrides=()))
+        return {
+            entry.name: entry.bytes
+            for entry in layout.entries
+            if entry.kind == "context"
+            and entry.buffer_type == LAYOUT_DEVICE
+            and cache_layer(entry.name, request.n_layer) >= first
+        }
+
+    return sizes
+
+
+def _largest(sizes: Mapping[str, int]) -> int:
+    return max(sizes.values(), default=0)
+
+
+def _expected(request: Request, sizes: _Sizes, n_ctx: int) -> Mapping[str, int]:
+    """What ``sizes`` has for a large context, or more, by two small ones: a window's cache ends to grow."""
+    low = request.n_ctx_min
+    high = 2 * low
+    if "n_ctx" in request.fixed or n_ctx <= high:
+        return sizes(n_ctx)
+    a, b = sizes(low), sizes(high)
+    return {name: a[name] + (b[name] - a[name]) * (n_ctx - low) // (high - low) for name in a}
+
+
+def _without_hopeless(request: Request, sizes: _Sizes, most: int | None = None) -> Request:
+    """``request`` without contexts whose caches alone are more than all devices hold.
+
+    Those are never in a plan: a context beyond the smallest is for a model that is on devices as a whole. Not where a
+    tensor of more than ``most`` is in the way before that.
+    """
+    low = request.n_ctx_min
+    top = max(min(request.n_ctx_max, request.context_limits.get(d.name, request.n_ctx_max)) for d in request.devices)
+    if request.fixed & {"n_ctx", "n_gpu_layers"} or request.objective == "context" or top <= max(EXPENSIVE, 2 * low):
+        return request
+    target = sum(device.target for device in request.devices)
+    expected, least = (sum(_expected(request, sizes, n_ctx).values()) for n_ctx in (top, low))
+    if expected <= target or least >= expected:
+        return request
+    n_ctx = low + (top - low) * max(0, target - least) // (expected - least)
+    n_ctx = (n_ctx // request.alignment + 1) * request.alignment
+    if n_ctx >= top or (most is not None and _largest(_expected(request, sizes, n_ctx)) > most):
+        return request
+    if sum(sizes(n_ctx).values()) <= target:
+        # a window's cache has ended to grow
+        return request
+    return replace(request, n_ctx_cap=n_ctx)
+
+
+def widest(size: Callable[[int], int], step: int, top: int, expected: int, most: int) -> int:
+    """The largest multiple of ``step`` below ``top`` with a ``size`` of no more than ``most``; 0 without one.
+
+    ``expected`` is the size at ``top``. Most caches grow in proportion to the context: where that one does, two
+    questions are enough.
+    """
+    low, high = 0, -(-top // step) * step
+    in_proportion = top * most // expected // step * step
+    guesses = [in_proportion, in_proportion + step]
+    while high - low > step:
+        guess = guesses.pop(0) if guesses else (low + high) // 2 // step * step
+        guess = min(max(guess, low + step), high - step)
+        low, high = (guess, high) if size(guess) <= most else (low, guess)
+    return low

@@ -1,0 +1,105 @@
+"""What is given before anything is searched: what the user fixed, what llama.cpp does by itself, what is left open.
+
+And the parameters that say a placement to llama.cpp, the user's own kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fitter.llama.types import MAX_USED_DEVICES, Params
+from fitter.planning.placing.memory import HOST
+from fitter.planning.placing.placement import Placement, merged, overrides_of, split_by
+from fitter.planning.request.request import DeviceLimit, Request
+
+
+def is_priced(request: Request) -> bool:
+    """Whether placements are compared by what they are estimated to take."""
+    return request.strategy == "fastest" and request.facts is not None and request.host_speed is not None
+
+
+def chooses_devices(request: Request, devices: Sequence[DeviceLimit]) -> bool:
+    """Whether it is for the search to say which of ``devices`` have the model."""
+    return is_priced(request) and len(devices) > 1 and not request.fixed & {"devices", "tensor_split"}
+
+
+def smallest_context(request: Request) -> int:
+    """The smallest context that a plan may have: the user's own, where there is one."""
+    return request.params.n_ctx if "n_ctx" in request.fixed else request.n_ctx_min
+
+
+def pinned_devices(request: Request) -> set[DeviceLimit]:
+    """Devices on which an override of the user's puts tensors: llama.cpp must know them."""
+    return {request.devices[target] for target in request.pinned.values() if target != HOST}
+
+
+def are_given(request: Request) -> bool:
+    """Whether it is the user who says which devices take part."""
+    return bool(request.fixed & {"devices", "tensor_split"} or pinned_devices(request))
+
+
+def wants_layers_on_devices(request: Request) -> bool:
+    """Whether the user asks for layers on devices, so that there must be one."""
+    return "n_gpu_layers" in request.fixed and request.params.n_gpu_layers != 0
+
+
+def usable_devices(request: Request) -> tuple[DeviceLimit, ...]:
+    """The devices that have anything beyond their margin, the largest where there are more than llama.cpp can use."""
+    if request.fixed & {"devices", "tensor_split"}:
+        return request.devices
+    named = pinned_devices(request)
+    by_size = sorted(request.devices, key=lambda device: (device not in named, -device.target))
+    usable = [device for device in by_size[:MAX_USED_DEVICES] if device.target > 0 or device in named]
+    if not usable and wants_layers_on_devices(request):
+        # what is asked for must be somewhere
+        usable = by_size[:MAX_USED_DEVICES]
+    return tuple(device for device in request.devices if device in usable)
+
+
+def units_on_devices(request: Request) -> int:
+    """How many layers, the output counted as one, are to be on devices: all, or as many as the user says."""
+    n_units, asked = request.n_layer + 1, request.params.n_gpu_layers
+    return n_units if "n_gpu_layers" not in request.fixed or asked < 0 else min(asked, n_units)
+
+
+def split_counts(request: Request, devices: Sequence[DeviceLimit], n_gpu_layers: int) -> tuple[int, ...]:
+    """Layers per device as llama.cpp splits them: by the user's ``tensor_split``, else by free memory."""
+    split = request.params.tensor_split if "tensor_split" in request.fixed else None
+    return split_by(request.n_layer + 1, n_gpu_layers, split, [device.free for device in devices]).counts
+
+
+def default_placement(request: Request, devices: Sequence[DeviceLimit]) -> Placement:
+    """What llama.cpp would do: all layers, split by free memory, or as the user says."""
+    n_units = request.n_layer + 1
+    n_gpu_layers = units_on_devices(request) if devices else 0
+    return Placement(n_units - n_gpu_layers, split_counts(request, devices, n_gpu_layers))
+
+
+def is_whole(request: Request, devices: Sequence[DeviceLimit], placement: Placement) -> bool:
+    """Whether ``placement`` has all layers that it should on devices, nothing of them elsewhere."""
+    return not placement.moved and placement.n_gpu_layers == default_placement(request, devices).n_gpu_layers
+
+
+def devices_in_use(request: Request, devices: Sequence[DeviceLimit], placement: Placement) -> list[int]:
+    """Indices of the devices to name: one that has nothing would still cost a context and a part in every graph."""
+    every = list(range(len(devices)))
+    idle = placement.idle
+    if not is_priced(request) or request.fixed & {"devices", "tensor_split"} or len(idle) == len(every):
+        return every
+    named_by_user = pinned_devices(request)
+    return [d for d in every if d not in idle or devices[d] in named_by_user]
+
+
+def params_of(request: Request, devices: Sequence[DeviceLimit], placement: Placement, n_ctx: int) -> Params:
+    """The parameters that say ``placement`` on ``devices`` to llama.cpp."""
+    used = devices_in_use(request, devices, placement)
+    names = tuple(devices[d].name for d in used)
+    params = replace(request.params, n_ctx=n_ctx, devices=names)
+    if "n_gpu_layers" not in request.fixed:
+        params = replace(params, n_gpu_layers=placement.n_gpu_layers)
+    if "tensor_split" not in request.fixed:
+        several = len(names) > 1 and placement.n_gpu_layers > 0
+        params = replace(params, tensor_split=tuple(float(placement.counts[d]) for d in used) if several else None)
+    overrides = overrides_of(placement, [device.buffer_type for device in devices])
+    return replace(params, tensor_buft_overrides=merged((*request.params.tensor_buft_overrides, *overrides)))

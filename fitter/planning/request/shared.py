@@ -1,0 +1,409 @@
+"""What shares the memory with the model: measured by llama.cpp, counted once. Bytes.
+
+The search sees it as less free memory where it is known before anything is placed, and as a part of the compute buffers
+where it grows with the context or follows the placement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fitter.errors import UsageError
+from fitter.llama.types import Breakdown, DeviceInfo, Lora, Params, Row
+from fitter.machine.speed import DeviceSpeed, HostSpeed
+from fitter.model.files.source import called
+from fitter.model.location import local_name
+from fitter.parameters.values import parse_size
+from fitter.parameters.values import size as whole_size
+from fitter.planning.request.request import MIB, SHARED_ROW, DeviceLimit, HostLimit, Measure, PoolLimit, Request
+from fitter.planning.request.shared_margin import less
+from fitter.planning.request.summary import SharedUse
+
+LATER = "later"
+"""The kind of what is reserved for a program's use after the load."""
+
+HOST_NAME = "host"
+"""The host's name where devices have theirs."""
+
+DRAFT_MAX = 3
+"""``--spec-draft-n-max`` of llama.cpp: tokens drafted at a time."""
+
+_DEFAULT_TYPE = Params().type_k
+
+
+def by_device(breakdown: Breakdown) -> tuple[Row, ...]:
+    """What a load takes, a row for each device and one for the host, those that it takes nothing of left out."""
+    return tuple(row for row in (*map(breakdown.on, breakdown.devices), breakdown.host) if row.used)
+
+
+def parse_reserve(given: Mapping[str, int | str] | Sequence[str]) -> dict[str, int]:
+    """Bytes by the name of a device, or ``host``; from ``DEVICE=SIZE`` texts, those of one device added up.
+
+    Raises ``UsageError`` for anything else.
+    """
+    if isinstance(given, str):
+        given = (given,)
+    pairs: list[tuple[str, int | str]] = []
+    if isinstance(given, Mapping):
+        pairs = list(given.items())
+    else:
+        for text in given:
+            name, _, amount = text.rpartition("=")
+            if not name or not amount:
+                raise UsageError(f"'{text}' is not a reservation: write DEVICE=SIZE, such as CUDA0=2GiB or host=8GiB")
+            pairs.append((name, amount))
+    sizes: dict[str, int] = {}
+    for name, value in pairs:
+        size = parse_size(value) if isinstance(value, str) else whole_size(f"the reservation on {name}", value)
+        sizes[name] = sizes.get(name, 0) + size
+    return sizes
+
+
+def reservation(
+    sizes: Mapping[str, int], devices: Sequence[DeviceInfo], host_total: int | None
+) -> tuple[SharedUse, ...]:
+    """Memory that is kept for something that llama.cpp knows nothing of.
+
+    Raises ``UsageError`` for a device that is none of ``devices`` and for more than it has.
+    """
+    totals = {**{device.name: device.total for device in devices}, HOST_NAME: host_total}
+    for name, size in sizes.items():
+        if name not in totals:
+            raise UsageError(f"--reserve names an unknown device '{name}'; there are: {', '.join(totals)}")
+        total = totals[name]
+        if total is not None and size > total:
+            raise UsageError(
+                f"--reserve {name}: {-(-size // MIB)} MiB is more than its total memory of {total // MIB} MiB"
+            )
+    rows = tuple(
+        Row("reserved", None if name == HOST_NAME else name, name == HOST_NAME, 0, 0, size)
+        for name, size in sizes.items()
+        if size
+    )
+    return (SharedUse("reserve", "reserved", rows),) if rows else ()
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A draft model at ``path``, put where llama-server is told to put it.
+
+    ``devices`` with ``n_gpu_layers`` as in ``Params``; ``None`` are the devices of the main model. ``measure`` makes a
+    dummy load of it. ``n_max``: tokens drafted at a time.
+    """
+
+    path: str
+    devices: tuple[str, ...] | None
+    n_gpu_layers: int
+    type_k: str
+    type_v: str
+    measure: Measure = field(compare=False)
+    n_max: int = DRAFT_MAX
+
+    def params(self, main: Params) -> Params:
+        """What llama-server makes of the parameters of the ``main`` model, whose context has so many tokens as it says.
+
+        It takes everything from those but what ``-md`` has options for, the tensor split included, and asks for the
+        output of one token per sequence (``common_base_params_to_speculative``). Raises ``UsageError`` where the
+        split would leave the choice to whatever memory is free.
+        """
+        devices = self.on(main)
+        is_alone = len(devices) == 1
+        split = None
+        if len(devices) > 1:
+            split = _split(main) or (1.0,) * len(devices)
+            if not any(split[: len(devices)]):
+                raise UsageError(
+                    f"-ts has only zeros for the devices of the draft model ({', '.join(devices)}), which llama-server "
+                    "splits by the first shares: choose one device with -devd"
+                )
+        return replace(
+            main,
+            n_gpu_layers=self.n_gpu_layers,
+            tensor_split=split,
+            tensor_buft_overrides=(),
+            type_k=self.type_k,
+            type_v=self.type_v,
+            embeddings=False,
+            split_mode="layer" if is_alone else main.split_mode,
+            main_gpu=0 if is_alone else main.main_gpu,
+            devices=devices,
+            load_mtp=False,
+            n_rs_seq=0,
+            n_outputs_max=main.n_seq_max,
+            lora=(),
+        )
+
+    def on(self, main: Params) -> tuple[str, ...]:
+        """Its devices beside a main model with these parameters."""
+        return (main.devices or ()) if self.devices is None else self.devices
+
+    @property
+    def is_in_one_place(self) -> bool:
+        """Whether it takes the same however the main model is placed."""
+        return self.devices is not None and len(self.devices) < 2
+
+    def arguments(self, main: Params) -> tuple[str, ...]:
+        """llama-server's arguments (llama-cli has them too) for a draft model that takes what was measured."""
+        layers = "all" if self.n_gpu_layers < 0 else str(self.n_gpu_layers)
+        devices = self.on(main)
+        words = ["-md", local_name(self.path), "-devd", ",".join(devices) or "none", "-ngld", layers]
+        words += [*_cache_types(self.type_k, self.type_v), "--spec-type", "draft-simple", *_drafted(self.n_max)]
+        if len(devices) > 1 and _split(main) is None:
+            words += ["-ts", ",".join("1" for _ in devices)]
+        return tuple(words)
+
+
+@dataclass(frozen=True)
+class Mtp:
+    """The model's own layers for multi-token prediction, which run in a second context of it.
+
+    ``n_max``: tokens drafted at a time.
+    """
+
+    name: str
+    type_k: str = _DEFAULT_TYPE
+    type_v: str = _DEFAULT_TYPE
+    n_max: int = DRAFT_MAX
+
+    def params(self, main: Params) -> Params:
+        """What llama-server makes of the parameters of the model's first context for the second one."""
+        return replace(
+            main,
+            lora=(),
+            ctx_type="mtp",
+            type_k=self.type_k,
+            type_v=self.type_v,
+            n_rs_seq=0,
+            n_outputs_max=main.n_seq_max,
+        )
+
+    def arguments(self) -> tuple[str, ...]:
+        """llama-server's arguments (llama-cli has them too)."""
+        return ("--spec-type", "draft-mtp", *_cache_types(self.type_k, self.type_v), *_drafted(self.n_max))
+
+
+@dataclass(frozen=True)
+class Projector:
+    """A multimodal projector at ``path`` on a ``device``, or on the host (``None``).
+
+    ``options`` are further arguments that it was measured with, ``measure`` says what it takes there.
+    """
+
+    path: str
+    device: str | None
+    options: tuple[str, ...]
+    measure: Callable[[str | None], Sequence[Row]] = field(compare=False)
+
+    def use(self) -> SharedUse:
+        """What it takes."""
+        words = ("--mmproj", local_name(self.path), "-mmdev", self.device or "none", *self.options)
+        return SharedUse("projector", self.path, _by_place(self.measure(self.device)), words)
+
+
+@dataclass(frozen=True)
+class Companions:
+    """Everything that shares the memory, each thing in one place.
+
+    ``reserved`` is for what llama.cpp knows nothing of. LoRA adapters are among the parameters of the model.
+    ``ngrams``: ways to draft without a model.
+    ``rank`` orders choices of places. A higher rank is tried only if no lower one is good enough: 1 if none of 0 fits
+    with the largest context, 2 if none of 0 and 1 fits.
+    """
+
+    reserved: tuple[SharedUse, ...] = ()
+    draft: Draft | None = None
+    projector: Projector | None = None
+    mtp: Mtp | None = None
+    ngrams: tuple[SharedUse, ...] = ()
+    rank: int = 0
+
+    @property
+    def places(self) -> tuple[tuple[str, str], ...]:
+        """What has a place of its own, each with that place."""
+        found = []
+        if self.draft is not None:
+            devices = self.draft.devices
+            place = "the model's devices" if devices is None else ", ".join(devices) or "the host"
+            found.append(("the draft model", place))
+        if self.projector is not None:
+            found.append(("the projector", self.projector.device or "the host"))
+        return tuple(found)
+
+    def uses(self, params: Params, own: Breakdown, measure: Measure) -> tuple[SharedUse, ...]:
+        """What all of it takes beside the model with ``params``, for which llama.cpp measured ``own``.
+
+        ``measure`` asks about the model itself. Raises what measuring raises.
+        """
+        params = replace(params, n_ctx=own.n_ctx)
+        found = [*self._fixed()]
+        for lora, taken_by in zip(params.lora, own.lora, strict=True):
+            named = replace(lora, path=called(Path(lora.path)))
+            found.append(SharedUse("lora", named.path, _by_place(taken_by), _lora_arguments(named)))
+        if self.draft is not None:
+            rows = by_device(self.draft.measure(self.draft.params(params)))
+            found.append(SharedUse("draft", self.draft.path, rows, self.draft.arguments(params)))
+        if self.mtp is not None:
+            # its weights are among those of the model
+            rows = tuple(replace(row, model=0) for row in by_device(measure(self.mtp.params(params))))
+            used = tuple(row for row in rows if row.used)
+            found.append(SharedUse("mtp", self.mtp.name, used, self.mtp.arguments()))
+        return (*found, *self.ngrams)
+
+    def known(self, request: Request) -> tuple[SharedUse, ...]:
+        """What is known of it before anything is placed: at the smallest context of ``request``."""
+        found = [*self._fixed()]
+        if self.draft is not None and self.draft.is_in_one_place:
+            is_fixed = "n_ctx" in request.fixed and "context" not in request.allow
+            n_ctx = request.params.n_ctx if is_fixed else min(request.n_ctx_min, request.params.n_ctx)
+            rows = by_device(self.draft.measure(self.draft.params(replace(request.params, n_ctx=n_ctx))))
+            found.append(SharedUse("draft", self.draft.path, rows))
+        return tuple(found)
+
+    def _fixed(self) -> tuple[SharedUse, ...]:
+        """What follows neither the context nor the placement."""
+        return (*self.reserved, *([self.projector.use()] if self.projector is not None else []))
+
+
+def lowered(request: Request, known: Sequence[SharedUse], others: Sequence[DeviceLimit]) -> Request:
+    """``request`` on what ``known`` leaves of the memory.
+
+    ``others`` are devices that the model itself is not to use.
+    """
+    host = request.host
+    if host.free is not None:
+        host = HostLimit(host.total, host.free - taken(known, None), host.margin, host.paging)
+    occupied = occupied_by(known)
+    every = [_less(device, taken(known, device.name)) for device in (*request.devices, *others)]
+    return replace(
+        request,
+        devices=tuple(every[: len(request.devices)]),
+        host=host,
+        pools=tuple(less(pool, taken_of(known, pool)) for pool in request.pools),
+        beside=tuple(device for device in every if device.name in occupied),
+    )
+
+
+def occupied_by(uses: Sequence[SharedUse]) -> set[str]:
+    """Devices that llama.cpp itself puts something on."""
+    rows = (row for use in uses if use.kind != "reserve" for row in use.rows)
+    return {row.device for row in rows if row.device is not None and row.used}
+
+
+def taken(uses: Sequence[SharedUse], device: str | None) -> int:
+    """Bytes on a device, or on the host (``None``)."""
+    return sum(use.on(device) for use in uses)
+
+
+def taken_of(uses: Sequence[SharedUse], pool: PoolLimit) -> int:
+    """Bytes on the devices of a pool and on the host."""
+    return sum(taken(uses, name) for name in (*pool.devices, None))
+
+
+def later_of(uses: Sequence[SharedUse]) -> int:
+    """Bytes of host memory that are kept for what a program takes after the load, as the user has set it."""
+    return sum(use.on(None) for use in uses if use.kind == LATER)
+
+
+def beyond(known: Sequence[SharedUse], uses: Sequence[SharedUse]) -> tuple[Row, ...]:
+    """What ``uses`` take beyond what was known, as compute buffers: what the search learns from measurements."""
+    names = {row.device for use in (*known, *uses) for row in use.rows}
+    rows = []
+    for name in sorted(names, key=lambda name: name or ""):
+        more = taken(uses, name) - taken(known, name)
+        if more:
+            rows.append(Row(SHARED_ROW, name, name is None, 0, 0, more))
+    return tuple(rows)
+
+
+def lacking(
+    known: Sequence[SharedUse], devices: Sequence[DeviceLimit], host: HostLimit, pools: Sequence[PoolLimit] = ()
+) -> int:
+    """Bytes that what is known alone lacks, of the margin of everything that it is on."""
+    occupied = occupied_by(known)
+    lacks = [taken(known, device.name) - device.target for device in devices if device.name in occupied]
+    if host.target is not None:
+        lacks.append(taken(known, None) - host.target)
+    lacks += [taken_of(known, pool) - pool.target for pool in pools]
+    return sum(lack for lack in lacks if lack > 0)
+
+
+def draft_seconds(
+    uses: Sequence[SharedUse], speeds: Mapping[str, DeviceSpeed], host: HostSpeed | None, tokens: int
+) -> float:
+    """Time in which so many tokens are drafted: the draft model's weights are read once for each."""
+    seconds = 0.0
+    for row in (row for use in uses if use.kind == "draft" for row in use.rows):
+        speed: DeviceSpeed | HostSpeed | None = host if row.device is None else speeds.get(row.device)
+        seconds += row.model / speed.bandwidth if speed is not None else 0.0
+    return seconds * tokens
+
+
+def places(devices: Sequence[DeviceLimit], speeds: Mapping[str, DeviceSpeed], n_max: int) -> tuple[str, ...]:
+    """Devices that something may go to whole: at most ``n_max``, the fastest first.
+
+    None that has no room beside its margin.
+    Of devices of a kind the first and the last are tried: the first has the buffers for weights that are streamed in.
+    """
+    kinds: dict[tuple[str, int, int], list[DeviceLimit]] = {}
+    for device in (device for device in devices if device.target > 0):
+        kinds.setdefault((device.description, device.total, device.margin), []).append(device)
+    chosen = [each for kind in kinds.values() for each in dict.fromkeys((kind[0], kind[-1]))]
+    chosen.sort(key=lambda device: -speeds[device.name].bandwidth if device.name in speeds else 0.0)
+    return tuple(device.name for device in chosen[:n_max])
+
+
+def _less(device: DeviceLimit, size: int) -> DeviceLimit:
+    """``device`` with so much of its free memory gone; what is below zero is in the margin."""
+    if not size:
+        return device
+    free = max(0, device.free - size)
+    return replace(device, free=free, margin=free - (device.target - size))
+
+
+def _split(main: Params) -> tuple[float, ...] | None:
+    """The tensor split that the arguments of the main model have."""
+    return main.tensor_split if len(main.devices or ()) > 1 else None
+
+
+def _by_place(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """A row for each device, and one for the host."""
+    found: dict[str | None, Row] = {}
+    for row in rows:
+        place = None if row.is_host else row.device
+        old = found.get(place, Row(place or "Host", place, place is None, 0, 0, 0))
+        found[place] = replace(
+            old, model=old.model + row.model, context=old.context + row.context, compute=old.compute + row.compute
+        )
+    return tuple(found.values())
+
+
+def _lora_arguments(lora: Lora) -> tuple[str, ...]:
+    path = local_name(lora.path)
+    return ("--lora", path) if lora.scale == 1 else ("--lora-scaled", f"{path}:{lora.scale:.9g}")
+
+
+def _drafted(n_max: int) -> list[str]:
+    return [] if n_max == DRAFT_MAX else ["--spec-draft-n-max", str(n_max)]
+
+
+def _cache_types(type_k: str, type_v: str) -> list[str]:
+    words = []
+    if type_k != _DEFAULT_TYPE:
+        words += ["-ctkd", type_k]
+    if type_v != _DEFAULT_TYPE:
+        words += ["-ctvd", type_v]
+    return words
+
+
+def remembered(measure: Callable[[Params], Breakdown]) -> Measure:
+    """``measure``, which is asked only once about the same parameters."""
+    known: dict[Params, Breakdown] = {}
+
+    def ask(params: Params) -> Breakdown:
+        if params not in known:
+            known[params] = measure(params)
+        return known[params]
+
+    return ask

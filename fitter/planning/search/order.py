@@ -1,0 +1,97 @@
+"""The order of a search: which plan is asked for first, and what is asked once more before one goes out.
+
+Each step takes the best plan so far and gives it back, or a better one. What is better is said in ``objective``; what
+is known in ``known``; what could be placed in ``proposals``, and how it is measured and corrected in ``settling``;
+which context in ``contexts``; which devices in ``devices`` and ``remotes``. What may be given up comes after all of
+it, in ``levers``. Bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from fitter.errors import LlamaCppError, TimeLimitError
+from fitter.llama.types import Breakdown, Params
+from fitter.planning.pricing.objective import is_better
+from fitter.planning.pricing.trial import Trial
+from fitter.planning.request import context_limit
+from fitter.planning.request.given import usable_devices
+from fitter.planning.request.request import Measure, Record, Request
+from fitter.planning.request.shared import remembered
+from fitter.planning.search import attention
+from fitter.planning.search.device_choice import Devices, in_better_order
+from fitter.planning.search.remotes import worth_their_network
+from fitter.planning.search.state import Callbacks, CutShort, Known
+from fitter.planning.speed.explain import Choice
+
+
+def search(
+    request: Request,
+    measure: Measure,
+    record: Record,
+    on_candidate: Callable[[Params], None] = lambda params: None,
+    on_choice: Callable[[Choice], None] = lambda choice: None,
+) -> Trial:
+    """The best trial that fits, or where none does the one that misses least.
+
+    ``on_candidate`` is told of what may turn out to be the answer, as soon as that can be said, ``on_choice`` of what
+    was chosen over what by its price. Raises whatever ``measure`` raises: llama.cpp refusing the user's own parameters
+    is an answer too. A time limit is raised where nothing that fits was found before; else it is the best so far.
+    """
+    seen = set[bool | None]()
+
+    def noted(params: Params) -> Breakdown:
+        breakdown = measure(params)
+        seen.add(breakdown.flash_attn)
+        return breakdown
+
+    callbacks = Callbacks(remembered(noted), record, on_candidate, on_choice)
+    known = Known(request, context_limit.usable(request, usable_devices(request)), callbacks)
+    try:
+        best, distance = _best(known)
+    except CutShort as cut:
+        return cut.best
+    is_open = attention.is_open(request) and best.fits and best.seconds is not None
+    return _with_other_attention(known, best, distance, seen) if is_open else best
+
+
+def _with_other_attention(known: Known, best: Trial, distance: float, seen: set[bool | None]) -> Trial:
+    """``best``, or a better plan with flash attention on, or off, for all layers."""
+    if seen == {False}:
+        # whether the devices can compute it at all
+        with suppress(LlamaCppError, CutShort):
+            known.trial(known.default, known.smallest_context)
+    for other in tuple(attention.decided(known.request, best, distance, seen)):
+        best = _better_with(other, known, best)
+    return best
+
+
+def _better_with(other: Request, known: Known, best: Trial) -> Trial:
+    """``best``, or a better plan for a request that nobody made."""
+    try:
+        trial, _ = _best(Known(other, known.devices, known.callbacks))
+    except CutShort as cut:
+        trial = cut.best
+    except (LlamaCppError, TimeLimitError):
+        return best
+    if not is_better(known.request, trial, best):
+        return best
+    if choice := attention.which(trial, best):
+        known.callbacks.on_choice(choice)
+    return trial
+
+
+def _best(known: Known) -> tuple[Trial, float]:
+    """The best trial, and how many times its bound its time is."""
+    known = in_better_order(known)
+    devices = Devices(known)
+    best = devices.without_idle(known)
+    best = devices.with_more_context(best)
+    best = worth_their_network(known, best)
+    devices.forget_remotes(best)
+    best = devices.without_doubtful(best)
+    best = devices.on_others(best)
+    best = devices.with_the_last_layer(best)
+    best = devices.with_few_layers(best)
+    return best, devices.distance(best)

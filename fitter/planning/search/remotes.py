@@ -1,0 +1,73 @@
+"""Whether remote devices are worth their network: plans without those whose part takes less time elsewhere. Seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fitter.planning.placing.memory import HOST
+from fitter.planning.placing.placement import Placement
+from fitter.planning.pricing.objective import rank
+from fitter.planning.pricing.trial import Trial
+from fitter.planning.request.given import pinned_devices
+from fitter.planning.request.request import DeviceLimit
+from fitter.planning.search import choices
+from fitter.planning.search.contexts import best_on
+from fitter.planning.search.state import Known
+
+
+def worth_their_network(known: Known, best: Trial) -> Trial:
+    """``best``, or a plan without remote devices whose part takes less time elsewhere."""
+    known = known.on(best.devices)
+    asked: set[tuple[DeviceLimit, ...]] = set()
+    while True:
+        here = known.on(best.devices)
+        doubtful = next((group for group in _doubtful(here, best.placement) if group not in asked), None)
+        if doubtful is None:
+            return best
+        asked.add(doubtful)
+        best = replace(best, seconds=here.seconds(best.placement, best.breakdown))
+        trial = best_on(known.on(tuple(device for device in best.devices if device not in doubtful)))
+        is_better = rank(trial) > rank(best)
+        if known.request.objective != "context" and _are_slower_than_host(here, doubtful) and trial.fits and best.fits:
+            # what the host could hold as well is no reason to take more context from something slower
+            is_better = (trial.seconds or 0.0) < (best.seconds or 0.0)
+        chosen, other = (trial, best) if is_better else (best, trial)
+        if choice := choices.are_remotes_worth_it(doubtful, chosen, other):
+            known.callbacks.on_choice(choice)
+        best = chosen
+
+
+def _doubtful(known: Known, placement: Placement) -> list[tuple[DeviceLimit, ...]]:
+    """Remote devices that a plan may be better without: all that are slower than the host, then one by one.
+
+    Those alone whose layers in ``placement`` are estimated to take less time elsewhere, the most doubtful first.
+    """
+    devices, request = known.devices, known.request
+    if not known.is_priced or request.fixed & {"devices", "tensor_split", "n_gpu_layers"}:
+        return []
+    named = pinned_devices(request)
+    remote = [d for d, device in enumerate(devices) if request.speeds[device.name].is_remote and device not in named]
+    if not remote:
+        return []
+    prices = known.prices()
+    seconds = [prices.unit_seconds(d) for d in (*range(len(devices)), HOST)]
+    slower = tuple(devices[d] for d in remote if _are_slower_than_host(known, (devices[d],)))
+    gained: dict[int, float] = {}
+    for d, (start, stop) in enumerate(placement.ranges()):
+        if d in remote and start < stop:
+            there = sum(seconds[d][start:stop]) + prices.visits[d]
+            gained[d] = there - min(sum(own[start:stop]) for other, own in enumerate(seconds) if other != d)
+    one_by_one: list[tuple[DeviceLimit, ...]] = [
+        (devices[d],) for d in sorted(gained, key=lambda d: -gained[d]) if gained[d] > 0
+    ]
+    is_used = any(devices[d] in slower for d in gained)
+    return [slower, *(group for group in one_by_one if group != slower)] if is_used else one_by_one
+
+
+def _are_slower_than_host(known: Known, remote: Sequence[DeviceLimit]) -> bool:
+    """Whether each of ``remote`` would take longer for the whole model than the host would."""
+    prices = known.prices()
+    here = sum(prices.unit_seconds(HOST))
+    places = [known.devices.index(device) for device in remote]
+    return all(sum(prices.unit_seconds(d)) + prices.visits[d] > here for d in places)

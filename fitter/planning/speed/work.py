@@ -1,0 +1,454 @@
+"""What the cost model needs of a placement, from a model's header and the sizes that llama.cpp recorded.
+
+Nothing here knows an architecture: what a layer's attention reads is what its cache takes, and only the number of
+operations follows from head counts, where the header has them. ``Pieces`` is a model at one context, of which every
+placement of a search is made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from fitter.llama.types import Array, Layout, MetadataValue, Params
+from fitter.model.header import Model
+from fitter.model.tensors import Role, is_expert, layer_of, role_of, stays_on_host
+from fitter.parameters.table import MAPPED, PARAMETERS
+from fitter.planning.placing.memory import HOST, Unit
+from fitter.planning.placing.placement import Placement, split_by
+from fitter.planning.speed.cost import Attention, Layer, Weights, Work
+
+_FLOATS = ("f32", "f16", "bf16")
+
+LOOKED_UP = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"})
+"""Types whose weights are entries of a codebook: a processor looks up every few of them, one after another."""
+
+# bytes that an element of a KV cache takes (ggml's block size over its length)
+_CACHE_BYTES = {
+    "f32": 4,
+    "f16": 2,
+    "bf16": 2,
+    "q8_0": 34 / 32,
+    "q4_0": 18 / 32,
+    "q4_1": 20 / 32,
+    "iq4_nl": 18 / 32,
+    "q5_0": 22 / 32,
+    "q5_1": 24 / 32,
+}
+
+
+class WeightFacts(NamedTuple):
+    """A tensor that is computed with for every token.
+
+    ``experts``: routed experts, of which a token uses a part. ``looked_up``: whether its type is of ``LOOKED_UP``.
+    """
+
+    name: str
+    bytes: int
+    n_params: int
+    experts: bool
+    looked_up: bool = False
+
+    @property
+    def n_looked_up(self) -> int:
+        """Weights of it that a processor looks up."""
+        return self.n_params if self.looked_up else 0
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """A layer as the header describes it; ``tensors`` has the ``n_attention`` projections of attention first.
+
+    Head counts and lengths are 0 where the header has none. ``is_latent``: the cache has one compressed row for all
+    heads. ``is_windowed``: whether attention is a sliding window's, ``None`` where the header does not say it of each
+    layer.
+    """
+
+    tensors: tuple[WeightFacts, ...]
+    n_head: int = 0
+    n_head_kv: int = 0
+    key_length: int = 0
+    value_length: int = 0
+    is_latent: bool = False
+    is_windowed: bool | None = None
+    n_attention: int = 0
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What pricing needs of a model's header. ``n_layer`` counts all layers, as ``Model.n_layer`` does.
+
+    ``layers`` are those that generation computes: without those for multi-token prediction, which are the last.
+    ``output`` is what is computed after them, with the token embedding where that serves as the output. ``window``:
+    tokens of sliding-window attention, 0 without.
+    """
+
+    n_layer: int
+    layers: tuple[LayerFacts, ...]
+    output: tuple[WeightFacts, ...]
+    n_embd: int
+    n_expert: int
+    n_expert_used: int
+    window: int
+
+    @property
+    def tensors(self) -> list[WeightFacts]:
+        """All tensors that are computed with."""
+        return [tensor for tensors in (*(layer.tensors for layer in self.layers), self.output) for tensor in tensors]
+
+    @property
+    def names(self) -> list[str]:
+        """Their names."""
+        return [tensor.name for tensor in self.tensors]
+
+
+def facts_of(model: Model) -> ModelFacts:
+    """What pricing needs of ``model``. Whatever its header lacks is left out, never refused."""
+    layers: list[list[WeightFacts]] = [[] for _ in range(model.n_layer)]
+    output: list[WeightFacts] = []
+    lookup: list[WeightFacts] = []
+    for tensor in model.tensors:
+        n_params = math.prod(tensor.shape)
+        looked_up = tensor.type.upper() in LOOKED_UP
+        facts = WeightFacts(tensor.name, tensor.bytes, n_params, is_expert(tensor.name), looked_up)
+        layer = layer_of(tensor.name)
+        if layer is not None:
+            if layer < len(layers):
+                layers[layer].append(facts)
+        elif role_of(tensor.name) is Role.TOKEN_EMBEDDING:
+            lookup.append(facts)
+        else:
+            output.append(facts)
+    if not any(tensor.name == "output.weight" for tensor in output):
+        output += [tensor for tensor in lookup if tensor.name == "token_embd.weight"]
+    read = _reader(model.metadata, model.architecture)
+    n_embd = read("embedding_length", 0)
+    pattern = model.metadata.get(f"{model.architecture}.attention.sliding_window_pattern")
+    windowed = pattern.values if isinstance(pattern, Array) else ()
+    window = read("attention.sliding_window", 0)
+    computed = model.n_layer - model.n_layer_nextn
+    return ModelFacts(
+        n_layer=model.n_layer,
+        layers=tuple(
+            _layer_facts(read, i, tensors, n_embd, bool(windowed[i]) if i < len(windowed) else None)
+            for i, tensors in enumerate(layers[:computed])
+        ),
+        output=tuple(output),
+        n_embd=n_embd,
+        n_expert=model.n_expert,
+        n_expert_used=min(read("expert_used_count", 0), model.n_expert) or model.n_expert,
+        window=window,
+    )
+
+
+def _reader(metadata: Mapping[str, MetadataValue], architecture: str) -> Callable[..., int]:
+    """Reads ``<arch>.<key>`` as a whole number: of a layer from an array that has one for each, else the largest.
+
+    What is none is not there: llama.cpp reads no other kind of number as one.
+    """
+
+    def read(key: str, default: int, layer: int | None = None) -> int:
+        value = metadata.get(f"{architecture}.{key}", default)
+        if isinstance(value, Array):
+            values = [int(each) for each in value.values if isinstance(each, int)]
+            if layer is not None and layer < len(values):
+                return values[layer]
+            return max(values, default=default)
+        return int(value) if isinstance(value, int) else default
+
+    return read
+
+
+def _layer_facts(
+    read: Callable[..., int], layer: int, tensors: Iterable[WeightFacts], n_embd: int, is_windowed: bool | None
+) -> LayerFacts:
+    n_head = read("attention.head_count", 0, layer)
+    n_head_kv = read("attention.head_count_kv", n_head, layer)
+    length = n_embd // n_head if n_head else 0
+    suffix = "_swa" if is_windowed else ""
+    key_length, value_length = (
+        read(f"attention.{kind}_length{suffix}", read(f"attention.{kind}_length", length)) for kind in ("key", "value")
+    )
+    ordered = tuple(sorted(tensors, key=lambda tensor: not _is_projection(tensor.name)))
+    return LayerFacts(
+        tensors=ordered,
+        n_head=n_head,
+        n_head_kv=n_head_kv,
+        key_length=key_length,
+        value_length=value_length,
+        is_latent=n_head_kv == 1 and read("attention.kv_lora_rank", 0) > 0,
+        is_windowed=is_windowed,
+        n_attention=sum(_is_projection(tensor.name) for tensor in ordered),
+    )
+
+
+def _is_projection(name: str) -> bool:
+    return ".attn_" in name and "norm" not in name
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Tensors that llama.cpp keeps on the host wherever their layer is, since devices cannot compute with them.
+
+    ``without_kernels``: those for which the device that recorded the model has none. ``takes``: the devices, by index,
+    that were measured to have them all the same. ``too_large``: for each device what is larger than a tensor may be
+    there.
+    """
+
+    without_kernels: frozenset[str] = frozenset()
+    takes: frozenset[int] = frozenset()
+    too_large: tuple[frozenset[str], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.without_kernels) or any(self.too_large)
+
+    def has(self, name: str, place: int) -> bool:
+        """Whether the host computes with a tensor of a layer at ``place``; at ``HOST``: whether no device would."""
+        if place == HOST:
+            return name in self.without_kernels or (bool(self.too_large) and all(name in of for of in self.too_large))
+        return (name in self.without_kernels and place not in self.takes) or self.is_too_large(name, place)
+
+    def is_too_large(self, name: str, device: int) -> bool:
+        """Whether a tensor is larger than one may be on a device."""
+        return device < len(self.too_large) and name in self.too_large[device]
+
+
+NOTHING_KEPT = Kept()
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A model at one context: all that placements of it have in common.
+
+    ``attention`` and ``states`` have an entry for each of ``facts.layers``; a state is the bytes of a recurrent
+    layer that every token reads and writes. ``pinned``: what the user's overrides place (a device's index or ``HOST``).
+    """
+
+    facts: ModelFacts
+    attention: tuple[Attention | None, ...]
+    states: tuple[float, ...]
+    n_ubatch: int
+    op_offload: bool
+    cache_on_host: bool
+    pinned: Mapping[str, int] = field(default_factory=dict)
+    is_mapped: bool = False
+    kept: Kept = NOTHING_KEPT
+    _made: dict[tuple[int, int, tuple[tuple[str, int], ...]], Layer] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _alike: dict[Layer, Layer] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def layer(self, index: int, home: int, apart: tuple[tuple[str, int], ...] = ()) -> Layer:
+        """Layer ``index`` (that of ``facts.layers``, or one more for the output) at ``home``.
+
+        ``apart`` pairs tensors' names with the place that they have instead.
+        """
+        key = (index, home, apart)
+        if key not in self._made:
+            layer = self._make(index, home, dict(apart))
+            # layers that are alike are priced once where they are one object
+            self._made[key] = self._alike.setdefault(layer, layer)
+        return self._made[key]
+
+    def _make(self, index: int, home: int, apart: Mapping[str, int]) -> Layer:
+        facts = self.facts
+        is_output = index == len(facts.layers)
+        tensors = facts.output if is_output else facts.layers[index].tensors
+        places = [self._place_of(tensor.name, apart.get(tensor.name, home)) for tensor in tensors]
+        sums: dict[tuple[int, bool, bool], tuple[int, int, int]] = {}
+        for tensor, (place, is_kept) in zip(tensors, places, strict=True):
+            key = place, tensor.experts, is_kept
+            size, n_params, n_looked_up = sums.get(key, (0, 0, 0))
+            sums[key] = size + tensor.bytes, n_params + tensor.n_params, n_looked_up + tensor.n_looked_up
+        cache = HOST if self.cache_on_host and home != HOST else None
+        if not is_output and self.states[index]:
+            key = home if cache is None else cache, False, False
+            size, *counts = sums.get(key, (0, 0, 0))
+            sums[key] = size + round(2 * self.states[index]), counts[0], counts[1]
+        weights = tuple(
+            Weights(place, size, n_params, experts, n_looked_up, is_kept)
+            for (place, experts, is_kept), (size, n_params, n_looked_up) in sums.items()
+        )
+        attention = None if is_output else self.attention[index]
+        attends = None
+        if attention and home == HOST:
+            projections = places[: facts.layers[index].n_attention]
+            attends = next((place for place, _ in projections if place != HOST), None)
+        n_kept = sum(is_kept for _, is_kept in places)
+        return Layer(home, weights, attention, cache if attention else None, attends, n_kept)
+
+    def _place_of(self, name: str, chosen: int) -> tuple[int, bool]:
+        """The place of a tensor for which ``chosen`` is, and whether llama.cpp keeps it on the host."""
+        wanted = self.pinned.get(name, chosen)
+        is_kept = self.kept.has(name, wanted)
+        return (HOST if is_kept else wanted), is_kept
+
+    def work(self, layers: tuple[Layer, ...], n_splits: tuple[int, int] | None) -> Work:
+        """The work of these layers, in the order in which they are computed."""
+        facts = self.facts
+        return Work(
+            layers,
+            facts.n_embd,
+            facts.n_expert,
+            facts.n_expert_used,
+            self.n_ubatch,
+            self.op_offload,
+            n_splits,
+            self.is_mapped,
+        )
+
+
+def pieces_of(
+    facts: ModelFacts,
+    units: Sequence[Unit],
+    n_ctx: int,
+    params: Params,
+    flash_attn: bool | None = None,
+    pinned: Mapping[str, int] | None = None,
+    kept: Kept = NOTHING_KEPT,
+) -> Pieces:
+    """What all placements have in common. ``units`` are those recorded at a context of ``n_ctx`` tokens.
+
+    ``params`` says what the cache is like; ``flash_attn`` whether flash attention is on where that is known.
+    """
+    flash = params.flash_attn != "off" if flash_attn is None else flash_attn
+    return Pieces(
+        facts,
+        tuple(
+            _attention(layer, facts.window, unit.cache - unit.state, n_ctx, params, flash)
+            for layer, unit in zip(facts.layers, units, strict=False)
+        ),
+        tuple(unit.state / params.n_seq_max for unit, _ in zip(units, facts.layers, strict=False)),
+        params.n_ubatch,
+        params.op_offload,
+        not params.offload_kqv,
+        pinned or {},
+        params.of_parameter(PARAMETERS["load_mode"]) in MAPPED,
+        kept,
+    )
+
+
+def kept_on_host(facts: ModelFacts, layout: Layout, largest_tensors: Sequence[int | None]) -> Kept:
+    """What llama.cpp keeps on the host of the model that ``layout`` was recorded of, with all layers on its device.
+
+    ``largest_tensors``: the bytes that each device of the model takes in one tensor, ``None`` where it names no limit.
+    The device that records names none. llama.cpp keeps weights on the host whose type, size or operation a device does
+    not support (``weight_buft_supported`` of its model loader).
+    """
+    known = layout.on_device.union(layout.unused)
+    without = frozenset(name for name in facts.names if name not in known and not stays_on_host(name))
+    if not any(largest_tensors):
+        return Kept(without)
+    sizes = {tensor.name: tensor.bytes for tensor in facts.tensors}
+    too_large = (frozenset(name for name, size in sizes.items() if most and size > most) for most in largest_tensors)
+    return Kept(without, too_large=tuple(too_large))
+
+
+def as_measured(pieces: Pieces, work: Work, on_devices: Sequence[int]) -> Pieces:
+    """``pieces`` with what a load has shown of its devices; ``work`` was made of them for that load.
+
+    ``on_devices``: bytes of weights that the load has on each device. What has no kernels was recorded on a device of
+    one kind; another kind may have them, and a remote device has all by its own account.
+    """
+    facts = pieces.facts
+    tensors = (*(layer.tensors for layer in facts.layers), facts.output)
+    others, kept = [0.0] * len(on_devices), [0.0] * len(on_devices)
+    for layer, weights, state in zip(work.layers, tensors, (*pieces.states, 0.0), strict=True):
+        for part in layer.weights:
+            if part.place != HOST:
+                others[part.place] += part.bytes
+        if layer.home != HOST and not pieces.cache_on_host:
+            # a state counts as weights that are read and written
+            others[layer.home] -= 2 * state
+        for tensor in weights:
+            # what an override of the user's puts on a device is there, whatever computes with it
+            is_there = tensor.name in pieces.pinned
+            place = pieces.pinned.get(tensor.name, layer.home)
+            if place != HOST and pieces.kept.has(tensor.name, place):
+                if is_there:
+                    others[place] += tensor.bytes
+                elif not pieces.kept.is_too_large(tensor.name, place):
+                    kept[place] += tensor.bytes
+    takes = frozenset(d for d, size in enumerate(on_devices) if kept[d] and size > others[d] + kept[d] / 2)
+    return replace(pieces, kept=replace(pieces.kept, takes=takes)) if takes else pieces
+
+
+def _attention(layer: LayerFacts, window: int, cache: int, n_ctx: int, params: Params, flash: bool) -> Attention | None:
+    if cache <= 0 or n_ctx <= 0:
+        return None
+    width = layer.n_head_kv * (layer.key_length + layer.value_length)
+    streams = 1 if params.kv_unified else params.n_seq_max
+    per_stream = _padded(-(-n_ctx // streams))
+    # llama_kv_cache_iswa: a sliding window's layers have cells for it and for one micro batch
+    wanted = window * (params.n_seq_max if params.kv_unified else 1) + params.n_ubatch
+    cells = per_stream * streams
+    short = cells if params.swa_full else _padded(min(per_stream, wanted)) * streams
+    is_windowed = bool(layer.is_windowed)
+    if window and layer.is_windowed is None and short < cells:
+        elements = layer.n_head_kv * (
+            layer.key_length * _CACHE_BYTES.get(params.type_k, 2)
+            + layer.value_length * _CACHE_BYTES.get(params.type_v, 2)
+        )
+        is_windowed = abs(cache / short - elements) < abs(cache / cells - elements)
+    kv_bytes = cache / (short if is_windowed else cells)
+    flops = 2 * layer.n_head * (layer.key_length + layer.value_length)
+    sharing = layer.n_head / layer.n_head_kv if layer.n_head_kv and not layer.is_latent else 1.0
+    return Attention(
+        kv_bytes,
+        # two operations for every cached number of 16 bits where there are no head counts
+        float(flops if width else kv_bytes),
+        sharing,
+        window if is_windowed else 0,
+        params.type_k not in _FLOATS or params.type_v not in _FLOATS,
+        flash,
+    )
+
+
+def _padded(cells: int) -> int:
+    """Cells of a KV cache, which llama.cpp rounds up."""
+    return -(-cells // 256) * 256
+
+
+def work_of(pieces: Pieces, placement: Placement, n_splits: tuple[int, int] | None = None) -> Work:
+    """The work of ``placement``, made of layers that are kept for the next. ``n_splits`` as llama.cpp counted them."""
+    moved: dict[int, list[tuple[str, int]]] = {}
+    for item, target in placement.moved:
+        moved.setdefault(item.layer, []).extend((f"{item.stem}.{suffix}", target) for suffix in item.suffixes)
+    homes = placement.homes
+    return pieces.work(
+        tuple(pieces.layer(index, homes[unit], tuple(moved.get(unit, ()))) for index, unit in _computed(pieces.facts)),
+        n_splits,
+    )
+
+
+def work_of_params(
+    pieces: Pieces,
+    params: Params,
+    free: Sequence[int],
+    targets: Mapping[str, int],
+    n_splits: tuple[int, int] | None = None,
+) -> Work:
+    """The work of ``params`` on devices with ``free`` bytes, layers placed as llama.cpp does it.
+
+    ``targets`` has the place (a device's index or ``HOST``) of every tensor that an override catches.
+    """
+    homes = split_by(pieces.facts.n_layer + 1, params.n_gpu_layers, params.tensor_split, free).homes
+    caught: dict[int | None, list[tuple[str, int]]] = {}
+    for name, target in targets.items():
+        caught.setdefault(layer_of(name), []).append((name, target))
+    output = pieces.facts.n_layer
+    return pieces.work(
+        tuple(
+            pieces.layer(index, homes[unit], tuple(caught.get(None if unit == output else unit, ())))
+            for index, unit in _computed(pieces.facts)
+        ),
+        n_splits,
+    )
+
+
+def _computed(facts: ModelFacts) -> Iterable[tuple[int, int]]:
+    """Index among computed layers, the output the last, and among units, of everything that is computed."""
+    yield from ((index, index) for index in range(len(facts.layers)))
+    yield len(facts.layers), facts.n_layer

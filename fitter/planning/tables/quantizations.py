@@ -1,0 +1,243 @@
+"""A model in each of llama-quantize's file types: what each takes, and which is the best one. Bytes, if not said."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fitter.errors import ModelError
+from fitter.llama.header.file_types import padded
+from fitter.llama.types import FileType, FileTypes, TensorInfo
+from fitter.model.files.source import show
+from fitter.model.header import Model
+from fitter.planning.plan.plan import Plan
+from fitter.planning.plan.plan_or_error import Planned
+from fitter.planning.request.summary import ModelSummary
+
+FULL = ("f32", "bf16", "f16")
+"""Types of weights that are not quantized."""
+
+
+@dataclass(frozen=True)
+class Quantization(Planned):
+    """A model in one of llama-quantize's file types, and the plan for it."""
+
+    name: str
+    """The file type, as llama-quantize names it."""
+    bytes: int | None
+    """Bytes of the file that llama-quantize writes; ``None`` where they are not known."""
+    bits_per_weight: float | None
+    """Bits of all tensors by the number of their weights; ``None`` where they are not known."""
+    types: Mapping[str, int]
+    """How many tensors have each type; empty where that is not known."""
+    needs_imatrix: bool
+    """Whether llama-quantize makes it only with an importance matrix."""
+    is_trained_for: bool = False
+    """Whether its weights have so few values that it is for models that were trained with such weights."""
+    plan: Plan | None = None
+    """The plan for such a file; ``None`` where there is none."""
+    longest_context: int | None = None
+    """The most tokens of context with which it fits, whatever that costs in time; ``None`` where it does not fit."""
+    problem: str | None = None
+    """Why there is no plan; ``None`` where there is one."""
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Estimated tokens per second of generation; ``None`` where it does not fit."""
+        return self.generation_tokens_per_second
+
+
+@dataclass(frozen=True)
+class Quantizations:
+    """A model in every file type that llama-quantize makes of it."""
+
+    model: ModelSummary
+    """The model whose header was read."""
+    source_type: str
+    """The type that most of its weights have."""
+    found: tuple[Quantization, ...]
+    """Its file types, the largest file first; those that are not known last."""
+    best: Quantization | None
+    """The one with the most bits per weight of those that fit with every layer on devices (without devices: that fit),
+    or that generate as fast as was asked for. Left out are those of which another one is no larger and has the lower
+    published perplexity, those that are for models trained for them, F16 of a model in BF16 and the other way round,
+    and of a model that is published quantized (gpt-oss, in MXFP4) those no smaller than the file type that keeps its
+    weights. ``None`` where there is none.
+    """
+    n_devices: int = 0
+    """How many devices there are to place it on."""
+    tokens_per_second: float | None = None
+    """How fast it must generate at least to be the best one, where that was asked for."""
+    notes: tuple[str, ...] = field(default=())
+    """What is assumed of the model, a line each."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether any of them fits."""
+        return any(each.fits for each in self.found)
+
+    def __bool__(self) -> bool:
+        return self.fits
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as JSON-ready data, schema 1; sizes in bytes."""
+        return _written(self)
+
+
+_writer: Any = None
+
+
+def register(to_dict: Any) -> None:
+    """Have ``to_dict`` write all ``Quantizations``: what does is above this room."""
+    global _writer
+    _writer = to_dict
+
+
+def _written(found: Quantizations) -> dict[str, Any]:
+    if _writer is None:
+        raise RuntimeError("nothing is there that writes it: import fitter.api.quantizations first")
+    document: dict[str, Any] = _writer(found)
+    return document
+
+
+@functools.cache
+def _data() -> Mapping[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
+    return tomllib.loads(Path(__file__).with_name("file_types.toml").read_text("utf-8"))
+
+
+def source_type(tensors: Sequence[TensorInfo]) -> str:
+    """The type that most weights have."""
+    counts: Counter[str] = Counter()
+    for tensor in tensors:
+        counts[tensor.type] += math.prod(tensor.shape)
+    return counts.most_common(1)[0][0]
+
+
+def check_source(model: Model) -> None:
+    """Raise ``ModelError`` where nothing tells what its quantizations keep of the original's tensors."""
+    if not any(tensor.type in FULL for tensor in model.tensors):
+        raise ModelError(
+            f"{show(model.path)} has no tensor of type f32, f16 or bf16, so it is not known what a file that is "
+            "quantized again would keep: give the F16 or BF16 file"
+        )
+
+
+def short(model: Model) -> str:
+    """The name of its file, wherever that is."""
+    return model.called.rpartition("/")[2]
+
+
+def published_as(model: Model) -> str:
+    """The file type that keeps the weights of a model that is published quantized; empty for any other model."""
+    known = _data()["published"].get(model.architecture)
+    return known["file_type"] if known and any(tensor.type == known["type"] for tensor in model.tensors) else ""
+
+
+def assumptions(model: Model) -> tuple[str, ...]:
+    """What is assumed of a model that is quantized itself."""
+    published = published_as(model)
+    own = {_data()["published"][model.architecture]["type"]} if published else set()
+    notes = (
+        (
+            f"{short(model)} has weights in {', '.join(sorted(own)).upper()} as they are published, which {published} "
+            "keeps: llama-quantize makes the other file types only with --allow-requantize, and no larger one is "
+            "better",
+        )
+        if published
+        else ()
+    )
+    types = sorted({tensor.type for tensor in model.tensors} - {*FULL, *own})
+    if not types:
+        return notes
+    kept = sum(tensor.type in FULL for tensor in model.tensors)
+    return (
+        *notes,
+        f"{short(model)} is quantized itself ({', '.join(types)}); it is assumed that its {kept} tensors of other "
+        "types have these in the original too. Quantize the original: llama-quantize takes a quantized file only with "
+        "--allow-requantize, which loses quality",
+    )
+
+
+def needs_imatrix(tensors: Sequence[str], file_type: FileType) -> bool:
+    """Whether llama-quantize refuses to make the file without an importance matrix."""
+    rule = _data()["imatrix"]
+    needing = {*rule["types"], rule["also"].get(file_type.name)}
+    return any(kind in needing and name not in rule["but"] for name, kind in zip(tensors, file_type.types, strict=True))
+
+
+def quantization(model: Model, types: FileTypes, file_type: FileType) -> Quantization:
+    """One file type before it is planned; its ``problem`` says why it will not be."""
+    name, is_trained_for = file_type.name, file_type.name in _data()["trained"]["names"]
+    if file_type.problem:
+        return Quantization(name, None, None, {}, False, is_trained_for, problem=f"llama.cpp: {file_type.problem}")
+    needs = needs_imatrix(types.tensors, file_type)
+    if needs and name in _data()["changed_by_imatrix"]["names"]:
+        problem = "its tensors' types depend on the importance matrix, and llama.cpp tells only those without one"
+        return Quantization(name, None, None, {}, needs, is_trained_for, problem=problem)
+    weights = sum(math.prod(tensor.shape) for tensor in model.tensors)
+    return Quantization(
+        name,
+        types.header_bytes + padded(file_type.sizes),
+        8 * sum(file_type.sizes) / weights,
+        dict(Counter(file_type.types).most_common()),
+        needs,
+        is_trained_for,
+    )
+
+
+def ordered(found: Iterable[Quantization]) -> tuple[Quantization, ...]:
+    """The largest file first, those that are not known last."""
+    return tuple(sorted(found, key=lambda each: (each.bytes is None, -(each.bytes or 0), each.name)))
+
+
+def best_of(
+    found: Iterable[Quantization],
+    own_type: str,
+    n_devices: int,
+    tokens_per_second: float | None,
+    published: str = "",
+) -> Quantization | None:
+    """Which one to take: see ``Quantizations.best``.
+
+    ``own_type``: the type that most weights of the model have. ``published``: see ``published_as``.
+    """
+    full = [each for each in FULL if each.upper() != own_type.upper()]
+    # of a file that is not quantized there is another one with other words for the same weights
+    others = {each.upper() for each in full} if own_type in FULL else set()
+    able = [
+        each
+        for each in found
+        if each.fits
+        and not each.is_trained_for
+        and each.name not in others
+        and _is_enough(each, n_devices, tokens_per_second)
+    ]
+    left = [each for each in able if not any(_is_beaten(each, by, published) for by in able)]
+    return max(left, key=lambda each: (each.bits_per_weight or 0, not each.needs_imatrix, each.name), default=None)
+
+
+def _is_enough(each: Quantization, n_devices: int, tokens_per_second: float | None) -> bool:
+    if tokens_per_second is not None:
+        return each.tokens_per_second is not None and each.tokens_per_second >= tokens_per_second
+    return each.is_on_devices or not n_devices
+
+
+def _is_beaten(each: Quantization, by: Quantization, published: str) -> bool:
+    """Whether the other one is no larger and has the lower published perplexity, or the weights as published."""
+    perplexity = _data()["perplexity"]
+    if by.bytes is None or each.bytes is None or by.bytes > each.bytes or by is each:
+        return False
+    if by.name == published:
+        return True
+    return by.name in perplexity and each.name in perplexity and bool(perplexity[by.name] < perplexity[each.name])

@@ -1,0 +1,247 @@
+"""What a llama-server says in its log of the memory that it takes. Bytes.
+
+It says MiB with some decimals. Words of other versions are further patterns; what none of them finds was not said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
+
+from fitter.parameters.values import MIB
+
+Kind = Literal["model", "context", "compute", "lora", "output"]
+_Kept = TypeVar("_Kept")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Bytes that were said as ``bytes``, which may be as many as ``rounding`` more or fewer."""
+
+    bytes: int
+    rounding: int
+
+    def __add__(self, other: Figure) -> Figure:
+        return Figure(self.bytes + other.bytes, self.rounding + other.rounding)
+
+    def may_be(self, size: int) -> bool:
+        """Whether ``size`` bytes would have been said like this."""
+        return abs(self.bytes - size) <= self.rounding
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A buffer: ``context`` counts the contexts, from 0 for the first; a model's weights come before its context."""
+
+    context: int
+    buffer_type: str
+    kind: Kind
+    is_mapped: bool
+    size: Figure
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A context checkpoint of a sequence of so many tokens; ``None`` where they were not said."""
+
+    tokens: int | None
+    size: Figure
+
+
+@dataclass(frozen=True)
+class CachedPrompt:
+    """A prompt in the prompt cache: its tokens, how many checkpoints it keeps, and all that it takes with them."""
+
+    tokens: int
+    checkpoints: int
+    size: Figure
+
+
+@dataclass(frozen=True)
+class CacheState:
+    """The prompt cache: how many prompts it has, what they take, and what they may take; ``None`` for no limit."""
+
+    prompts: int
+    size: Figure
+    limit: Figure | None
+
+
+@dataclass(frozen=True)
+class Said:
+    """All that a log said."""
+
+    buffers: tuple[Buffer, ...] = ()
+    """What a load took. A compute buffer that was made again later is there with its largest size."""
+    checkpoints: tuple[Checkpoint, ...] = ()
+    """Context checkpoints, each size for a number of tokens once."""
+    n_checkpoints: int = 0
+    """How many were made."""
+    held: Figure = Figure(0, 0)
+    """What those took that the slots had at most, each slot when it had the most."""
+    cache: CacheState | None = None
+    """The prompt cache when it was largest; ``None`` where it was not said."""
+    cached: tuple[CachedPrompt, ...] = ()
+    """Prompts in it, each kind once."""
+    can_bind: bool = True
+    """Whether it could listen on its port."""
+
+    @property
+    def largest_checkpoint(self) -> Figure | None:
+        """Bytes of the largest checkpoint; ``None`` where none was made, or none was said."""
+        return max((each.size for each in self.checkpoints), key=lambda size: size.bytes, default=None)
+
+
+_SIZE = r"= *(\d+(?:\.\d+)?) MiB"
+_MODEL = re.compile(rf"(\S+) +model buffer size *{_SIZE}")
+_CONTEXT = re.compile(rf"(\S+) +(?:KV|RS|\S+ \S+ state) buffer size *{_SIZE}")
+_COMPUTE = re.compile(rf"(\S+) +compute buffer size *{_SIZE}")
+_OUTPUT = re.compile(rf"(\S+) +output buffer size *{_SIZE}")
+_LORA = re.compile(rf"(\S+) +LoRA buffer size *{_SIZE}")
+_OF_A_PROJECTOR = re.compile(r"\b(?:alloc_compute_meta|clip|warmup|mtmd)\b")
+_NEW_CONTEXT = re.compile(r"constructing llama_context")
+_BUFFERS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
+    ("model", _MODEL),
+    ("context", _CONTEXT),
+    ("compute", _COMPUTE),
+    ("output", _OUTPUT),
+    ("lora", _LORA),
+)
+_CHECKPOINT = re.compile(rf"created (?:context|SWA|swa) checkpoint (?:\d+ of \d+ )?\(.*?\bsize {_SIZE}")
+_N_TOKENS = re.compile(r"\bn_tokens = (\d+)")
+_OF_SLOT = re.compile(r"\bid +(\d+) +\|.*checkpoint (\d+) of \d+")
+_CACHE = re.compile(r"cache state: (\d+) prompts, (\d+\.\d+) MiB(?: \(limits: (\d+\.\d+) MiB)?")
+_CACHED = re.compile(r"- prompt \S+: +(\d+) tokens, checkpoints: +(\d+), +(\d+\.\d+) MiB")
+_LISTENING = re.compile(r"listening on \S+")
+_NOT_BOUND = re.compile(r"couldn't bind|failed to bind|address already in use|HTTP server error", re.IGNORECASE)
+
+_MAPPED = "_Mapped"
+_MOST_KEPT = 4096
+"""Checkpoints and cached prompts that are kept, each."""
+
+
+def figure(text: str) -> Figure:
+    """What ``text``, MiB with some decimals, says."""
+    decimals = len(text.partition(".")[2])
+    half = MIB / 2 / 10**decimals
+    return Figure(round(float(text) * MIB), int(half) + 1)
+
+
+@dataclass
+class Listener:
+    """Hears a log line by line; ``said`` is what it has said so far."""
+
+    _buffers: dict[tuple[int, str, Kind, bool], list[Figure]] = field(default_factory=dict)
+    _compute: dict[tuple[int, str], Figure] = field(default_factory=dict)
+    _checkpoints: dict[Checkpoint, None] = field(default_factory=dict)
+    _cached: dict[CachedPrompt, None] = field(default_factory=dict)
+    _n_checkpoints: int = 0
+    _held: dict[str, int] = field(default_factory=dict)
+    _contexts: int = 0
+    _cache: CacheState | None = None
+    _listens: bool = False
+    _can_bind: bool = True
+
+    def hear(self, line: str) -> None:
+        """Take in one line."""
+        if " MiB" in line:
+            self._hear_size(line)
+        elif _NEW_CONTEXT.search(line):
+            self._contexts += 1
+        elif _LISTENING.search(line):
+            self._listens = True
+        elif not self._listens and _NOT_BOUND.search(line):
+            self._can_bind = False
+
+    def _hear_size(self, line: str) -> None:
+        if found := _CACHED.search(line):
+            self._keep(self._cached, CachedPrompt(int(found[1]), int(found[2]), figure(found[3])))
+        elif found := _CACHE.search(line):
+            # a limit of 0 is none
+            limit = figure(found[3]) if found[3] and float(found[3]) else None
+            now = CacheState(int(found[1]), figure(found[2]), limit)
+            if self._cache is None or now.size.bytes >= self._cache.size.bytes:
+                self._cache = now
+        elif found := _CHECKPOINT.search(line):
+            self._n_checkpoints += 1
+            tokens = _N_TOKENS.search(line)
+            if slot := _OF_SLOT.search(line):
+                self._held[slot[1]] = max(self._held.get(slot[1], 0), int(slot[2]))
+            self._keep(self._checkpoints, Checkpoint(int(tokens[1]) if tokens else None, figure(found[1])))
+        elif not _OF_A_PROJECTOR.search(line):
+            self._hear_buffer(line)
+
+    def _hear_buffer(self, line: str) -> None:
+        for kind, pattern in _BUFFERS:
+            if found := pattern.search(line):
+                name, size = found[1].removesuffix(_MAPPED), figure(found[2])
+                # weights come before the context that is made with them
+                context = self._contexts if kind == "model" else max(0, self._contexts - 1)
+                if kind == "compute":
+                    # a context may reserve again, for other graphs
+                    before = self._compute.get((context, name))
+                    if before is None or before.bytes < size.bytes:
+                        self._compute[context, name] = size
+                else:
+                    self._buffers.setdefault((context, name, kind, found[1] != name), []).append(size)
+                return
+
+    @staticmethod
+    def _keep(kept: dict[_Kept, None], value: _Kept) -> None:
+        if len(kept) < _MOST_KEPT:
+            kept[value] = None
+
+    @property
+    def said(self) -> Said:
+        """What was said so far."""
+        said = Said(
+            tuple(self._every_buffer()),
+            tuple(self._checkpoints),
+            self._n_checkpoints,
+            cache=self._cache,
+            cached=tuple(self._cached),
+            can_bind=self._can_bind,
+        )
+        one = said.largest_checkpoint
+        number = sum(self._held.values())
+        return said if one is None else replace(said, held=Figure(number * one.bytes, number * one.rounding))
+
+    def _every_buffer(self) -> Iterator[Buffer]:
+        for (context, name, kind, is_mapped), sizes in self._buffers.items():
+            yield Buffer(context, name, kind, is_mapped, total(sizes))
+        for (context, name), size in self._compute.items():
+            yield Buffer(context, name, "compute", False, size)
+
+
+def is_host(buffer_type: str) -> bool:
+    """Whether a buffer type is host memory, by its name: ``CPU``, ``CPU_REPACK``, ``CUDA_Host``."""
+    return buffer_type.startswith("CPU") or buffer_type.endswith("_Host")
+
+
+def total(sizes: Iterable[Figure]) -> Figure:
+    """The sum of ``sizes``."""
+    return sum(sizes, Figure(0, 0))
+
+
+# the time since the start, and a letter for an error; older versions have neither
+_ERROR = re.compile(r"^[\d.]+ E (?:\S+ +\S+: )?(?:\w+: )?(.*)$")
+_WORDS = re.compile(r"\b(?:error|failed|fatal|cannot|unable|abort|assert|terminate)", re.IGNORECASE)
+_CONSEQUENCES = re.compile(
+    r"failed to load model|exiting due to|failed to initialize|failed to read|"
+    r"failed to create (?:the )?context|model loading error"
+)
+_BEGINNINGS = re.compile(r"^(?:\w+: )?(?:error loading model: )?(?:llama_model_loader: )?")
+
+
+def reason(lines: Iterable[str]) -> str:
+    """Why a llama-server failed that wrote these last ``lines``: the last error that is not the consequence of another.
+
+    Where no line is an error, the last one; empty where there is none.
+    """
+    lines = [line.strip() for line in lines if line.strip()]
+    errors = [found[1] for line in lines if (found := _ERROR.match(line))]
+    errors = errors or [line for line in lines if _WORDS.search(line)]
+    causes = [line for line in errors if not _CONSEQUENCES.search(line)]
+    last = (causes or errors or lines or [""])[-1]
+    return _BEGINNINGS.sub("", last, count=1) or last
