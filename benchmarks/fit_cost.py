@@ -2,8 +2,9 @@
 
     python benchmarks/fit_cost.py [--write] [--stored] [--placements FILE] [--gpus FILE] [--rows]
 
-Without options it fits and prints; ``--write`` stores the constants in ``fitter/planning/speed/cost.toml``; ``--stored`` fits
-nothing and prices with what is stored there (``--placements`` and ``--gpus`` take other rows in the same form).
+Without options it fits and prints; ``--write`` stores the constants in ``fitter/planning/speed/cost.toml``;
+``--stored`` fits nothing and prices with what is stored there (``--placements`` and ``--gpus`` take other rows in the
+same form).
 
 A fit is least squares of log(priced / measured), robust against outliers, every series of rows (one source, machine and
 arm) with the same weight. First the devices' constants on full offload, then the host's and the graph's on placements.

@@ -1,8 +1,8 @@
 """Small changes to the code, one after another, that a unit test should notice: `make test-mutations`.
 
 mutmut makes the changes; what it may change and which tests there are is in pyproject.toml. The tests are collected
-once, and run in a new process for each change. `run 'fitter.planning.placing.packing.*'` tries what was not tried and what no
-test has noticed yet, `table` counts what was found in each file; mutmut's own commands are taken as they are
+once, and run in a new process for each change. `run 'fitter.planning.placing.packing.*'` tries what was not tried and
+what no test has noticed yet, `table` counts what was found in each file; mutmut's own commands are taken as they are
 (`results`, `show NAME`).
 """
 

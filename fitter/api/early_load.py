@@ -112,7 +112,7 @@ class Second:
 
 
 class Suggestions:
-    """What planning suggests and confirms (``fitter.planning.search.fit.Beside``), measured by ``second`` where it is free."""
+    """Measure in ``second``, while it is free, the placements that the search suggests and confirms."""
 
     def __init__(self, second: Loading) -> None:
         self._second = second

@@ -235,7 +235,8 @@ def run(script: str, *words: str) -> Any:
 
 _OPTIMIZED = """
 import json, sys
-from fitter.llama.load import backend_devices as devices; from fitter.llama.build import library as native
+from fitter.llama.load import backend_devices as devices
+from fitter.llama.build import library as native
 from fitter.llama.load.loader import Loader
 from fitter.llama.types import Params, VirtualDevice, describe
 from tests.integration.test_builds import N_OPS, configure

@@ -23,7 +23,8 @@ NEWEST = "0.25.3"
 _MEASURED = """
 import json, sys
 from fitter.errors import LlamaCppError
-from fitter.llama.load import backend_devices as devices; from fitter.llama.build import library as native
+from fitter.llama.load import backend_devices as devices
+from fitter.llama.build import library as native
 rules, path, count, load = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
 native.cuda_rules = lambda ggml: rules
 native.prepare()

@@ -334,7 +334,8 @@ def test_memory_that_is_back_is_used(model: Path) -> None:
 
 ABORT = """
 import ctypes
-from fitter.llama.this_process import guarded; from fitter.llama.build import library
+from fitter.llama.this_process import guarded
+from fitter.llama.build import library
 
 ggml = ctypes.CDLL(None)
 library.libraries()

@@ -24,12 +24,13 @@ CRASHED = "it ended with signal 11 when a small model was loaded"
 # A processor with AMX: ggml's CPU buffer type under that name, which llama.cpp then prefers to CPU_REPACK.
 WITH_AMX = """
 import ctypes, json, sys
-from fitter.llama.build import host_layouts, library as native; from fitter.llama.processes import worker_environment as surroundings
+from fitter.llama.build import host_layouts, library as native
+from fitter.llama.processes import worker_environment
 from fitter.llama.load.backend_devices import registry
 from fitter.llama.load.loader import Loader
 from fitter.llama.types import Params
 
-surroundings.become_worker()
+worker_environment.become_worker()
 native.prepare()
 ggml = native.libraries().llama.library
 LIST, NAME = b"ggml_backend_dev_get_extra_bufts", ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)

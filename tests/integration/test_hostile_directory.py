@@ -44,8 +44,8 @@ STARTS = {
     "fitter.llama.build.verdicts": {"subprocess.run": "interpreter"},
     "fitter.programs.program_help": {"subprocess.run": "program"},
 }
-"""Every start: of an interpreter, which only ``fitter.llama.processes.interpreter`` writes the command line of, of a program that
-the user named, or a fork."""
+"""Every start: of an interpreter, which only ``fitter.llama.processes.interpreter`` writes the command line of, of a
+program that the user named, or a fork."""
 
 _STARTING = frozenset(
     {

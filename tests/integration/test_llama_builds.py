@@ -107,7 +107,8 @@ def test_a_header_is_read_where_a_layout_is_not_known(tmp_path: Path) -> None:
 def test_the_cpu_backend_is_the_one_that_ggml_chooses(name: str) -> None:
     directory = where(name)
     code = (
-        "import ctypes, sys\nfrom fitter.llama.build.location import find\nfrom fitter.llama.build.opening import open_build\n"
+        "import ctypes, sys\nfrom fitter.llama.build.location import find\n"
+        "from fitter.llama.build.opening import open_build\n"
         "llama = open_build(find(sys.argv[1]))\n"
         "load = llama.library.ggml_backend_load_all_from_path\nload.restype, load.argtypes = None, [ctypes.c_char_p]\n"
         "load(sys.argv[1].encode())\nprint(open('/proc/self/maps').read())"

@@ -27,7 +27,8 @@ OTHER = 183 if os.uname().machine == "x86_64" else 62
 # Forks of it are the workers, so they know no other layout; nor do they read a header that is beside libllama.
 _WITH_ONE_LAYOUT = """
 import sys
-from fitter.llama.build import functions, layouts; from fitter.llama.worker import process
+from fitter.llama.build import functions, layouts
+from fitter.llama.worker import process
 from fitter.llama.processes.worker_environment import of_llama_cpp
 
 layout, where, header, *args = sys.argv[1:]

@@ -51,8 +51,10 @@ def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 CANARY = """
 import sys
-from fitter.llama.load import canary; from fitter.llama.build import library; from fitter.llama.processes import worker_environment as surroundings
-surroundings.become_worker(is_canary=True)
+from fitter.llama.build import library
+from fitter.llama.load import canary
+from fitter.llama.processes import worker_environment
+worker_environment.become_worker(is_canary=True)
 library.load_cells()
 {change}
 print(canary.problem_of_loaded())
@@ -147,8 +149,9 @@ def test_a_load_that_does_not_wait_is_made_again(tmp_path: Path) -> None:
     """As with a llama.cpp whose log has another line there: tensors are placed before anyone says where."""
     path = write_tiny(tmp_path / "model.gguf", TINY_MOE)
     code = (
-        "import sys, threading, time\nfrom fitter.llama.build import library; from fitter.llama.processes import worker_environment as surroundings\npatience = 0\n"
-        "surroundings.become_worker()\nlibrary.prepare()\n{change}\n"
+        "import sys, threading, time\nfrom fitter.llama.build import library\n"
+        "from fitter.llama.processes import worker_environment\npatience = 0\n"
+        "worker_environment.become_worker()\nlibrary.prepare()\n{change}\n"
         "from fitter.llama.load.first_load import Ahead\nfrom fitter.llama.load.backend_devices import registry\n"
         "from fitter.llama.load.loader import Loader\nfrom fitter.llama.types import *\n"
         "card = describe([VirtualDevice('CUDA0', 'card', 'cuda', 890, 1 << 33, 1 << 33)])\n"

@@ -150,7 +150,9 @@ def test_flash_attention_of_a_projector(worker: Worker, tmp_path: Path) -> None:
 
 LOAD = """
 import json, sys
-from fitter.llama.build import library; from fitter.llama.load import projector, real_load as real; from fitter.llama.processes import wire
+from fitter.llama.build import library
+from fitter.llama.load import projector, real_load as real
+from fitter.llama.processes import wire
 from fitter.llama.load.backend_devices import registry
 from fitter.llama.load.allocations import counted
 
@@ -190,7 +192,8 @@ ENCODE = """
 import ctypes, sys
 import llama_cpp
 from llama_cpp import mtmd_cpp
-from fitter.llama.build import library; from fitter.llama.load import projector, real_load as real
+from fitter.llama.build import library
+from fitter.llama.load import projector, real_load as real
 from fitter.llama.load.backend_devices import registry
 
 path, model_path, endpoint, side = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])

@@ -559,7 +559,8 @@ def test_a_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_the_breakdown_of_a_live_model(model: Path, worker: Worker) -> None:
     script = (
-        "import json, llama_cpp; from fitter.llama.processes import wire; from fitter.llama.load.breakdown import breakdown_of; "
+        "import json, llama_cpp; from fitter.llama.processes import wire; "
+        "from fitter.llama.load.breakdown import breakdown_of; "
         "from fitter.llama.load.structs import apply; from fitter.llama.types import Params\n"
         "model_params = llama_cpp.llama_model_default_params()\n"
         "context_params = llama_cpp.llama_context_default_params()\n"

@@ -1,8 +1,8 @@
 """Small models of which one knows what has to happen, loaded with a build of llama.cpp before it is trusted.
 
 A build that fitter was not compiled for may mean something else by the same words. What the parameters of a load do is
-asked of it here, in a process of its own (see ``fitter.llama.build.verdicts``): where layers, tensors and caches go, which
-arithmetic tells. Any build is asked to compute where the processor has layouts of its own for weights.
+asked of it here, in a process of its own (see ``fitter.llama.build.verdicts``): where layers, tensors and caches go,
+which arithmetic tells. Any build is asked to compute where the processor has layouts of its own for weights.
 """
 
 from __future__ import annotations
