@@ -23,7 +23,6 @@ PYTEST_ARGS ?=
 CHECK_ARGS ?=
 ORACLE_ARGS ?=
 BENCH_ARGS ?=
-MUTATION_ARGS ?= run
 WHEEL_ARGS ?=
 
 PY := $(VENV)/bin/python
@@ -126,7 +125,7 @@ test-unit: install ## tests/unit alone, which needs nothing but the install: hal
 # Of the distribution: what pip could bring is a browser for one version of a test library.
 .PHONY: browser
 browser:
-	@$(PYTHON) -m tools.browser >/dev/null || [ -z "$${FITTER_NEEDS_BROWSER:-}" ]
+	@$(PYTHON) -m tests.support.browser >/dev/null || [ -z "$${FITTER_NEEDS_BROWSER:-}" ]
 
 # A file's tests share what they have measured, so a file is one process's; tests/conftest.py has the longest begin first.
 .PHONY: test
@@ -237,13 +236,6 @@ test-search: install tools ## the search on 1,000 random machines: no card added
 test-server: install tools ## llama-server's own fit on virtual devices and fitter's plans, every case: an hour on two cores
 	@$(PY) -m tools.server_fit $(CHECK_ARGS)
 
-# MUTATION_ARGS="run 'fitter.planning.placing.packing.*'" changes one file; "results" lists what no test noticed, "show NAME" a change.
-.PHONY: test-mutations
-test-mutations: install ## small changes to planning/, regression/ and parameters.py, each of which a unit test should notice: an hour or more
-	@$(PY) -c 'import mutmut' 2>/dev/null || $(PIP) install -q --no-build-isolation -e '.[mutations]'
-	@nice -n 19 $(PY) -m tools.mutations $(MUTATION_ARGS)
-	@$(PY) -m tools.mutations table
-
 # BENCH_ARGS="--only kimi-k2 --runs 1" measures less; --from build/benchmark.json writes the tables again.
 .PHONY: bench
 bench: install tools ## fitter and upstream's llama-fit-params side by side: benchmarks/RESULTS.md, 20 minutes on two cores
@@ -256,7 +248,7 @@ bench-placements: install tools ## plans of fitter and of llama-fit-params price
 
 .PHONY: clean
 clean: ## remove what was built; .venv and the llama.cpp source stay
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis mutants fitter/llama/*.so fitter/llama/_declarations.py $(STAMPS)/fitter
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis fitter/llama/*.so fitter/llama/_declarations.py $(STAMPS)/fitter
 
 .PHONY: distclean
 distclean: clean ## remove those as well

@@ -25,15 +25,14 @@ from fitter.errors import EXIT_FAILURE, EXIT_FITS, FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, DeviceInfo, Params, TensorBuftOverride, VirtualDevice
 from fitter.planning.checked.calibration import twin_of, write_models
-from tools import cuda_reference, real_cards, shapes
-from tools.real_cards import DATA, PAGE, page_with
+from tools import cuda_reference, shapes
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-BEGIN = "<!-- python -m tools.card_loads --write -->\n"
+DATA = Path(__file__).resolve().parents[1] / "tests" / "data" / "real_cards"
 TIMEOUT = 400.0
 
 _EXPERTS = r"ffn_(up|gate|down|gate_up)_exps"
@@ -186,10 +185,16 @@ def write_model(name: str, directory: Path) -> Path:
     elif (head := DATA / f"{name}.head.gz").exists():
         path.write_bytes(gzip.decompress(head.read_bytes()))
         with path.open("r+b") as file:
-            file.truncate(next(load.file_bytes for load in real_cards.loads() if load.header == name))
+            file.truncate(_file_bytes(name))
     else:
         return cuda_reference.write_model(name, directory)
     return path
+
+
+def _file_bytes(header: str) -> int:
+    """The size of the file whose header is stored."""
+    entries = tomllib.loads((DATA / "loads.toml").read_text(encoding="utf-8"))["load"]
+    return int(next(entry["file_bytes"] for entry in entries if entry["header"] == header))
 
 
 def text(breakdown: Breakdown) -> str:
@@ -240,31 +245,6 @@ def wrong(every: Sequence[CardLoad], card: Card, directory: Path) -> Iterator[st
             found = dummy(worker, write_model(load.model, directory), params)
             if found != (load.bytes, load.bytes, load.splits):
                 yield f"{load.model}, {load.settings}, {card.key}: {found} is not {(load.bytes, load.splits)}"
-
-
-def table(every: Sequence[CardLoad]) -> str:
-    """What was loaded, in Markdown."""
-    keys = list(cards())
-    names = [cards()[key].description for key in keys]
-    lines = [f"| model | {' | '.join(names)} | figures |", "| --- " * (len(keys) + 1) + "| --- |"]
-    for model in dict.fromkeys(load.model for load in every):
-        own = [load for load in every if load.model == model]
-        lines.append(_line(_said(model), own, keys))
-    lines.append(_line("**all**", every, keys))
-    return "\n".join(lines) + "\n"
-
-
-def _line(name: str, own: Sequence[CardLoad], keys: Sequence[str]) -> str:
-    counts = [str(sum(key in load.cards for load in own)) for key in keys]
-    figures = sum(len(load.cards) * len(re.findall(r"(?<=[=/])[1-9]", load.bytes)) for load in own)
-    return f"| {name} | {' | '.join(counts)} | {figures:,} |"
-
-
-def _said(model: str) -> str:
-    name, _, part = model.partition("@")
-    count, _, kind = part.partition(":")
-    weights = f", {kind.upper()}" if kind else ""
-    return f"{name}, {count} layers{weights}" if part else name
 
 
 # --- on a machine with a card
@@ -324,7 +304,6 @@ def measure(output: Path, jobs: int) -> int:
 def main(arguments: Sequence[str]) -> int:
     """Compare, or measure."""
     parser = argparse.ArgumentParser(prog="tools.card_loads", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put the table into the page as well")
     parser.add_argument("--measure", type=Path, metavar="FILE", help="make all loads on this machine's card instead")
     parser.add_argument("--jobs", type=int, default=1, help="models that are loaded at once with --measure (1)")
     given = parser.parse_args(arguments)
@@ -337,10 +316,7 @@ def main(arguments: Sequence[str]) -> int:
             for key, card in cards().items()
             for line in wrong([load for load in every if key in load.cards], card, Path(directory))
         ]
-    text = table(every)
-    print(text, *found, sep="\n")
-    if given.write and not found:
-        PAGE.write_text(page_with(text, PAGE.read_text(encoding="utf-8"), BEGIN), encoding="utf-8")
+    print(*found, f"{len(every)} loads, {len(found)} differences", sep="\n")
     return 1 if found else EXIT_FITS
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tools.browser import chromium, find, is_needed
+from tests.support.browser import chromium, find, is_needed
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -17,7 +17,7 @@ import pytest
 from fitter.llama.build import library as native
 from fitter.llama.build.epochs import cuda_rules
 from fitter.llama.build.layouts import layouts, structs_of
-from tests.integration.llama_builds import fetched
+from tests.support.llama_builds import fetched
 from tools import llama_builds
 from tools.shapes import write
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny

@@ -21,8 +21,8 @@ from fitter.cli import main
 from fitter.llama.client import Worker
 from fitter.regression import build_report
 from fitter.regression.check_cases import check, lock
-from tests.integration.llama_builds import fetched
-from tests.patience import SECONDS, all_end, suspended
+from tests.support.llama_builds import fetched
+from tests.support.patience import SECONDS, all_end, suspended
 from tools import shapes
 from tools.docs import models
 from tools.tiny import TINY_MOE, write_tiny

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tools import card_loads, real_cards
+from tools import card_loads
 
 CARDS = card_loads.cards()
 LOADS = card_loads.loads()
@@ -51,9 +51,3 @@ ROW = {"model": "m", "settings": "s"} | dict.fromkeys(("dummy", "reserved", "loa
 )
 def test_what_a_card_does_otherwise_is_said(changed: dict[str, str], said: list[str]) -> None:
     assert card_loads.differences(ROW | {"splits": "2/2", "twin splits": "2/2"} | changed) == said
-
-
-def test_the_page_has_the_table_of_today() -> None:
-    page = real_cards.PAGE.read_text(encoding="utf-8")
-    text = real_cards.page_with(card_loads.table(LOADS), page, card_loads.BEGIN)
-    assert text == page, "run python -m tools.card_loads --write"

@@ -21,7 +21,7 @@ from fitter.errors import LlamaCppError
 from fitter.llama.load.breakdown import breakdown_of
 from fitter.llama.types import Params, TensorBuftOverride, VirtualDevice
 from fitter.machine.gpu import parse_gpus
-from tests.patience import SECONDS, TooLateError, in_time
+from tests.support.patience import SECONDS, TooLateError, in_time
 from tools import shapes, upstream
 from tools.tiny import write_tiny
 

@@ -34,8 +34,8 @@ from fitter.cli import main
 from fitter.errors import LibraryError, UsageError
 from fitter.llama.client import Worker
 from fitter.planning.tables.exploration import Exploration, ExploredCell
-from tests.patience import SECONDS, TooLateError, in_time
-from tools.ranges import serving
+from tests.support.patience import SECONDS, TooLateError, in_time
+from tests.support.ranges import serving
 from tools.shapes import write
 from tools.tiny import write_tiny
 

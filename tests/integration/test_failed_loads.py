@@ -16,7 +16,7 @@ import pytest
 
 import fitter
 from examples.tiny_moe import TinyModel
-from tests.patience import SECONDS, until, with_more_time
+from tests.support.patience import SECONDS, until, with_more_time
 from tools.servers import Proxy, RpcServer
 from tools.tiny import write_tiny
 

@@ -15,7 +15,7 @@ import pytest
 
 from fitter.llama.processes.attended import Attended
 from fitter.programs.program_help import defaults_of
-from tests.patience import SECONDS
+from tests.support.patience import SECONDS
 from tools.tiny import TINY_DENSE, write_tiny
 from tools.tiny_lora import write_lora
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.patience import SECONDS, TooLateError, all_end, in_time, until
+from tests.support.patience import SECONDS, TooLateError, all_end, in_time, until
 from tools import shapes
 
 COMMANDS = {

@@ -19,7 +19,7 @@ from fitter.output.plan_json import verification_to_dict
 from fitter.planning.plan.verified import LaterUse, MemoryUse, ServerUse
 from fitter.regression import build_report
 from fitter.regression.build_comparison import Compared, Subject
-from tests.unit.plans import make_plan
+from tests.support.plans import make_plan
 from tools.docs import models
 from tools.docs.of_json import DOCUMENTS, keys, printed
 from tools.docs.pages import ROOT

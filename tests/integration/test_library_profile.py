@@ -24,7 +24,7 @@ from fitter.llama.build.library import cudart_path
 from fitter.llama.build.location import may_have_cuda
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, VirtualDevice, describe
-from tests.integration.llama_builds import fetched
+from tests.support.llama_builds import fetched
 from tools import shapes
 from tools.cuda_reference import Load, difference, loads, spread, write_model
 from tools.oracle import build as oracle

@@ -19,7 +19,7 @@ from fitter.cli import main
 from fitter.llama.build import layouts, llama_h
 from fitter.llama.build.inspect_build import Look, look
 from fitter.llama.build.location import Build, find
-from tests.integration.llama_builds import LAYOUTS, PINNED, every, fetched, where
+from tests.support.llama_builds import LAYOUTS, PINNED, every, fetched, where
 from tools import llama_builds
 
 GGML = {

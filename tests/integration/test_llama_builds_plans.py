@@ -17,7 +17,7 @@ from fitter.llama.build.location import PYTHON, find
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
-from tests.integration.llama_builds import COMPILED, PINNED, every, where
+from tests.support.llama_builds import COMPILED, PINNED, every, where
 from tools import llama_builds, shapes
 from tools.llama_truth.loads import TINY, Load, draw, known, measured
 from tools.llama_truth.program import answers, compiled, headers_of, servers, with_one_cpu

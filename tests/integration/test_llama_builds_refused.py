@@ -14,7 +14,7 @@ import pytest
 
 from fitter.llama.build import layouts
 from fitter.llama.build.location import find
-from tests.integration.llama_builds import LAYOUTS, every, fetched, where
+from tests.support.llama_builds import LAYOUTS, every, fetched, where
 from tools import llama_builds
 from tools.tiny import write_tiny
 

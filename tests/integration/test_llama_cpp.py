@@ -22,7 +22,7 @@ from fitter.llama.build.location import Build, find
 from fitter.llama.client import Worker
 from fitter.llama.processes import interpreter
 from fitter.llama.types import VirtualDevice, describe
-from tests.integration.llama_builds import fetched
+from tests.support.llama_builds import fetched
 from tools import llama_builds
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 

@@ -9,7 +9,7 @@ import pytest
 
 import fitter
 from fitter.output.keywords import mapping
-from tests.integration.llama_builds import every, where
+from tests.support.llama_builds import every, where
 from tools import shapes
 
 DENSE, EXPERTS = "llama-3.1-8b", "qwen3-30b-a3b"

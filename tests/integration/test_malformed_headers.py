@@ -18,9 +18,9 @@ from fitter.cli import main
 from fitter.errors import FitterError, LlamaCppCrashError
 from fitter.llama.client import Worker
 from fitter.model.files import remote_files
+from tests.support.ranges import clean_environment, serving
 from tools import shapes
 from tools.mutated_headers.fields import Walk
-from tools.ranges import clean_environment, serving
 from tools.tiny import write_tiny
 
 _T = TypeVar("_T")

@@ -14,7 +14,7 @@ from fitter.errors import UsageError
 from fitter.llama.client import Worker
 from fitter.llama.processes import memory_limit
 from fitter.llama.types import Params
-from tests.patience import SECONDS
+from tests.support.patience import SECONDS
 from tools import shapes
 from tools.tiny import TINY_DENSE, write_tiny
 

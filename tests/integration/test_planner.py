@@ -22,7 +22,7 @@ from fitter.llama.load.forked_load import CAN_FORK
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
 from fitter.planning.request.request import Progress
-from tests.patience import SECONDS, all_end, until
+from tests.support.patience import SECONDS, all_end, until
 from tools.shapes import write, write_split
 
 GPUS = ["4GiB", "cuda:8.6:6GiB", "3GiB"]

@@ -15,7 +15,8 @@ import fitter
 from fitter import Plan, VirtualDevice
 from fitter.llama.client import Worker
 from fitter.machine.gpu import parse_gpus
-from tools import real_cards, shapes
+from tests.support import real_cards
+from tools import shapes
 
 MIB, GIB = 2**20, 2**30
 

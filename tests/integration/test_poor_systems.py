@@ -10,7 +10,7 @@ import pytest
 
 from fitter.llama.worker import process
 from fitter.machine.host import host_memory
-from tests.patience import SECONDS
+from tests.support.patience import SECONDS
 from tools.tiny import TINY_DENSE, write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]

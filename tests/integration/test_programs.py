@@ -25,7 +25,7 @@ from fitter.parameters.table import PROGRAMS
 from fitter.programs import facts
 from fitter.programs.later import Later
 from fitter.regression import check_cases
-from tests.unit.plans import GIB, MIB
+from tests.support.plans import GIB, MIB
 from tools import shapes
 from tools.shapes import write_shape
 from tools.tiny import write_tiny

@@ -17,7 +17,7 @@ import pytest
 import fitter
 from fitter.api import Plan
 from fitter.regression.lockfile import dumps, read_lock
-from tests.patience import is_running, until
+from tests.support.patience import is_running, until
 from tools.tiny import TINY_DENSE, write_tiny
 
 pytest_plugins = ["pytester"]

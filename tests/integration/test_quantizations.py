@@ -27,8 +27,8 @@ from fitter.errors import FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import FileTypes
 from fitter.planning.tables.quantizations import Quantization, needs_imatrix
+from tests.support.quantize import DRY, quantized
 from tools import shapes
-from tools.quantize import DRY, quantized
 from tools.tiny import write_tiny
 from tools.tiny_kinds import write_half_moe, write_hybrid, write_swa
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fitter.llama.types import Breakdown, Row
-from tools import real_cards
-from tools.real_cards import Compared, Load, Value
+from tests.support import real_cards
+from tests.support.real_cards import Compared, Load, Value
 
 LOADS = real_cards.loads()
 
@@ -40,12 +40,6 @@ def test_the_figure_of_a_dummy_load_is_another_one(measured: dict[str, Breakdown
 
     assert different("qwen3.5-397b") == {f"CUDA{i}": -64 * 2**20 for i in range(1, 8)}
     assert different("qwen2.5-0.5b, two devices") == {"CUDA1": -7 * 2**20}
-
-
-def test_the_page_has_the_table_of_today(measured: dict[str, Breakdown]) -> None:
-    text = real_cards.table([(load, real_cards.compare(load, measured[load.name])) for load in LOADS])
-    page = real_cards.PAGE.read_text(encoding="utf-8")
-    assert real_cards.page_with(text, page) == page, "run python -m tools.real_cards --write"
 
 
 CHANGES: dict[str, tuple[Value, str]] = {

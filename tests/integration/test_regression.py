@@ -30,7 +30,7 @@ from fitter.regression.cases import read_cases
 from fitter.regression.compare import compare
 from fitter.regression.lockfile import Lock, read_lock, write_lock
 from fitter.regression.measuring import measure_case
-from tests.patience import SECONDS, all_end, suspended
+from tests.support.patience import SECONDS, all_end, suspended
 from tools import shapes, upstream
 from tools.shapes import Q4_K, Q8_0, Shape, write_shape, write_split
 

@@ -24,9 +24,9 @@ from fitter.errors import FitterError, LibraryError, ModelError
 from fitter.llama.client import Worker
 from fitter.model.files import header_cache, remote_files, stored_headers
 from fitter.planning.request.request import Progress
-from tests.patience import SECONDS, until
+from tests.support.patience import SECONDS, until
+from tests.support.ranges import FileServer, Request, in_clean_environment, serving
 from tools import shapes
-from tools.ranges import FileServer, Request, in_clean_environment, serving
 from tools.tiny import write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,8 +21,8 @@ from fitter.output.pages.report_page import plan_page
 from fitter.output.plan_json import dumps
 from fitter.planning.plan.plan import Plan
 from fitter.text import printable
-from tests.integration.pages import MARKUP, PHONE, WIDE, heard, opened, serving
 from tests.integration.test_hostile_text import ATTACKS
+from tests.support.pages import MARKUP, PHONE, WIDE, heard, opened, serving
 from tools import shapes
 from tools.tiny import TINY_DENSE, write_tiny
 

@@ -12,7 +12,7 @@ import pytest
 from fitter.api.explore.explore_grid import Exploration, explore
 from fitter.cli import main
 from fitter.output.pages.exploration_page import exploration_page
-from tests.integration.pages import MARKUP, PHONE, WIDE, heard, opened, serving
+from tests.support.pages import MARKUP, PHONE, WIDE, heard, opened, serving
 from tools.shapes import write
 
 if TYPE_CHECKING:

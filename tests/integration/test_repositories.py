@@ -19,9 +19,9 @@ import fitter
 from fitter.cli import main
 from fitter.errors import LibraryError, ModelError, UsageError
 from fitter.model.files import remote_files, stored_headers
+from tests.support.hub import Hub, hub_of
+from tests.support.ranges import Request, in_clean_environment
 from tools import shapes
-from tools.hub import Hub, hub_of
-from tools.ranges import Request, in_clean_environment
 from tools.tiny import TINY_MOE, write_tiny
 from tools.tiny_lora import write_lora
 from tools.tiny_projector import write_projector

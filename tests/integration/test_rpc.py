@@ -26,7 +26,7 @@ from fitter.llama.processes import rpc
 from fitter.llama.types import Params, VirtualDevice
 from fitter.machine import rpc_devices
 from fitter.machine.gpu import parse_gpus
-from tests.patience import SECONDS, is_running, until, with_more_time
+from tests.support.patience import SECONDS, is_running, until, with_more_time
 from tools import rpc_servers, shapes, upstream
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 

@@ -12,7 +12,7 @@ from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import Params
 from fitter.programs.state import SequenceState, state_of
-from tests.integration.llama_builds import every, where
+from tests.support.llama_builds import every, where
 from tools.architectures.states import CONFIGURATIONS, COUNTS, compare
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 from tools.tiny_kinds import write_hybrid, write_swa, write_vision

@@ -28,11 +28,10 @@ from fitter.model.shapes import listing
 from fitter.output.pages import report_page
 from fitter.web.guard import HEADERS, LONGEST_BODY, LONGEST_HEADERS
 from fitter.web.questions import ASKED
-from tests import patience
-from tests.integration.pages import heard, reads
-from tests.patience import until
-from tools import ranges
-from tools.hub import hub_of
+from tests.support import patience, ranges
+from tests.support.hub import hub_of
+from tests.support.pages import heard, reads
+from tests.support.patience import until
 from tools.serving_speed import Served, ask, load, serving
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 from tools.upstream import TOOLS

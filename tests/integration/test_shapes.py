@@ -32,10 +32,11 @@ from fitter.model.shapes.mapping import header_of
 from fitter.model.shapes.shape_addresses import wanted
 from fitter.model.shapes.shape_header import Header
 from tests.integration.test_quantizations import Snapshot, read, snapshots
+from tests.support import ranges
+from tests.support.real_cards import DATA as REAL
 from tests.unit.test_shapes import WEIGHTS
-from tools import ranges, shapes
+from tools import shapes
 from tools.cuda_reference import DATA as CUDA
-from tools.real_cards import DATA as REAL
 
 __all__ = ["snapshots"]
 

@@ -20,7 +20,7 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Params, Skeleton, describe
 from fitter.llama.worker import process
 from fitter.machine.gpu import parse_gpus
-from tests.patience import SECONDS, TooLateError, all_end, in_time
+from tests.support.patience import SECONDS, TooLateError, all_end, in_time
 from tools.cuda_reference import write_model
 
 MAIN = [sys.executable, "-m", "fitter"]

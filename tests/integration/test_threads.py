@@ -17,7 +17,7 @@ from fitter.errors import ModelError
 from fitter.machine import bandwidth
 from fitter.planning.plan.plan import Search
 from fitter.planning.request.request import Progress
-from tests.patience import SECONDS
+from tests.support.patience import SECONDS
 from tools import shapes
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 

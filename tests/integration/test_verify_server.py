@@ -31,8 +31,8 @@ from fitter.planning.request.request import Progress
 from fitter.programs import prompts, running_server
 from fitter.programs.server_log import Said
 from fitter.programs.state import SequenceState, state_of
-from tests.integration.llama_builds import fetched
-from tests.patience import SECONDS, all_end, until, with_more_time
+from tests.support.llama_builds import fetched
+from tests.support.patience import SECONDS, all_end, until, with_more_time
 from tools import upstream
 from tools.rpc_servers import free_port
 from tools.servers import RpcServer

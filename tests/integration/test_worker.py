@@ -36,7 +36,7 @@ from fitter.llama.client import Worker
 from fitter.llama.header.read_header import MOST_TEXT
 from fitter.llama.processes import interpreter, memory_limit
 from fitter.llama.types import Array, Params, VirtualDevice
-from tests.patience import SECONDS, until, with_more_time
+from tests.support.patience import SECONDS, until, with_more_time
 from tools.cuda_reference import write_model
 
 CARD = VirtualDevice("CUDA0", "Card", "cuda", 890, 24 * 2**30, 24 * 2**30)

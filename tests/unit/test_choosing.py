@@ -18,7 +18,7 @@ from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.request import Progress
 from fitter.planning.request.summary import Search
 from fitter.planning.speed.cost import Estimate, Workload
-from tests.unit.plans import make_plan
+from tests.support.plans import make_plan
 
 CHOICES = {
     "tensor is clearly faster": (("tensor", 10.0, 4096, True), ("layer", 12.0, 4096, True), "tensor"),

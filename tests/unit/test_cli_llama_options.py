@@ -13,8 +13,8 @@ from fitter.cli import main, options
 from fitter.cli.fit import fit
 from fitter.cli.llama_options import all_options
 from fitter.llama.types import Params
-from tests.unit.plans import make_plan
-from tests.upstream_options import SOURCE, UpstreamOption, read_options
+from tests.support.plans import make_plan
+from tests.support.upstream_options import SOURCE, UpstreamOption, read_options
 
 needs_source = pytest.mark.skipif(not SOURCE.exists(), reason="llama.cpp's source is not here")
 

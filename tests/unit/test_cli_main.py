@@ -15,7 +15,7 @@ from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
 from fitter.llama.types import Params, TensorBuftOverride
 from fitter.planning.plan.plan import Plan, Problem
 from fitter.planning.request.request import Progress
-from tests.unit.plans import GIB, MIB, make_plan
+from tests.support.plans import GIB, MIB, make_plan
 
 Install = Callable[[Plan | BaseException], None]
 PROBLEM = Problem("host", 244 * MIB, "the host is 244 MiB short: free host memory")

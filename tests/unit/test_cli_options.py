@@ -13,7 +13,7 @@ import pytest
 from fitter import api
 from fitter.cli import main
 from fitter.llama.types import DeviceInfo, Params
-from tests.unit.plans import GIB, MIB, make_plan
+from tests.support.plans import GIB, MIB, make_plan
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from fitter.errors import FitterError, LibraryError, UsageError
 from fitter.llama.build import linker, location
 from fitter.llama.build.location import Build, find
-from tests.unit import libraries
+from tests.support import libraries
 
 BASE_SYMBOLS = ("ggml_version", "ggml_backend_dev_count")
 MACHINE = os.uname().machine

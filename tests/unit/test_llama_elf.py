@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fitter.errors import LibraryError
 from fitter.llama.build import elf
-from tests.unit import libraries
+from tests.support import libraries
 
 ID = "3b71ad7d7c18482d74c453dc90ea6ea2958da52a"
 

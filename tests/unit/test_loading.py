@@ -16,7 +16,7 @@ from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride
 from fitter.output.keywords import llama_kwargs
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.plan.plan import Problem
-from tests.unit.plans import make_plan
+from tests.support.plans import make_plan
 
 REAL = make_plan(Params(n_ctx=512, n_gpu_layers=3), virtual=False)
 OVERRIDES = (TensorBuftOverride("exps", "CPU"),)

@@ -13,7 +13,7 @@ from fitter.machine.gpu import parse_gpus
 from fitter.machine.unaccounted import has_half_experts, unaccounted
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.request.constraints import auto_margin, default_margin
-from tests.unit.plans import MIB
+from tests.support.plans import MIB
 
 CARD = DeviceInfo("CUDA0", "a card", "gpu", "CUDA", 1, 1)
 

@@ -15,7 +15,7 @@ from fitter.llama.types import LlamaCpp, Params, TensorBuftOverride
 from fitter.output.arguments import arguments, check_line, command_line, shell_word, unsafe_arguments
 from fitter.output.keywords import mapping
 from fitter.parameters.values import plain_pattern
-from tests.unit.plans import make_plan, shared_use
+from tests.support.plans import make_plan, shared_use
 
 SPILL = TensorBuftOverride("^blk.(1|2|3).ffn_(up|gate)_exps.weight$", "CPU")
 USERS_OWN = TensorBuftOverride(r"blk\.\d+\.ffn_.*_exps", "CPU")

@@ -16,7 +16,7 @@ from fitter.planning.plan.plan import Plan, Problem
 from fitter.planning.pricing.pricing import SpeedSource
 from fitter.planning.speed.cost import Part
 from fitter.planning.speed.explain import Bound, Choice, Reason
-from tests.unit.plans import make_plan, make_price
+from tests.support.plans import make_plan, make_price
 
 PRICE = make_price(prompt=1000, generation=10)
 PARTS = (

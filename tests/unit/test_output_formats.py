@@ -13,7 +13,7 @@ from fitter.llama.types import Params, TensorBuftOverride
 from fitter.output.formats import FORMATS, options, render
 from fitter.output.formats.ini import section
 from fitter.planning.plan.plan import Plan, Problem
-from tests.unit.plans import make_plan
+from tests.support.plans import make_plan
 
 SPILL = TensorBuftOverride("^blk.(1|2).ffn_up_exps.weight$", "CPU")
 SPLIT = Params(n_ctx=4096, n_gpu_layers=33, tensor_split=(20.0, 13.0), tensor_buft_overrides=(SPILL,))

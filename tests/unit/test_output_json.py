@@ -19,8 +19,8 @@ from fitter.output.plan_json import (
     to_dict,
 )
 from fitter.planning.plan.plan import Problem
-from tests.unit.answers import CALIBRATION, INSPECTION
-from tests.unit.plans import GIB, MIB, make_plan, make_price
+from tests.support.answers import CALIBRATION, INSPECTION
+from tests.support.plans import GIB, MIB, make_plan, make_price
 from tools.docs.of_json import DOCUMENTS, keys, printed
 
 USED = (2048 + 256 + 100) * MIB

@@ -14,8 +14,8 @@ from fitter.output.tables.narrow import short_name
 from fitter.planning.plan.plan import Plan
 from fitter.regression import check_report
 from fitter.regression.compare import Move
-from tests.unit.answers import CALIBRATION, INSPECTION, Terminal
-from tests.unit.plans import MIB, make_plan
+from tests.support.answers import CALIBRATION, INSPECTION, Terminal
+from tests.support.plans import MIB, make_plan
 
 CARDS = ("NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 4090", "AMD Radeon RX 7900 XTX (RADV NAVI31)")
 HOST = DeviceInfo("CPU", "AMD EPYC 7763 64-Core Processor", "cpu", "CPU", 2**35, 2**34)

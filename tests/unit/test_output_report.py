@@ -22,7 +22,7 @@ from fitter.planning.plan.plan import Problem
 from fitter.planning.request.summary import PoolUse, Setting
 from fitter.planning.speed.cost import Part
 from fitter.planning.speed.explain import Bound, Choice
-from tests.unit.plans import GIB, MIB, make_plan, make_price
+from tests.support.plans import GIB, MIB, make_plan, make_price
 
 ENDING = "</script><!--<script>"
 

@@ -17,8 +17,8 @@ from fitter.planning.pricing.pricing import SpeedSource
 from fitter.planning.request.request import Progress
 from fitter.planning.request.summary import PoolUse, Setting
 from fitter.programs.later import Later
-from tests.unit.answers import CALIBRATION, INSPECTION, Terminal
-from tests.unit.plans import GIB, MIB, make_plan, make_price
+from tests.support.answers import CALIBRATION, INSPECTION, Terminal
+from tests.support.plans import GIB, MIB, make_plan, make_price
 
 
 def rendered(plan: Plan, *, verbose: bool = False) -> str:

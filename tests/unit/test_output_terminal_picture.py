@@ -13,7 +13,7 @@ from fitter.output.plan_json import to_dict
 from fitter.planning.plan.layer_map import LayerMap, MapCell
 from fitter.planning.plan.plan import Plan, Problem
 from fitter.planning.request.summary import PoolUse
-from tests.unit.plans import GIB, MIB, make_plan, shared_use
+from tests.support.plans import GIB, MIB, make_plan, shared_use
 
 LAYERS = LayerMap(
     80,

@@ -33,7 +33,7 @@ from fitter.planning.request.constraints import context_of_a_sequence, params_of
 from fitter.regression import marks
 from fitter.regression.cases import make_cases
 from fitter.regression.lockfile import without_nothing
-from tests.unit.plans import make_plan
+from tests.support.plans import make_plan
 from tools.docs import of_cases, of_json, of_options, of_python
 
 

@@ -8,8 +8,8 @@ import sys
 import psutil
 import pytest
 
-from tests import patience
-from tests.patience import TooLateError, all_end, in_time, suspended, until, with_more_time
+from tests.support import patience
+from tests.support.patience import TooLateError, all_end, in_time, suspended, until, with_more_time
 
 
 @pytest.fixture

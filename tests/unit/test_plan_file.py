@@ -17,7 +17,7 @@ from fitter.planning.plan.plan import Problem, resolved
 from fitter.planning.request.summary import PoolUse, Setting
 from fitter.planning.speed.explain import Bound, Choice, Reason
 from fitter.programs.later import Later
-from tests.unit.plans import make_plan, make_price, shared_use
+from tests.support.plans import make_plan, make_price, shared_use
 
 EVERYTHING = Params(
     n_ctx=8192,

@@ -15,7 +15,7 @@ from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import Request
 from fitter.planning.search import attention
 from fitter.planning.speed.explain import FAR
-from tests.unit.synthetic import SyntheticModel, limits, request
+from tests.support.synthetic import SyntheticModel, limits, request
 
 DEVICES = limits(1000, 2000)
 REQUEST = request(SyntheticModel(), DEVICES)

@@ -11,7 +11,7 @@ from fitter.planning.placing.memory import HOST, Item
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.search import choices
-from tests.unit.synthetic import SyntheticModel, limits, request
+from tests.support.synthetic import SyntheticModel, limits, request
 
 DEVICES = limits(1000, 2000)
 REQUEST = request(SyntheticModel(), DEVICES)

@@ -14,7 +14,7 @@ from fitter.planning.request import context_limit
 from fitter.planning.request.context_limit import Excess, limited, usable, wider, within
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.search.fit import DummyLoads, LoadCalls, fit
-from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
+from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 MODEL = SyntheticModel(n_ctx_train=1 << 20)
 SUMMARY = ModelSummary("model.gguf", "model", "llama", 0)

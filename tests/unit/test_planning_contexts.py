@@ -18,7 +18,7 @@ from fitter.planning.search.contexts import best_on
 from fitter.planning.search.expected import expected, expected_partial, last_true, promises_host, promises_whole, styles
 from fitter.planning.search.settling import fill, settle, settle_partial, settle_whole
 from fitter.planning.search.state import Callbacks, Known
-from tests.unit.synthetic import (
+from tests.support.synthetic import (
     CARD,
     MIB,
     REMOTE_CARD,

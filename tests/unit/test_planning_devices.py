@@ -17,7 +17,7 @@ from fitter.planning.search.device_choice import Devices, in_better_order
 from fitter.planning.search.remotes import worth_their_network
 from fitter.planning.search.state import Callbacks, Known
 from fitter.planning.speed.explain import Choice
-from tests.unit.synthetic import (
+from tests.support.synthetic import (
     CARD,
     MIB,
     REMOTE_CARD,

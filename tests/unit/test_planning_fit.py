@@ -15,7 +15,7 @@ from fitter.planning.request.request import DeviceLimit, HostLimit, Progress, Re
 from fitter.planning.request.summary import DeviceUse, HostUse
 from fitter.planning.search.fit import DummyLoads, LoadCalls, fit
 from fitter.planning.speed.cost import Workload
-from tests.unit.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
+from tests.support.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 DENSE = SyntheticModel()
 MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)

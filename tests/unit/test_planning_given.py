@@ -10,7 +10,7 @@ from fitter.llama.types import Params
 from fitter.planning.placing.placement import Placement
 from fitter.planning.request import given
 from fitter.planning.request.request import DeviceLimit, Request
-from tests.unit.synthetic import SyntheticModel, limits, priced, request
+from tests.support.synthetic import SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()
 TWO = limits(3000, 1000)

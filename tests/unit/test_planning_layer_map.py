@@ -22,7 +22,7 @@ from fitter.model.header import Model
 from fitter.output.pictures.layer_picture import Run, layer_svg, runs
 from fitter.planning.plan.layer_map import LayerMap, MapCell, map_of
 from fitter.planning.plan.plan import Plan
-from tests.unit.plans import make_plan
+from tests.support.plans import make_plan
 
 N_LAYER = 4
 EMBEDDING = 9 * 2**20

@@ -20,7 +20,7 @@ from fitter.planning.request.request import LEVERS, DeviceLimit, Request
 from fitter.planning.search.fit import DummyLoads, LoadCalls, fit
 from fitter.planning.search.levers import Candidate, apply, changes, improve, used
 from fitter.planning.speed.cost import Estimate, Workload
-from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
+from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 DENSE = SyntheticModel()
 MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)

@@ -25,7 +25,7 @@ from fitter.planning.pricing.objective import (
 )
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import Request
-from tests.unit.synthetic import limits
+from tests.support.synthetic import limits
 
 
 class _Wanting:

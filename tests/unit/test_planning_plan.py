@@ -9,7 +9,7 @@ import pytest
 from fitter.errors import PlanError
 from fitter.llama.types import LlamaCpp, Params
 from fitter.planning.plan.plan import DeviceUse, Problem, check_llama_cpp, resolved
-from tests.unit.plans import MIB, make_plan
+from tests.support.plans import MIB, make_plan
 
 HERE = LlamaCpp("0.5.0 (ggml 0.25.3, commit 0c1e57098)", "0.25.3", "0c1e57098", "here/libllama.so", "aa", "cpu.so")
 OTHER_FILES = replace(HERE, key="bb", libllama="there/libllama.so")

@@ -28,7 +28,7 @@ from fitter.planning.request.shared_margin import (
 from fitter.planning.request.summary import DeviceUse, HostUse, PoolUse, SharedUse
 from fitter.planning.search.order import search
 from fitter.planning.search.real_load import room_for, with_room
-from tests.unit.synthetic import CARD, MIB, SyntheticLlama, SyntheticModel, limits, priced, request
+from tests.support.synthetic import CARD, MIB, SyntheticLlama, SyntheticModel, limits, priced, request
 
 DENSE = SyntheticModel()
 MOE = SyntheticModel(ffn=(30 * MIB, 30 * MIB, 40 * MIB), experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)

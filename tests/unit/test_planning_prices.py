@@ -12,7 +12,16 @@ from fitter.planning.placing.memory import HOST, Unit, units_of
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.prices import PriceList
 from fitter.planning.speed import cost
-from tests.unit.synthetic import CARD, REMOTE_CARD, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
+from tests.support.synthetic import (
+    CARD,
+    REMOTE_CARD,
+    SLOW_CARD,
+    SyntheticLlama,
+    SyntheticModel,
+    limits,
+    priced,
+    request,
+)
 
 MODEL = SyntheticModel()
 TWO = limits(3000, 3000)

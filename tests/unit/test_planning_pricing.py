@@ -23,8 +23,8 @@ from fitter.planning.request.constraints import (
 )
 from fitter.planning.request.request import MIB, HostLimit, Request
 from fitter.planning.speed.cost import Workload
-from tests.unit.placements import MODEL, PLACEMENTS, facts, said
-from tests.unit.synthetic import limits
+from tests.support.placements import MODEL, PLACEMENTS, facts, said
+from tests.support.synthetic import limits
 
 N_CTX = 8192
 CARD = DeviceSpeed(1e12, 1.6e14, 32e9, "cuda", "8.9", "catalogue: a card", True)

@@ -16,7 +16,7 @@ from fitter.planning.request.request import Request
 from fitter.planning.search.proposals import Situation, fastest, nearer, partial, whole, with_caches, without_caches
 from fitter.planning.search.room import Room
 from fitter.planning.speed.cost import Workload
-from tests.unit.synthetic import (
+from tests.support.synthetic import (
     CARD,
     MIB,
     REMOTE_CARD,

@@ -23,7 +23,7 @@ from fitter.planning.tables.quantizations import (
     ordered,
     published_as,
 )
-from tests.unit.plans import GIB, MIB, MODEL, make_plan, make_price
+from tests.support.plans import GIB, MIB, MODEL, make_plan, make_price
 
 SHORT = Problem("CUDA0", 244 * MIB, "CUDA0 lacks 244 MiB")
 

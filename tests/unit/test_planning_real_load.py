@@ -13,7 +13,7 @@ from fitter.planning.plan.plan import ModelSummary, Plan
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.search.fit import DummyLoads, LoadCalls, fit
 from fitter.planning.search.real_load import room_for, with_room
-from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
+from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 MODEL = SyntheticModel()
 SUMMARY = ModelSummary("model.gguf", "model", "llama", 0)

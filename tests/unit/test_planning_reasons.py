@@ -9,7 +9,7 @@ import pytest
 from fitter.llama.types import Params
 from fitter.planning.pricing.pricing import bound_of, reasons_of
 from fitter.planning.speed.explain import Bound, Reason
-from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, priced, request
+from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel(cache=65536)
 DEVICES = limits(700, 60)

@@ -14,7 +14,7 @@ from fitter.output.tables.plan_table import print_to
 from fitter.output.tables.repository_table import commands, repository_table
 from fitter.planning.plan.plan import Problem
 from fitter.planning.tables.repository import Repository, RepositoryFile, best_file, ordered
-from tests.unit.plans import GIB, MIB, make_plan, make_price
+from tests.support.plans import GIB, MIB, make_plan, make_price
 
 SHORT = Problem("CUDA0", 244 * MIB, "CUDA0 lacks 244 MiB")
 

@@ -13,7 +13,7 @@ from fitter.planning.pricing.trial import Trial, missing_of
 from fitter.planning.request.request import SHARED_ROW
 from fitter.planning.search.learned import LearnedCompute
 from fitter.planning.search.room import Buffers, Room, off_by, room_left_by
-from tests.unit.synthetic import MIB, SyntheticModel, limits, request
+from tests.support.synthetic import MIB, SyntheticModel, limits, request
 
 DEVICES, BOTH = limits(100, 80), ("CUDA0", "CUDA1")
 UNITS = (Unit(0, 10 * MIB, 5 * MIB), Unit(1, 10 * MIB, 5 * MIB), Unit(2, 20 * MIB, 0))

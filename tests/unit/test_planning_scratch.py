@@ -15,8 +15,8 @@ from fitter.planning.search import scratch
 from fitter.planning.search.fit import DummyLoads, LoadCalls, fit
 from fitter.planning.search.real_load import room_for
 from fitter.planning.speed.work import LayerFacts, ModelFacts
-from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, priced, request
-from tools.real_cards import DATA
+from tests.support.real_cards import DATA
+from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()
 

@@ -17,7 +17,7 @@ from fitter.planning.pricing.objective import is_better
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search.order import search
-from tests.unit.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
+from tests.support.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 DENSE = SyntheticModel()
 MOE = SyntheticModel(ffn=(30 * MIB, 30 * MIB, 40 * MIB), experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)

@@ -19,7 +19,7 @@ from fitter.programs.later import Later
 from fitter.programs.prompts import Fed
 from fitter.programs.resident import Resident
 from fitter.programs.server_log import Buffer, CachedPrompt, CacheState, Checkpoint, Figure, Kind, Said
-from tests.unit.plans import GIB, MIB, make_plan
+from tests.support.plans import GIB, MIB, make_plan
 
 CACHE = 8 * GIB
 LATER = (Later("prompt cache", CACHE, 40 * MIB, 204), Later("checkpoints", 128 * MIB, MIB, 128))

@@ -17,7 +17,7 @@ from fitter.planning.search.room import Room
 from fitter.planning.search.settling import fill, settle, settle_fastest, settle_partial
 from fitter.planning.search.state import Callbacks, Known
 from fitter.planning.speed.explain import Choice
-from tests.unit.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
+from tests.support.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()
 N_CTX = 4096

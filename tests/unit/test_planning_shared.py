@@ -30,8 +30,18 @@ from fitter.planning.request.shared import (
 )
 from fitter.planning.request.summary import SharedUse
 from fitter.planning.search.fit import DummyLoads, LoadCalls, fit
-from tests.unit.plans import shared_use
-from tests.unit.synthetic import CARD, DESKTOP, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
+from tests.support.plans import shared_use
+from tests.support.synthetic import (
+    CARD,
+    DESKTOP,
+    MIB,
+    SLOW_CARD,
+    SyntheticLlama,
+    SyntheticModel,
+    limits,
+    priced,
+    request,
+)
 
 DENSE = SyntheticModel()
 MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)

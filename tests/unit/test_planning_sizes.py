@@ -23,7 +23,7 @@ from fitter.planning.pricing.trial import Trial
 from fitter.planning.request import context_limit, given
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.search.room import Buffers, Room, room_left_by
-from tests.unit.synthetic import MIB, SyntheticModel, limits, priced, request
+from tests.support.synthetic import MIB, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()
 TWO = limits(3000, 1000)

@@ -10,7 +10,7 @@ from fitter.machine.speed import DeviceSpeed, default_host
 from fitter.planning.placing.memory import HOST
 from fitter.planning.pricing.split_price import Share, SumCosts, default_sums, pipelined, split_estimate
 from fitter.planning.speed.cost import Estimate, Layer, Part, Weights, Work, Workload
-from tools.splits.speeds import fitted_on, in_order, judged_by, pairs
+from tests.support.split_speeds import fitted_on, in_order, judged_by, pairs
 
 CARD = DeviceSpeed(1e12, 1e14, 3e10, "cuda", "8.6", "test", True)
 SLOW = replace(CARD, bandwidth=5e11)

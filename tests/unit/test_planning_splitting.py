@@ -15,7 +15,7 @@ from fitter.planning.placing.memory import HOST
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.search.splitting import Seconds, search_split, smallest
-from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
+from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 N_LAYER = 32
 PER_TOKEN, FIXED = MIB // 8, 300 * MIB

@@ -25,7 +25,7 @@ from fitter.planning.speed.work import (
     work_of,
     work_of_params,
 )
-from tests.unit.placements import MODEL, PLACEMENTS, facts, model_of, said
+from tests.support.placements import MODEL, PLACEMENTS, facts, model_of, said
 from tools.shapes import SHAPES
 
 N_CTX = 8192

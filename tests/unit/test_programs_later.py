@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fitter.programs import facts
 from fitter.programs.later import Keeps, Later, fitted, keeps
-from tests.unit.plans import GIB, MIB
+from tests.support.plans import GIB, MIB
 
 OWN = Keeps(n_slots=4, state=100 * MIB, checkpoint=10 * MIB, cache_ram=8192, ctx_checkpoints=32)
 """1280 MiB of checkpoints, and 8 GiB of prompt cache."""

@@ -20,7 +20,7 @@ from fitter.programs.finding import ServerProgram, check_same_build, find_server
 from fitter.programs.prompts import feed
 from fitter.programs.resident import Resident, resident
 from fitter.programs.running_server import Gone
-from tests.patience import SECONDS, until, with_more_time
+from tests.support.patience import SECONDS, until, with_more_time
 
 SH = "/bin/sh"
 

@@ -23,7 +23,7 @@ import typing_extensions
 import fitter
 from fitter import api
 from fitter.planning.plan.plan import FileStamp, Problem
-from tests.unit.plans import MIB, make_plan
+from tests.support.plans import MIB, make_plan
 
 PROBLEM = Problem("host", 244 * MIB, "the host is 244 MiB short")
 ROOT = Path(__file__).parents[2]

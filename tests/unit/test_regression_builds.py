@@ -29,7 +29,7 @@ from fitter.regression.build_comparison import (
     same_parameters,
 )
 from fitter.regression.cases import Case, Growth, read_builds
-from tests.unit.plans import GIB, MIB, make_plan, shared_use
+from tests.support.plans import GIB, MIB, make_plan, shared_use
 
 LABELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "directories": (("builds/b10361", "builds/v0.5.0"), ("b10361", "v0.5.0")),

@@ -16,7 +16,7 @@ from fitter.regression.cases import Case
 from fitter.regression.check_cases import CaseResult, check, lock, lock_path, prune
 from fitter.regression.lockfile import Lock, Snapshot, read_lock, write_lock
 from fitter.regression.measuring import Measured, OnDone
-from tests.unit.snapshots import MIB, SNAPSHOT, with_memory
+from tests.support.snapshots import MIB, SNAPSHOT, with_memory
 
 LARGER = with_memory(SNAPSHOT, compute=MIB)
 OTHER = with_memory(SNAPSHOT, compute=2 * MIB)

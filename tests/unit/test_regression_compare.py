@@ -10,7 +10,7 @@ import pytest
 from fitter.regression.cases import Budget, Case, Growth
 from fitter.regression.compare import compare
 from fitter.regression.lockfile import LockedDevice, LockedPool, LockedSpeed, Memory, Snapshot
-from tests.unit.snapshots import GIB, MIB, SNAPSHOT, with_memory, with_model
+from tests.support.snapshots import GIB, MIB, SNAPSHOT, with_memory, with_model
 
 USED = 5 * GIB + 256 * MIB
 CASE = Case("a", Path("a.gguf"), SNAPSHOT.settings)

@@ -15,7 +15,7 @@ from fitter.regression.check_cases import CaseResult
 from fitter.regression.compare import Cause, Move, compare
 from fitter.regression.lockfile import Snapshot
 from fitter.regression.plans import PlanDiff
-from tests.unit.snapshots import GIB, SNAPSHOT, with_memory
+from tests.support.snapshots import GIB, SNAPSHOT, with_memory
 
 
 def outcome(name: str, measured: Snapshot) -> CaseResult:

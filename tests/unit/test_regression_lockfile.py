@@ -17,7 +17,7 @@ from fitter.errors import AnswerError, UsageError
 from fitter.llama.types import Params, TensorInfo
 from fitter.regression import headers
 from fitter.regression.lockfile import Lock, LockedPool, alone, dumps, read_lock, replace_file, write_lock
-from tests.unit.snapshots import SNAPSHOT
+from tests.support.snapshots import SNAPSHOT
 
 NOT_FITTING = replace(SNAPSHOT, fits=False, estimate=None, params=Params(devices=()), devices={})
 SERVED = replace(

@@ -20,7 +20,7 @@ from fitter.regression.cases import Case
 from fitter.regression.headers import digest
 from fitter.regression.lockfile import LockedDevice, LockedHost, Memory, Snapshot
 from fitter.regression.measuring import measure_case
-from tests.unit.snapshots import GIB, MIB, SNAPSHOT
+from tests.support.snapshots import GIB, MIB, SNAPSHOT
 
 VERSION = "0.5.0 (ggml 0.25.3)"
 HEADER = 64

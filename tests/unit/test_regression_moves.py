@@ -10,7 +10,7 @@ import pytest
 from fitter.regression.cases import Case
 from fitter.regression.compare import Move, compare, missing
 from fitter.regression.lockfile import LockedDevice, LockedHost, Snapshot
-from tests.unit.snapshots import GIB, MIB, SNAPSHOT, with_memory, with_model
+from tests.support.snapshots import GIB, MIB, SNAPSHOT, with_memory, with_model
 
 USED = 5 * GIB + 256 * MIB
 HOST = 116 * MIB

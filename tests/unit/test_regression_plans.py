@@ -16,7 +16,7 @@ from fitter.errors import UsageError
 from fitter.output.plan_json import to_dict
 from fitter.planning.request.summary import PoolUse
 from fitter.regression import check_report, plans
-from tests.unit.plans import make_plan
+from tests.support.plans import make_plan
 
 DOCUMENT = to_dict(make_plan())
 

@@ -17,7 +17,7 @@ from fitter.regression.check_cases import CaseResult
 from fitter.regression.compare import compare
 from fitter.regression.lockfile import Snapshot
 from fitter.regression.measuring import Measured
-from tests.unit.snapshots import GIB, MIB, SNAPSHOT, with_memory
+from tests.support.snapshots import GIB, MIB, SNAPSHOT, with_memory
 
 
 def outcome(name: str, measured: Snapshot, budget: Budget | None = None) -> CaseResult:

@@ -24,7 +24,7 @@ from fitter.model.shapes.gguf import Tensor, data_bytes, header_of, write
 from fitter.model.shapes.mapping import KNOWN
 from fitter.model.shapes.mapping import header_of as mapped
 from fitter.model.shapes.shape_addresses import Wanted, as_converted, beside, named, note, wanted
-from tools.converted import digest, trunk
+from tests.support.converted import digest, trunk
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -422,7 +422,7 @@ SHARED: dict[str, Any] = {
 WEIGHTS: dict[str, tuple[dict[str, Any], str, int]] = {
     # by the repository's own index of safetensors
     "Qwen3-Coder-Next": (NEXT | {"mtp_num_hidden_layers": 0}, "qwen3next", 79_674_391_296),
-    # these by the converter, asked as tools.converted does
+    # these by the converter, asked as tests.support.converted does
     "Qwen3-Next-80B-A3B without the layer that transformers leaves out": (
         NEXT | {"mtp_num_hidden_layers": 1},
         "qwen3next",

@@ -12,7 +12,7 @@ from fitter.planning.checked.verification import compare, verify
 from fitter.planning.plan.plan import Plan, Problem
 from fitter.planning.plan.verified import MemoryUse, Verification
 from fitter.planning.request.summary import PoolUse
-from tests.unit.plans import GIB, MIB, make_plan, shared_use
+from tests.support.plans import GIB, MIB, make_plan, shared_use
 
 PLAN = make_plan(Params(n_ctx=4096, devices=("CUDA0",)), devices=["CUDA0"], virtual=False)
 USED = (2048 + 256 + 100) * MIB

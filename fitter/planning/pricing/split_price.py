@@ -2,7 +2,7 @@
 
 All devices compute at once, each with its part of every tensor, and add up what they have twice in a layer: after
 attention and after the feed-forward part. So the time is that of the slowest device with its part, and what those sums
-take. Their figures are in ``cost.toml``, fitted by ``python -m tools.splits.speeds``.
+take. Their figures are in ``cost.toml``.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Everything is a sum, since llama.cpp computes one layer after the other (``-sm l
 fixed time wherever it is, a weight the time to read it where it is, a cached token the time to attend to it. So the
 price of a placement is the sum of the prices of its tensors and layers, and a search may take those one by one
 (``tensor_seconds``, ``layer_seconds``). How much of a datasheet's figure llama.cpp reaches is in ``cost.toml``, fitted
-on published measurements by ``benchmarks/fit_cost.py``.
+on the published measurements in ``tests/data/speeds``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What llama.cpp's own converter writes for each shape of the catalogue, without a byte of weights.
 
-``python -m tools.converted --write`` puts it into ``tests/data/shapes/converted.toml``. It needs torch and
+``python -m tests.support.converted --write`` puts it into ``tests/data/shapes/converted.toml``. It needs torch and
 transformers, which fitter itself does not, so run it in an environment of its own that has them, and what gguf and
 fitter require. transformers makes each model on its ``meta`` device, which has shapes and no data; the converter of the
 vendored llama.cpp is given its tensors as if it had read them from files. What transformers does not make, layers for
@@ -26,7 +26,7 @@ from fitter.model.shapes.gguf import Tensor
 from fitter.model.shapes.mapping import KNOWN
 from fitter.model.shapes.shape_header import Header
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 OTHERWISE = ("glm-5.2", "glm-5.3")
 """Shapes whose files have tensors that transformers does not make: indexers of layers that share another's."""
 TIED = "_tied_weights_keys"

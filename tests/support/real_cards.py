@@ -1,19 +1,12 @@
-"""What real GPUs printed, beside what fitter measures without them: ``python -m tools.real_cards [--write]``.
-
-The loads and their printed values are in ``tests/data/real_cards``, with what is known to differ and why. It prints the
-table; ``--write`` also puts it into ``docs/explanation/real-cards.md``. The exit status is 1 if a value differs that is
-not said to, or one that is said to does not.
-"""
+"""Loads that real GPUs logged (``tests/data/real_cards``), compared with the same loads on virtual devices."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import csv
 import gzip
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Decimal
@@ -30,10 +23,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).resolve().parent.parent
-DATA = ROOT / "tests" / "data" / "real_cards"
-PAGE = ROOT / "docs" / "explanation" / "real-cards.md"
-BEGIN, END = "<!-- python -m tools.real_cards --write -->\n", "<!-- end -->"
+DATA = Path(__file__).resolve().parents[1] / "data" / "real_cards"
 
 _MIB = Decimal(1024 * 1024)
 _SPLITS = "graph splits"
@@ -147,55 +137,3 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
             del os.environ[name]
         os.environ.update(variables)
         yield
-
-
-def table(found: Sequence[tuple[Load, Sequence[Compared]]]) -> str:
-    """All of it in Markdown: a table of the loads, and one of the values that differ."""
-    lines = ["| model | context | cards, as the log names them | llama.cpp | printed by | equal |", "| --- " * 6 + "|"]
-    for load, values in found:
-        equal = sum(not each.difference for each in values)
-        context = f"{load.parameters['n_ctx']:,}"
-        by = "a load" if load.is_real else "a dummy load"
-        build = load.build.split()[0] if load.build != "not said" else f"not said, {load.date}"
-        lines.append(f"| {load.model} | {context} | {load.cards} | {build} | {by} | {equal} of {len(values)} |")
-    every = [each for _, values in found for each in values]
-    lines.append(f"| | | | | **all** | **{sum(not each.difference for each in every)} of {len(every)}** |")
-    lines += ["", "| value that differs | log, MiB | here, MiB | why |", "| --- " * 4 + "|"]
-    for load, values in found:
-        for each in values:
-            if each.difference:
-                why = each.value.explanation if each.is_expected else "not known"
-                where = f"{load.model}, {load.cards}: {each.value.quantity}"
-                lines.append(f"| {where} | {each.value.logged} | {each.ours} ({each.difference}) | {why} |")
-    return "\n".join(lines) + "\n"
-
-
-def page_with(table: str, text: str, begin: str = BEGIN) -> str:
-    """The page ``text`` with ``table`` in the place that ``begin`` opens."""
-    before, _, rest = text.partition(begin)
-    _, _, after = rest.partition(END)
-    return f"{before}{begin}\n{table}\n{END}{after}"
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Measure, print and compare."""
-    parser = argparse.ArgumentParser(prog="tools.real_cards", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put the table into the page as well")
-    given = parser.parse_args(arguments)
-    every = loads()
-    with tempfile.TemporaryDirectory() as directory:
-        answers = {load.name: compare(load, breakdown) for load, breakdown in measured(every, Path(directory))}
-    found = [(load, answers[load.name]) for load in every]
-    text = table(found)
-    print(text, end="")
-    if given.write:
-        PAGE.write_text(page_with(text, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    wrong = [(load, each) for load, values in found for each in values if not each.is_expected]
-    for load, each in wrong:
-        numbers = f"{each.ours} here, {each.value.logged} in the log"
-        print(f"{load.name}: {each.value.quantity} is {numbers}: expected {each.value.difference or 'no difference'}")
-    return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """A hub like Hugging Face's, for tests: repositories that are folders, their lists of files, and files on another host.
 
-``python -m tools.hub FOLDER`` serves ``FOLDER/org/repo`` until it is interrupted, and says what to set for it.
+``python -m tests.support.hub FOLDER`` serves ``FOLDER/org/repo`` until it is interrupted, and says what to set for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from tools.ranges import FileServer, Request, serving
+from tests.support.ranges import FileServer, Request, serving
 
 COMMIT = "0123456789" * 4
 """Of every repository."""

@@ -27,7 +27,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-DATA = Path(__file__).resolve().parent.parent / "tests" / "data" / "speeds"
+DATA = Path(__file__).resolve().parents[1] / "data" / "speeds"
 PLACEMENTS = DATA / "placements.csv"
 GPUS = DATA / "gpus_tg128.csv"
 
@@ -140,8 +140,8 @@ def _devices(gpu: str, source: str) -> tuple[DeviceSpeed, ...]:
     return (device_speed(gpu, "cuda"),) * (int(count[1]) if count else 1)
 
 
-def _host(cpu: str, ram: str) -> tuple[HostSpeed, bool]:
-    """The host, and whether its bandwidth is known: from the table, or from what the row says of its memory."""
+def _host(cpu: str, ram: str, machine: str) -> tuple[HostSpeed, bool]:
+    """The host, and whether its bandwidth is stated: in the table, or in the row."""
     achieved = _reference()["host_memory"]["achieved"]
     text = f"{cpu} {ram}"
     try:
@@ -156,7 +156,7 @@ def _host(cpu: str, ram: str) -> tuple[HostSpeed, bool]:
         return HostSpeed(entry["stated"] * GB, entry["source"], entry["threads"]), True
     if "theoretical" in entry:
         return HostSpeed(entry["theoretical"] * achieved * GB, entry["source"], entry["threads"]), True
-    return HostSpeed(50 * GB, "not stated", entry["threads"]), False
+    return HostSpeed(_reference()["fitted_host"].get(machine, 50) * GB, "not stated", entry["threads"]), False
 
 
 def _threads(text: str) -> int:
@@ -477,10 +477,10 @@ def _placement(line: int, row: dict[str, str]) -> Measured:
     if where.n_gpu_layers and not devices:
         raise Unusable("GPU not stated")
     work = work_of(model, where, len(devices), n_ubatch)
-    host, known = _host(row["host_cpu"], row["host_ram"])
     on_host = any(w.place == HOST for layer in work.layers for w in layer.weights) or where.cache_on_host
     machine = " ".join(f"{row['host_cpu']} {row['host_ram']}".replace(",", " ").split())
     machine = machine or f"{row['source']} {row['gpu']}"
+    host, known = _host(row["host_cpu"], row["host_ram"], machine)
     depth_key = "0" if row["live_tokens"] == "short" else row["live_tokens"]
     cell = (_plain(row["model"]), _plain(row["quant"]), machine, engine, depth_key)
     return Measured(
@@ -499,11 +499,6 @@ def _placement(line: int, row: dict[str, str]) -> Measured:
         prompt_speed,
         known or not on_host,
     )
-
-
-def attends_on_host(row: Measured) -> bool:
-    """Whether any layer's attention is computed on the host, or on a cache there."""
-    return any(layer.attention and HOST in (layer.home, layer.cache) for layer in row.work.layers)
 
 
 def _plain(text: str) -> str:

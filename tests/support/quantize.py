@@ -1,6 +1,6 @@
 """Quantize a model with the installed llama-cpp-python's llama.cpp: what llama-quantize does, for comparisons.
 
-    python -m tools.quantize MODEL DIRECTORY TYPE…
+    python -m tests.support.quantize MODEL DIRECTORY TYPE…
 
 Writes ``DIRECTORY/TYPE.gguf`` for each file type, such as ``Q4_K_M``. Without an importance matrix first; where
 llama.cpp refuses that, with one of ones for every weight. Prints a line of JSON: each type with ``plain``, ``imatrix``
@@ -23,11 +23,11 @@ DRY = "dry-run"
 def quantized(model: Path, directory: Path | str, types: Sequence[str]) -> dict[str, str]:
     """What was done for each of ``types``, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "tools.quantize", str(model), str(directory), *types],
+        [sys.executable, "-m", "tests.support.quantize", str(model), str(directory), *types],
         capture_output=True,
         text=True,
         check=False,
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
     )
     if done.returncode:
         raise RuntimeError(f"{model} cannot be quantized: {done.stderr[-2000:]}")

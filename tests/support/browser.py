@@ -1,6 +1,6 @@
 """The distribution's own Chromium, without a window, for tests of pages: ``with chromium() as browser``.
 
-``python3 -m tools.browser`` prints where it is; without one the status is 1, and what to install is said.
+``python3 -m tests.support.browser`` prints where it is; without one the status is 1, and what to install is said.
 """
 
 from __future__ import annotations

@@ -1,26 +1,22 @@
-"""``python -m tools.splits.speeds``: split mode ``layer`` against ``tensor``, as estimated and as published.
+"""Published speeds of the split modes ``layer`` and ``tensor`` on one machine, and the cost model's estimates of both.
 
-The pairs are in tests/data/speeds/splits.csv: both modes on one machine, with their source. Every second line, from the
-first on, is what the constants of ``cost.toml`` are fitted on (``--fit`` prints better ones); the others judge them.
+The pairs are in ``tests/data/speeds/splits.csv``. The constants ``[sums]`` of ``cost.toml`` were fitted on every second
+line, from the first on; the other lines judge them.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
-import itertools
-import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fitter.machine.gpu import virtual_devices
 from fitter.machine.speed import DeviceSpeed, default_host, speed_of
-from fitter.planning.pricing.split_price import Share, SumCosts, default_sums, pipelined, split_estimate
+from fitter.planning.pricing.split_price import Share, SumCosts, pipelined, split_estimate
 from fitter.planning.speed.cost import Attention, Layer, Weights, Work, Workload, price
 
-FILE = Path(__file__).resolve().parents[2] / "tests" / "data" / "speeds" / "splits.csv"
+FILE = Path(__file__).resolve().parents[1] / "data" / "speeds" / "splits.csv"
 _GIB = 2**30
 
 
@@ -118,40 +114,3 @@ def _over(work: Work, n_devices: int) -> Work:
     ]
     placed = [alike[i * n_devices // n_layer] for i in range(n_layer)]
     return replace(work, layers=(*placed, replace(work.layers[-1], home=n_devices - 1)))
-
-
-def best(every: Sequence[Pair]) -> SumCosts:
-    """The constants with which most are in order, and of those the ones with the nearest ratios."""
-
-    def error(sums: SumCosts) -> float:
-        return sum(
-            math.log((b / a) / (pair.tensor / pair.layer)) ** 2 for pair in every for a, b in [pair.estimated(sums)]
-        )
-
-    grid = itertools.product((2e-5, 4e-5, 6e-5, 9e-5), (0.0, 3e-5), (0.1, 0.2, 0.3, 0.5), (1.0, 1.3, 1.6, 2.0, 2.5))
-    tried = [SumCosts(wait, more, link, 4.0, layer) for wait, more, link, layer in grid]
-    return min(tried, key=lambda sums: (-in_order(every, sums), error(sums)))
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.splits.speeds", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--fit", action="store_true", help="print the constants that the first half asks for")
-    options = parser.parse_args()
-    every = pairs()
-    sums = best(fitted_on(every)) if options.fit else default_sums()
-    print(sums)
-    for number, pair in enumerate(every):
-        layer, tensor = pair.estimated(sums)
-        is_right = (layer > tensor) == (pair.layer > pair.tensor)
-        print(
-            f"{'fitted' if number % 2 == 0 else 'judged'} {'right' if is_right else 'WRONG'} {pair.machine[:24]:24} "
-            f"{pair.model:26} {pair.test:8} d{pair.depth:<6} layer {pair.layer:8.1f} ({layer:8.1f})  tensor "
-            f"{pair.tensor:8.1f} ({tensor:8.1f})"
-        )
-    for name, half in (("fitted on", fitted_on(every)), ("kept apart", judged_by(every))):
-        print(f"{name}: {in_order(half, sums)} of {len(half)} in the measured order")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

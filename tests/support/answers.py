@@ -11,7 +11,7 @@ from fitter.llama.types import Array, DeviceInfo, Row, VirtualDevice
 from fitter.planning.checked.calibration import Calibration, Comparison, DeviceCalibration, Difference
 from fitter.planning.plan.inspection import Inspection, LayerSize, RoleSize
 from fitter.planning.plan.plan import ModelSummary
-from tests.unit.plans import GIB, MIB
+from tests.support.plans import GIB, MIB
 
 
 class Terminal(io.StringIO):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tests.patience import SECONDS, until
+from tests.support.patience import SECONDS, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
