@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
-from fitter.api import plan_methods as plan_methods
-from fitter.api.calibrate_devices import calibrate
-from fitter.api.fit_model import fit
-from fitter.api.inspect_model import inspect
-from fitter.api.list_devices import devices
-from fitter.api.measure_load import estimate, measure
-from fitter.api.verify_plan import verify
-from fitter.planning.plan.plan import Plan
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fitter.api.calibrate_devices import calibrate
+    from fitter.api.fit_model import fit
+    from fitter.api.inspect_model import inspect
+    from fitter.api.list_devices import devices
+    from fitter.api.measure_load import estimate, measure
+    from fitter.api.verify_plan import verify
+    from fitter.planning.plan.plan import Plan
+
+_HOMES = {
+    "Plan": "fitter.planning.plan.plan",
+    "calibrate": "fitter.api.calibrate_devices",
+    "devices": "fitter.api.list_devices",
+    "estimate": "fitter.api.measure_load",
+    "fit": "fitter.api.fit_model",
+    "inspect": "fitter.api.inspect_model",
+    "measure": "fitter.api.measure_load",
+    "verify": "fitter.api.verify_plan",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # a module of this package can be imported without all the others, as fitter.Llama is
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fitter.api' has no attribute '{name}'")
+    from importlib import import_module
+
+    import_module("fitter.api.plan_methods")
+    return getattr(import_module(_HOMES[name]), name)
+
 
 __all__ = ["Plan", "calibrate", "devices", "estimate", "fit", "inspect", "measure", "verify"]

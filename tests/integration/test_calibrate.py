@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fitter import api
-from fitter.api import call_worker
+from fitter.api import calibrate_devices, call_worker
 from fitter.errors import LibraryError, LlamaCppError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, VirtualDevice
@@ -192,7 +192,7 @@ class StandIn(Worker):
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[StandIn]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for module in (api, call_worker):
+    for module in (calibrate_devices, call_worker):
         monkeypatch.setattr(module, "Worker", StandIn)
     monkeypatch.setattr(StandIn, "processes", 0)
     return StandIn

@@ -18,6 +18,7 @@ import pytest
 
 from fitter import api
 from fitter.errors import LlamaCppError
+from fitter.llama.client import Worker
 from fitter.llama.load.breakdown import breakdown_of
 from fitter.llama.types import Params, TensorBuftOverride, VirtualDevice
 from fitter.machine.gpu import parse_gpus
@@ -278,7 +279,7 @@ def test_llama_takes_what_was_predicted(tiny: Path) -> None:
 def _plan(path: Path, params: Params) -> api.Plan:
     """A plan for this machine with exactly ``params``."""
     fitted = api.fit(path, n_ctx=512)
-    with api.Worker() as worker:
+    with Worker() as worker:
         breakdown = worker.measure(path, params)
     changed = {"params": params, "breakdown": breakdown}
     return api.Plan(**{field.name: getattr(fitted, field.name) for field in fields(fitted)} | changed)

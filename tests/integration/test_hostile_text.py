@@ -22,11 +22,12 @@ from typing import Any
 import pytest
 
 from fitter import api
+from fitter.api import call_worker, inspect_model, list_devices, verify_plan
 from fitter.cli import main
 from fitter.errors import FitterError
 from fitter.llama.client import Worker
 from fitter.llama.load.zeros import Value, ZeroTensor, write_zeros
-from fitter.llama.types import DeviceInfo, VirtualDevice
+from fitter.llama.types import DeviceInfo, Params, VirtualDevice
 from fitter.machine.gpu import parse_gpus
 from fitter.output.formats import FORMATS
 from fitter.regression import measuring
@@ -162,7 +163,8 @@ def one_worker() -> Iterator[None]:
         return plans[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, "Worker", worker)
+        for module in (call_worker, inspect_model, list_devices, verify_plan):
+            patch.setattr(module, "Worker", worker)
         patch.setattr(measuring, "Worker", worker)
         patch.setattr(api, "fit", fit)
         yield
@@ -255,7 +257,7 @@ def test_the_log(models: list[Path], capsys: pytest.CaptureFixture[str], monkeyp
     with Worker(parse_gpus(["8GiB"]), on_log=(lines := []).append) as worker, monkeypatch.context() as patch:  # type: ignore[var-annotated]
         for path in models[::3]:
             worker.header(path)
-            worker.measure(path, replace(api.Params(), n_gpu_layers=0))
+            worker.measure(path, replace(Params(), n_gpu_layers=0))
         assert any("general.name" in line or "owned" in line for line in lines)
 
         def refuse(*_: Any, on_log: Callable[[str], None], **__: Any) -> None:

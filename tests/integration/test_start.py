@@ -118,7 +118,7 @@ def test_an_early_worker_that_does_not_suit_is_left(change: str) -> None:
     code = EARLY.format(count=1) + (
         "import psutil\nearly, = psutil.Process().children()\n"
         f"{change}\n"
-        "worker = Worker(); worker.devices(); print(worker.pid == early_start.pid); worker.close()\n"
+        "worker = Worker(); worker.devices(); print(worker.pid == early.pid); worker.close()\n"
     )
     done = python(code)
     assert (done.stdout, done.stderr) == ("False\n", "")
@@ -222,7 +222,7 @@ WORDS = {
 @pytest.mark.parametrize(("word", "path", "loads"), WORDS.values(), ids=WORDS)
 def test_a_load_that_begins_early_is_not_repeated(model: Path, word: str, path: str, loads: list[int]) -> None:
     code = (
-        "from fitter import early_start as early\n"
+        "from fitter import early_start\n"
         "from fitter.llama.worker import process\n"
         f"process.prestart(lambda wait: early_start.load({path.format(model=model)!r}, wait)).wake({word!r})\n"
         "from fitter.llama.client import Worker\n"

@@ -143,7 +143,7 @@ def kept_workers() -> Iterator[None]:
     """Let all fits and measurements of this process use the same few worker processes."""
     workers = _Workers()
     try:
-        with mock.patch.object(api, "Worker", workers.lend):
+        with mock.patch("fitter.api.call_worker.Worker", workers.lend):
             yield
     finally:
         for worker in workers.idle:

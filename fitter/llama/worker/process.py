@@ -379,7 +379,7 @@ def _word(parent: int) -> str:
 
 def main(parent: str) -> None:
     """Be a worker of the process with the number ``parent``."""
-    worker_environment.become_worker()
+    become_worker()
     from fitter.llama.worker.worker import main as answer
 
     answer(_REQUESTS, _ANSWERS, int(parent))
