@@ -109,9 +109,10 @@ demo: install ## write a small MoE model, fit it to two virtual GPUs and to this
 	@$(PY) examples/demo.py
 
 .PHONY: calibrate
-calibrate: install ## on a machine with a CUDA card: compare it with its virtual twin, and write rows for tests/data/cuda
+calibrate: install ## on a machine with a CUDA card: compare it with its virtual twin, and write what its loads take to build/card_loads.csv
 	@$(PY) -m fitter calibrate || [ $$? -eq 4 ]
-	@$(PY) -m tools.calibrate
+	@mkdir -p build
+	@$(PY) -m tools.card_loads --measure build/card_loads.csv
 
 .PHONY: lint
 lint: install ## ruff and mypy --strict

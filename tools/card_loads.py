@@ -26,6 +26,7 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, DeviceInfo, Params, TensorBuftOverride, VirtualDevice
 from fitter.planning.checked.calibration import twin_of, write_models
 from tools import cuda_reference, shapes
+from tools.load_answers import read_table, text_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -143,8 +144,8 @@ def cards() -> dict[str, Card]:
 
 def loads() -> tuple[CardLoad, ...]:
     """Every stored load."""
-    with (DATA / "card_loads.csv").open(newline="", encoding="utf-8") as file:
-        return tuple(CardLoad(**row | {"cards": tuple(row["cards"].split())}) for row in csv.DictReader(file))
+    rows = read_table(DATA / "card_loads.csv")
+    return tuple(CardLoad(**row | {"cards": tuple(row["cards"].split())}) for row in rows)  # type: ignore[arg-type]
 
 
 def cut(shape: shapes.Shape, n_layer: int, kind: str = "") -> shapes.Shape:
@@ -198,12 +199,8 @@ def _file_bytes(header: str) -> int:
 
 
 def text(breakdown: Breakdown) -> str:
-    """A measurement as tables have it: buffer types that hold anything, in the order of their names."""
-    return " ".join(
-        f"{row.buffer_type}={row.model}/{row.context}/{row.compute}"
-        for row in sorted(breakdown.rows, key=lambda row: row.buffer_type)
-        if row.model or row.context or row.compute
-    )
+    """Write the bytes of buffer types that hold anything, as the tables have them."""
+    return " ".join(word for word in text_of(breakdown).split() if not word.endswith("=0/0/0"))
 
 
 def splits(breakdown: Breakdown) -> str:

@@ -26,10 +26,9 @@ from fitter.llama.build.versions import numbers_of
 from fitter.llama.processes.worker_environment import LLAMA_CPP
 from tools import llama_builds, shapes
 from tools.oracle.draw import draw
-from tools.oracle.measure import Row, fill
+from tools.oracle.measure import Row, compare_rows, fill
 
 DATA = Path(compared.__file__).with_name("compared.json")
-SHOWN = 10
 OWN, ORACLE = "its own libggml-cuda.so", "ggml-cuda of its source, built without a GPU"
 _VOLTA = "70"
 _SHARED_EXPERTS = ("deepseek-v3.1", "glm45-air", "kimi-k2", "qwen3-next-80b-a3b")
@@ -85,10 +84,8 @@ def compare(subject: Subject, rows: Sequence[Row], models: Path, jobs: int) -> d
     """The figures of a comparison, which is printed. Raises ``FitterError``."""
     real, mirror = answers(subject, rows, models, jobs)
     pairs = differing(real, mirror)
-    for a, b in pairs[:SHOWN]:
-        print(" ", {key: value for key, value in a.items() if key not in ("result", "splits") and value})
-        for label, row in (("build", a), ("rules", b)):
-            print(f"    {label:6}{row['result']} {row['splits']}")
+    if pairs:
+        compare_rows(f"{subject.name}, which differ", *zip(*pairs, strict=True))
     seen = look(subject.where)
     figures = {
         "llama_cpp": subject.name,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
-import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,6 +15,7 @@ from fitter.llama.types import Breakdown, Params, TensorBuftOverride, VirtualDev
 from fitter.machine.gpu_catalogue import capability
 from tools import shapes
 from tools.environment import with_variables
+from tools.load_answers import read_table
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data" / "cuda"
 TABLES = {
@@ -65,23 +64,10 @@ def write_model(name: str, directory: Path) -> Path:
 @cache
 def loads(table: str = "published") -> tuple[Load, ...]:
     """All rows of a table, those of the same devices and model next to each other."""
-    rows = [load_of(f"{table}-{number}", row) for number, row in enumerate(read((TABLES | ROCM_TABLES)[table]), 2)]
+    rows = [
+        load_of(f"{table}-{number}", row) for number, row in enumerate(read_table((TABLES | ROCM_TABLES)[table]), 2)
+    ]
     return tuple(sorted(rows, key=cheapest_order))
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    """A table as it is stored."""
-    with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def write(path: Path, rows: Sequence[dict[str, str]]) -> None:
-    """Store a table; the same rows make the same file."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    path.write_bytes(gzip.compress(text.getvalue().encode(), 9, mtime=0))
 
 
 def load_of(name: str, row: dict[str, str]) -> Load:
@@ -114,11 +100,6 @@ def load_of(name: str, row: dict[str, str]) -> Load:
         n_splits=_splits(row["splits"]) if row["splits"] else None,
         failure=row["result"].partition(": ")[2] if failed else "",
     )
-
-
-def result_of(breakdown: Breakdown) -> str:
-    """The column ``result`` for a load that succeeded."""
-    return " ".join(f"{name}={'/'.join(map(str, sizes))}" for name, sizes in sorted(bytes_of(breakdown).items()))
 
 
 def splits_of(breakdown: Breakdown) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 import sys
@@ -21,8 +20,7 @@ from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, VirtualDev
 from fitter.machine import calibrated
 from fitter.machine.gpu import parse_gpus
 from fitter.planning.checked import calibration
-from tools import calibrate as script
-from tools import cuda_reference, rpc_servers, shapes
+from tools import rpc_servers
 from tools.tiny import TINY_DENSE, write_tiny
 
 MIB = 2**20
@@ -250,73 +248,3 @@ def test_without_a_device_there_is_nothing_to_calibrate() -> None:
 
 
 # --- rows for tests/data
-
-
-@pytest.mark.parametrize(
-    ("capabilities", "counts"),
-    [([890], {"1"}), ([890, 860], {"1", "2"}), ([], set())],
-    ids=["one card", "two cards", "no card"],
-)
-def test_rows_that_these_cards_can_make(capabilities: list[int], counts: set[str]) -> None:
-    rows = script.wanted_rows(script.stored_rows(), capabilities)
-    assert {row["n_devices"] for row in rows} == counts
-    assert {(row["n_devices"], row["compute_capability"]) for row in rows} <= {("1", "89"), ("2", "89/86")}
-    assert len({tuple(row.values()) for row in rows}) == len(rows)
-
-
-def test_rows_are_written_as_the_others_are(tmp_path: Path) -> None:
-    rows = script.wanted_rows(script.stored_rows(), [890, 890])[::24]
-    cards = [VirtualDevice(f"CUDA{i}", "A  card, 24GB", "cuda", 890, 48 * 2**30, 47 * 2**30) for i in range(2)]
-    with Worker(cards) as worker, Worker([replace(card, total=2**42, free=2**42) for card in cards]) as other:
-        found, differing = script.run(rows, worker.measure, other.measure, worker.devices(), tmp_path)
-        assert differing == []
-        file = tmp_path / script.file_name(worker.devices())
-    assert file.name == "real-2x-a-card-24gb.csv"
-    assert len(found) == len(rows)
-    script.write_rows(file, found)
-    with file.open(newline="") as opened:
-        read = list(csv.DictReader(opened))
-    assert read == found
-    assert list(read[0]) == list(cuda_reference.read(cuda_reference.TABLES["published"])[0])
-    loads = [cuda_reference.load_of(str(number), row) for number, row in enumerate(read)]
-    assert {load.rows is None for load in loads} == {True, False}
-    # with models that have no stored header, but a shape
-    assert {load.model for load in loads if load.rows} & set(shapes.SHAPES)
-    assert not any("GGUF" in load.failure for load in loads)
-    for load, row in zip(loads, read, strict=True):
-        sizes = {name: "/".join(map(str, each)) for name, each in (load.rows or {}).items()}
-        assert row["result"] == (
-            " ".join(f"{name}={each}" for name, each in sizes.items())
-            if load.rows
-            else f"FAIL llama.cpp: {load.failure}"
-        )
-
-
-def test_a_twin_that_says_otherwise_is_found(tmp_path: Path) -> None:
-    rows = script.wanted_rows(script.stored_rows(), [890])[:12]
-    card = VirtualDevice("CUDA0", "Card", "cuda", 890, 2**42, 2**42)
-    with Worker([card]) as worker:
-
-        def wrong(path: Path, params: Params) -> Breakdown:
-            found = worker.measure(path, params)
-            return replace(found, rows=tuple(replace(row, compute=row.compute + 1) for row in found.rows))
-
-        found, differing = script.run(rows, worker.measure, wrong, worker.devices(), tmp_path)
-    measured = [row for row in found if not row["result"].startswith("FAIL")]
-    assert measured and [real for real, _ in differing] == measured
-
-
-def test_a_row_that_needs_more_memory_than_there_is_is_left_out(tmp_path: Path) -> None:
-    def full(path: Path, params: Params) -> Breakdown:
-        raise LlamaCppError(f"{path}: failed to allocate buffer for rs cache")
-
-    rows = script.wanted_rows(script.stored_rows(), [890])[:1]
-    card = DeviceInfo("CUDA0", "Card", "gpu", "CUDA", 2**30, 2**30)
-    assert script.run(rows, full, full, [card], tmp_path) == ([], [])
-
-
-@pytest.mark.parametrize(("words", "status"), [([], 3), (["--limit", "0"], 2)], ids=["no card", "no row"])
-def test_the_script_says_why_not(words: list[str], status: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert script.main(words) == status
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err.count("\n")) == ("", 1)

@@ -14,7 +14,8 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Params, describe
 from fitter.machine.gpu import parse_gpus
 from tools import shapes
-from tools.metal import check, loads
+from tools.backend_loads import METAL, answers, stored
+from tools.metal import check
 from tools.metal.build import build
 from tools.oracle import operations
 from tools.tiny import write_tiny
@@ -31,8 +32,13 @@ def test_the_real_code_gives_the_stored_answers(tmp_path: Path) -> None:
     library = build(source, tmp_path, operations.LIBRARIES / "libggml-base.so.0")
     ops = operations.build_ops(source / "ggml" / "include", tmp_path)
     assert check.compare_operations(ops, library, 200_000) == "different: 0"
-    known = loads.known()[::SAMPLE]
-    assert list(loads.answers([load for load, _ in known], tmp_path, library)) == [answer for _, answer in known]
+    sample = stored(METAL)[::SAMPLE]
+    real = answers(
+        [load for load, _ in sample],
+        lambda load: shapes.write(load.model, tmp_path, vocab=False),
+        lambda load: check.variables(load, library),
+    )
+    assert list(real) == [answer for _, answer in sample]
 
 
 def test_what_a_mac_says_of_itself() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 from collections import Counter
@@ -13,14 +12,13 @@ from pathlib import Path
 import pytest
 
 from fitter.llama.build.library import backend_path
-from fitter.llama.client import Worker
 from fitter.machine.gpu import VULKAN_DRIVERS
 from fitter.machine.gpu_catalogue import capability
 from tools import cuda_reference, shapes
-from tools.metal import loads as metal
+from tools.backend_loads import METAL, VULKAN, answers, stored
+from tools.load_answers import MODELS
 from tools.oracle import operations
 from tools.oracle.draw import ARCHITECTURES
-from tools.vulkan import loads as vulkan
 
 
 @dataclass(frozen=True)
@@ -43,30 +41,16 @@ def different_on_cuda(loads: Iterable[object], directory: Path) -> list[str]:
         return [said for load in loads if (said := workers.difference(directory, load))]  # type: ignore[arg-type]
 
 
-def different_on_vulkan(rows: Iterable[object], directory: Path) -> list[str]:
-    found = []
-    by_environment = itertools.groupby(rows, key=lambda row: row[0].environment)  # type: ignore[index]
-    for environment, group in by_environment:
-        with pytest.MonkeyPatch.context() as patch:
-            for name in {variable.partition("=")[0] for variable in vulkan.ENVIRONMENTS}:
-                patch.delenv(name, raising=False)
-            if environment:
-                patch.setenv(*environment.split("=", 1))
-            with Worker() as worker:
-                for load, expected in group:  # type: ignore[misc]
-                    worker.configure(load.devices)
-                    path = shapes.write(load.model, directory, vocab=False)
-                    answer = vulkan.answer(worker, path, load.params)
-                    found += [] if answer == expected else [f"{load}\n  expected {expected}\n  found    {answer}"]
-    return found
-
-
-def different_on_metal(rows: Iterable[object], directory: Path) -> list[str]:
-    known = list(rows)
-    answers = metal.answers([load for load, _ in known], directory, None)  # type: ignore[misc]
+def different_on_backend(rows: Iterable[object], directory: Path) -> list[str]:
+    """On the devices of ``vulkan`` or ``metal``."""
+    stored = list(rows)
+    actual = answers(
+        [load for load, _ in stored],  # type: ignore[misc]
+        lambda load: shapes.write(load.model, directory, vocab=False),
+    )
     return [
         f"{load}\n  expected {expected}\n  found    {answer}"
-        for (load, expected), answer in zip(known, answers, strict=True)  # type: ignore[misc]
+        for (load, expected), answer in zip(stored, actual, strict=True)  # type: ignore[misc]
         if answer != expected
     ]
 
@@ -84,8 +68,20 @@ def of_cuda(table: str, step: int, count: int) -> Table:
 TABLES: Mapping[str, Table] = {
     **{f"cuda {name}": of_cuda(name, 4 if name == "drawn" else 12, 1) for name in cuda_reference.TABLES},
     "rocm": of_cuda("rocm", 6, 600),
-    "vulkan": Table(vulkan.known, different_on_vulkan, 6, 200, lambda row: (row[0].driver, row[0].environment)),  # type: ignore[index]
-    "metal": Table(metal.known, different_on_metal, 5, 400, lambda row: (row[0].model, row[0].environment)),  # type: ignore[index]
+    "vulkan": Table(
+        lambda: stored(VULKAN),
+        different_on_backend,
+        6,
+        200,
+        lambda row: (row[0].driver, row[0].environment),  # type: ignore[index]
+    ),
+    "metal": Table(
+        lambda: stored(METAL),
+        different_on_backend,
+        5,
+        400,
+        lambda row: (row[0].model, row[0].environment),  # type: ignore[index]
+    ),
 }
 
 
@@ -135,13 +131,13 @@ def test_the_table_of_rocm_is_what_it_is_said_to_be() -> None:
 
 
 def test_the_samples_of_vulkan_and_metal_have_some_of_everything() -> None:
-    rows = [load for load, _ in vulkan.known()[:: TABLES["vulkan"].step]]
+    rows = [load for load, _ in stored(VULKAN)[:: TABLES["vulkan"].step]]
     assert {load.driver for load in rows} == set(VULKAN_DRIVERS)
-    assert {load.model for load in rows} >= set(vulkan.MODELS)
-    assert {load.environment for load in rows} >= {"", *vulkan.ENVIRONMENTS}
-    others = [load for load, _ in metal.known()[:: TABLES["metal"].step]]
-    assert {load.model for load in others} == set(vulkan.MODELS)
-    assert {load.environment for load in others} == {"", *metal.ENVIRONMENTS}
+    assert {load.model for load in rows} >= set(MODELS)
+    assert {load.environment for load in rows} >= {"", *VULKAN.environments}
+    others = [load for load, _ in stored(METAL)[:: TABLES["metal"].step]]
+    assert {load.model for load in others} == set(MODELS)
+    assert {load.environment for load in others} == {"", *METAL.environments}
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Params, VirtualDevice
 from fitter.machine.gpu import parse_gpus
 from tools import shapes
-from tools.vulkan.loads import answer
+from tools.load_answers import answer
 
 
 def measure(devices: tuple[VirtualDevice, ...], directory: Path, model: str, params: Params) -> str:

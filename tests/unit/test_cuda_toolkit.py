@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tools.cuda.check import differences
 from tools.cuda.toolkit import (
     Toolkit,
     ToolkitError,
@@ -159,12 +158,3 @@ def test_the_toolkit_that_is_named_is_not_replaced(tmp_path: Path) -> None:
 )
 def test_the_line_that_says_why(said: str, expected: str) -> None:
     assert reason(said) == expected
-
-
-def test_what_differs_is_said_with_its_settings() -> None:
-    one = {"model": "a", "n_ctx": "512", "environment": "", "result": "CUDA0=1/2/3", "splits": "1"}
-    assert differences([one, one], [one, one | {"result": "CUDA0=1/2/4"}]) == [
-        "load 1: {'model': 'a', 'n_ctx': '512'} CUDA0=1/2/3 (1) is not CUDA0=1/2/4 (1)"
-    ]
-    lines = differences([one] * 11, [one | {"splits": "2"}] * 11)
-    assert ["model" in line for line in lines] == [True] * 10 + [False]

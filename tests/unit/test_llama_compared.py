@@ -14,7 +14,7 @@ from fitter.llama.build.cuda_library import Answering, CudaLibrary
 from fitter.llama.build.epochs import cuda_rules, epochs
 from fitter.llama.build.versions import numbers_of
 from fitter.llama.virtual import VirtualDevice
-from tools.cuda_reference import read
+from tools.load_answers import read_table
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 
@@ -151,7 +151,7 @@ TABLES = {
 def test_the_figures_of_the_pinned_build_are_the_stored_rows(profile: str) -> None:
     pinned = compared.compared(profile, "0.25.3", "0c1e57098")
     assert pinned is not None
-    assert pinned.rows == pinned.equal == sum(len(read(DATA / name)) for name in TABLES[profile])
+    assert pinned.rows == pinned.equal == sum(len(read_table(DATA / name)) for name in TABLES[profile])
     assert said_of(profile, "0.25.3", "0c1e570-dirty") == ""
 
 

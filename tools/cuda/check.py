@@ -17,11 +17,10 @@ from fitter.llama.build.cuda_library import find_cuda_library
 from tools import shapes
 from tools.cuda.toolkit import ToolkitError, architectures_of
 from tools.oracle.draw import draw
-from tools.oracle.measure import Row, fill
+from tools.oracle.measure import compare_rows, fill
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "build" / "cuda" / "bin"
-SHOWN = 10
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,23 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="fitter-cuda-") as directory:
         real = fill(rows, Path(directory), library, options.jobs)
         mirror = fill(rows, Path(directory), None, options.jobs)
-    lines = differences(real, mirror)
-    print(*lines, sep="\n", end="\n" if lines else "")
-    refused = sum(row["result"].startswith("FAIL") for row in real)
-    print(f"{library.path}: {len(real)} loads, {refused} of them refused by llama.cpp, different: {len(lines)}")
-    return 1 if lines else 0
-
-
-def differences(real: Sequence[Row], mirror: Sequence[Row]) -> list[str]:
-    """A line for each load whose answers differ, of which the settings are said for the first ones."""
-    lines: list[str] = []
-    for number, (one, other) in enumerate(zip(real, mirror, strict=True)):
-        if one != other:
-            settings = {key: value for key, value in one.items() if key not in ("result", "splits") and value}
-            said = f" {settings}" if len(lines) < SHOWN else ""
-            answers = " is not ".join(f"{row['result']} ({row['splits']})" for row in (one, other))
-            lines.append(f"load {number}:{said} {answers}")
-    return lines
+    return int(compare_rows(str(library.path), real, mirror) > 0)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from tools import llama_builds, llama_python
 from tools.llama_builds import ROOT, FetchError
 from tools.llama_truth.loads import draw, measured, store
 from tools.llama_truth.program import CompileError, answers, compiled, headers_of, servers, with_one_cpu
+from tools.load_answers import compare as comparison
 
 STORED, SEED = 60, 14
 
@@ -38,11 +39,7 @@ def compare(name: str, count: int, seed: int, n_servers: int, is_stored: bool, m
             store(name, loads, said)
         with Worker(llama_cpp=where, rpc=endpoints) as worker:
             found = [measured(worker, load, models) for load in loads]
-    different = [each for each in zip(loads, said, found, strict=True) if each[1] != each[2]]
-    for load, own, ours in different:
-        print(f"{name}: {load}\n    llama.cpp {own}\n    fitter    {ours}", flush=True)
-    print(f"{name}: {count - len(different)} of {count} loads are equal", flush=True)
-    return len(different)
+    return comparison(name, loads, said, found)
 
 
 def main(argv: list[str] | None = None) -> int:

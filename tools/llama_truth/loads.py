@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,10 +10,10 @@ from pathlib import Path
 
 from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
-from fitter.llama.types import Breakdown, Params, TensorBuftOverride
+from fitter.llama.types import Params, TensorBuftOverride
 from tools import shapes
+from tools.load_answers import MODELS, draw_params, params_of, params_text, read_table, text_of, write_table
 from tools.tiny import write_tiny
-from tools.vulkan.loads import MODELS, draw_params, params_of, params_text, write_table
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "llama_builds"
 COLUMNS = ("model", "params", "result")
@@ -29,7 +27,7 @@ _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 
 @dataclass(frozen=True)
 class Load:
-    """A load of one of ``tools.vulkan.loads.MODELS`` that allocates nothing, or of ``TINY`` that does."""
+    """A load of one of ``tools.load_answers.MODELS`` that allocates nothing, or of ``TINY`` that does."""
 
     model: str
     params: Params
@@ -78,11 +76,6 @@ def draw(count: int, seed: int, has_devices: bool = False) -> Iterator[Load]:
         yield Load(model, replace(params, n_ctx=min(params.n_ctx, 8192)) if model == TINY else params)
 
 
-def text_of(breakdown: Breakdown) -> str:
-    """A measurement as ``program.cpp`` writes it."""
-    return " ".join(sorted(f"{row.buffer_type}={row.model}/{row.context}/{row.compute}" for row in breakdown.rows))
-
-
 def measured(worker: Worker, load: Load, directory: Path) -> str:
     """What fitter says of a load on all of a worker's devices, as ``program.cpp`` would write it."""
     try:
@@ -99,8 +92,8 @@ def table(build: str) -> Path:
 @cache
 def known(build: str) -> tuple[tuple[Load, str], ...]:
     """The loads that are stored for a build, with its answers."""
-    with gzip.open(table(build), "rt", newline="") as file:
-        return tuple((Load(row["model"], params_of(row["params"])), row["result"]) for row in csv.DictReader(file))
+    rows = read_table(table(build))
+    return tuple((Load(row["model"], params_of(row["params"])), row["result"]) for row in rows)
 
 
 def store(build: str, loads: Sequence[Load], answers: Iterable[str]) -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 from fitter.llama.build.library import backend_path
 from fitter.llama.types import VirtualDevice, describe
-from tools.metal import loads
+from tools import shapes
+from tools.backend_loads import METAL, Load, answers, draw, store
+from tools.load_answers import compare
 from tools.metal.build import build
 from tools.oracle import operations
 from tools.oracle.build import MissingError
@@ -39,18 +41,28 @@ def main() -> int:
 
     said = compare_operations(ops, library, 1_000_000)
     print(f"a million operations, {said.splitlines()[-1]}", *said.splitlines()[:-1], sep="\n  ")
-    drawn = loads.draw(options.count, options.seed)
-    with tempfile.TemporaryDirectory(prefix="fitter-metal-") as temporary:
-        real = list(loads.answers(drawn, Path(temporary), library))
-        ours = list(loads.answers(drawn, Path(temporary), None))
+    loads = draw(METAL, options.count, options.seed)
+    with tempfile.TemporaryDirectory() as temporary:
+
+        def model(load: Load) -> Path:
+            return shapes.write(load.model, Path(temporary), vocab=False)
+
+        real = list(answers(loads, model, lambda load: variables(load, library)))
+        ours = list(answers(loads, model))
     if options.write:
-        loads.store(zip(drawn, real, strict=True))
-        print(f"wrote {loads.TABLE.relative_to(ROOT)}")
-    different = [triple for triple in zip(drawn, real, ours, strict=True) if triple[1] != triple[2]]
-    print(f"{len(drawn)} loads, different: {len(different)}")
-    for load, expected, found in different[:10]:
-        print(f"  {load}\n    real    {expected}\n    profile {found}")
+        store(METAL, zip(loads, real, strict=True))
+        print(f"wrote {METAL.table.relative_to(ROOT)}")
+    different = compare("shapes", loads, real, ours)
     return int(bool(different) or not said.endswith("different: 0"))
+
+
+def variables(load: Load, library: Path) -> dict[str, str]:
+    """The variables with which ggml-metal's own C++ (``library``, see build.py) has the load's devices."""
+    return {
+        "GGML_BACKEND_PATH": str(library),
+        "GGML_METAL_DEVICES": str(load.n_devices),
+        "ORACLE_METAL_DEVICES": describe(load.devices),
+    }
 
 
 def compare_operations(ops: Path, library: Path, count: int) -> str:

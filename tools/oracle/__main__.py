@@ -15,11 +15,12 @@ from pathlib import Path
 
 from fitter.llama.build.library import backend_path
 from tools import cuda_reference, shapes
+from tools.load_answers import read_table, write_table
 from tools.oracle import build as build_cuda
 from tools.oracle import build_hip, operations
 from tools.oracle.build import MissingError
 from tools.oracle.draw import ARCHITECTURES, CAPABILITIES, draw
-from tools.oracle.measure import Row, fill
+from tools.oracle.measure import Row, compare_rows, fill
 from tools.oracle.upstream_fit import ROCM_SETS, SETS, compare
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,21 +65,21 @@ def main() -> int:
     print(f"operations: {len(answers.splitlines())}, {'changed' if differences else 'as stored'}")
 
     if options.draw:
-        cuda_reference.write(drawn, draw(list(shapes.SHAPES), options.draw, options.seed, known))
+        _write_rows(drawn, draw(list(shapes.SHAPES), options.draw, options.seed, known))
     with tempfile.TemporaryDirectory() as temporary:
         models = Path(temporary)
         for name, path in tables.items():
-            rows = cuda_reference.read(path)
+            rows = read_table(path)
             filled = fill(rows, models, library, options.jobs)
-            changed = _report(f"{name}: {len(rows)} rows, changed", "stored", rows, "now", filled)
+            changed = compare_rows(f"{name}, stored and now", rows, filled)
             if changed and not options.check:
-                cuda_reference.write(path, filled)
+                _write_rows(path, filled)
             differences += changed
         if options.random:
             rows = draw(list(shapes.SHAPES), options.random, options.seed, known)
             real = fill(rows, models, library, options.jobs)
             ours = fill(rows, models, None, options.jobs)
-            differences += _report(f"random: {len(rows)} rows, different", "oracle", real, "profile", ours)
+            differences += compare_rows("random, oracle and profile", real, ours)
         if options.fit:
             count, lines = compare(models, library, options.jobs, ROCM_SETS if options.rocm else SETS)
             print(f"llama-fit-params: {count} pairs of shape and devices, different: {len(lines)}", *lines, sep="\n  ")
@@ -86,14 +87,8 @@ def main() -> int:
     return int(differences > 0)
 
 
-def _report(title: str, first: str, one: Sequence[Row], second: str, other: Sequence[Row]) -> int:
-    pairs = [(a, b) for a, b in zip(one, other, strict=True) if a != b]
-    print(f"{title}: {len(pairs)}")
-    for a, b in pairs[:10]:
-        print(" ", {key: value for key, value in a.items() if key not in ("result", "splits")})
-        for label, row in ((first, a), (second, b)):
-            print(f"    {label:8}{row['result']} {row['splits']}")
-    return len(pairs)
+def _write_rows(path: Path, rows: Sequence[Row]) -> None:
+    write_table(path, [list(rows[0]), *(list(row.values()) for row in rows)])
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ from fitter.errors import LlamaCppError
 from fitter.llama.build.cuda_library import CudaLibrary
 from fitter.llama.client import Worker
 from fitter.llama.types import describe
-from tools.cuda_reference import Load, cheapest_order, load_of, result_of, splits_of, write_model
+from tools.cuda_reference import Load, cheapest_order, load_of, splits_of, write_model
 from tools.environment import with_variables
+from tools.load_answers import compare, text_of
 
 Row = dict[str, str]
 
@@ -48,6 +49,13 @@ def fill(rows: Sequence[Row], models: Path, oracle: Path | CudaLibrary | None, j
     return [filled[index] for index in range(len(rows))]
 
 
+def compare_rows(title: str, expected: Sequence[Row], actual: Sequence[Row]) -> int:
+    """Print the rows whose results differ (see ``load_answers.compare``), and return how many do."""
+    loads = [{key: value for key, value in row.items() if key not in _CRASH and value} for row in expected]
+    answers = [[(row["result"], row["splits"]) for row in rows] for rows in (expected, actual)]
+    return compare(title, loads, *answers)
+
+
 def _result(worker: Worker, models: Path, load: Load) -> Row:
     path = write_model(load.model, models)
     try:
@@ -58,7 +66,7 @@ def _result(worker: Worker, models: Path, load: Load) -> Row:
         # A crash says where in the source it is: not the same place for oracle and profile.
         crashed = reason.startswith("llama.cpp was ended")
         return _CRASH if crashed else {"result": f"FAIL {said[-1]}", "splits": ""}
-    return {"result": result_of(breakdown), "splits": splits_of(breakdown)}
+    return {"result": text_of(breakdown), "splits": splits_of(breakdown)}
 
 
 def _start(load: Load, oracle: Path | CudaLibrary | None) -> Worker:

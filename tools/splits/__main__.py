@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from fitter.llama.build.cuda_library import find_cuda_library
+from tools.load_answers import compare
 from tools.splits.loads import draw, real, store, virtual
 
 
@@ -31,14 +32,7 @@ def main() -> int:
         theirs = real(loads, library, Path(temporary), options.llama_cpp, options.jobs)
     if options.store is not None:
         store(options.store, theirs)
-    differences = 0
-    for load, mine, other in zip(loads, ours, theirs, strict=True):
-        if mine != other:
-            differences += 1
-            print(f"{load}\n  fitter {mine}\n  real   {other}")
-    failed = sum(bool(each.failure) for each in theirs)
-    print(f"{len(loads)} loads, of which llama.cpp refuses {failed}: {differences} differ")
-    return int(differences > 0)
+    return int(compare("split mode tensor", loads, theirs, ours) > 0)
 
 
 if __name__ == "__main__":

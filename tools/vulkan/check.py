@@ -7,27 +7,24 @@ library that is preloaded (driver.cpp).
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from fitter.llama.client import Worker
 from fitter.llama.types import Params, TensorBuftOverride
 from tools import shapes
-from tools.vulkan.loads import TABLE, Load, answer, corners, draw, store
+from tools.backend_loads import VULKAN, Load, answers, draw, store
+from tools.load_answers import compare
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = ROOT / "build" / "vulkan" / "bin"
 DRIVER = LIBRARIES / "libfitter-vulkan-driver.so"
-
-Answers = list[str]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,18 +43,17 @@ def main(arguments: Sequence[str]) -> int:
     if missing or options.needs:
         return 1 if missing else 0
 
-    drawn = draw(options.count, options.seed)
-    loads = sorted([*drawn, *corners()], key=lambda load: load.session)
+    loads = sorted([*draw(VULKAN, options.count, options.seed), *corners()], key=lambda load: load.session)
     with tempfile.TemporaryDirectory(prefix="fitter-vulkan-") as directory:
 
         def model(load: Load) -> Path:
             return shapes.write(load.model, Path(directory), vocab=False)
 
-        real = _real(loads, model)
+        real = list(answers(loads, model, _variables))
         if options.write:
-            store(zip(loads, real, strict=True))
-            print(f"wrote {TABLE.relative_to(ROOT)}")
-        different = _compare("loads", loads, real, _virtual(loads, model))
+            store(VULKAN, zip(loads, real, strict=True))
+            print(f"wrote {VULKAN.table.relative_to(ROOT)}")
+        different = compare("shapes", loads, real, list(answers(loads, model)))
     if options.models is not None:
         files = {path.stem: path for path in sorted(options.models.glob("*.gguf"))}
         loads = list(_settings_of(files))
@@ -65,7 +61,9 @@ def main(arguments: Sequence[str]) -> int:
         def file(load: Load) -> Path:
             return files[load.model]
 
-        different += _compare(str(options.models), loads, _real(loads, file), _virtual(loads, file))
+        different += compare(
+            str(options.models), loads, list(answers(loads, file, _variables)), list(answers(loads, file))
+        )
     return 1 if different else 0
 
 
@@ -78,73 +76,44 @@ def _settings_of(models: Iterable[str]) -> Iterator[Load]:
         Params(n_ctx=1024, tensor_buft_overrides=(TensorBuftOverride("ffn|exps", "CPU"),), n_ubatch=16),
     )
     for driver, params, model in itertools.product(("radv", "lavapipe"), settings, models):
-        yield Load(model, driver, 1, "", params)
+        yield Load(VULKAN, model, driver, 1, "", params)
 
 
-def _compare(what: str, loads: Sequence[Load], real: Answers, virtual: Answers) -> int:
-    different = 0
-    for load, expected, found in zip(loads, real, virtual, strict=True):
-        if expected != found:
-            different += 1
-            print(f"different: {load}\n  real    {expected}\n  virtual {found}")
-    failed = sum(answer.startswith("FAIL") for answer in real)
-    drivers = ", ".join(f"{count} {name}" for name, count in sorted(Counter(load.driver for load in loads).items()))
-    print(
-        f"{what}: {len(loads) - different} of {len(loads)} equal ({drivers}; {failed} that llama.cpp refuses), "
-        f"{len({load.model for load in loads})} models"
+def corners() -> Iterator[Load]:
+    """Loads at the limits: of caches, buffers and chunks of buffers, of devices, of models; on each driver."""
+    experts_on_host = (TensorBuftOverride("exps", "CPU"),)
+    large = Params(n_ctx=131072, flash_attn="off", n_batch=4096, n_ubatch=2048)
+    corners: tuple[tuple[str, int, str, Params], ...] = (
+        # K of a layer takes 2 KiB per token: just below 4 GiB, and as much.
+        ("llama-3.1-8b", 1, "", Params(n_ctx=2**21 - 256)),
+        ("llama-3.1-8b", 1, "", Params(n_ctx=2**21)),
+        ("qwen3-30b-a3b", 1, "", large),
+        ("qwen3-30b-a3b", 2, "GGML_VK_SUBALLOCATION_BLOCK_SIZE=17179869184", large),
+        ("qwen3-next-80b-a3b", 1, "GGML_VK_FORCE_MAX_BUFFER_SIZE=100000000", Params(n_ctx=2048, n_seq_max=2)),
+        ("nemotron-h-9b", 1, "GGML_VK_FORCE_MAX_BUFFER_SIZE=300000000", Params(n_ctx=2048, n_seq_max=8)),
+        ("nemotron-h-9b", 1, "", Params(n_ctx=2048, n_seq_max=8)),
+        ("deepseek-v3.1", 4, "", replace(large, flash_attn="on", tensor_buft_overrides=experts_on_host)),
+        ("kimi-k2", 3, "", Params(n_ctx=65536, flash_attn="off")),
+        ("gpt-oss-120b", 4, "GGML_VK_DISABLE_GRAPH_OPTIMIZE=1", Params(n_ctx=65536)),
+        ("qwen3-235b-a22b", 5, "", Params(n_ctx=65536, n_gpu_layers=20, split_mode="none", main_gpu=1)),
+        ("llama-3.1-70b", 8, "", Params(n_ctx=8192)),
     )
-    return different
+    for driver, (model, n_devices, environment, params) in itertools.product(VULKAN.drivers, corners):
+        yield Load(VULKAN, model, driver, n_devices, environment, params)
 
 
-def _real(loads: Sequence[Load], model: Callable[[Load], Path]) -> Answers:
-    answers: Answers = []
-    for first, group in _sessions(loads):
-        environment = {
-            "LD_PRELOAD": str(DRIVER),
-            "FITTER_VULKAN_DRIVER": first.driver,
-            # A software device is only used on request; named again, it is another device.
-            "GGML_VK_VISIBLE_DEVICES": ",".join(["0"] * first.n_devices),
-        }
-        with _environment(first, environment), Worker() as worker:
-            found = [(device.backend, device.virtual) for device in worker.devices() if device.type != "cpu"]
-            if found != [("Vulkan", False)] * first.n_devices:
-                raise SystemExit(f"{LIBRARIES} has {found} instead of {first.n_devices} Vulkan devices")
-            answers += [answer(worker, model(load), load.params) for load in group]
-    return answers
-
-
-def _virtual(loads: Sequence[Load], model: Callable[[Load], Path]) -> Answers:
-    answers: Answers = []
-    for first, group in _sessions(loads):
-        with _environment(first, {}), Worker(first.devices) as worker:
-            answers += [answer(worker, model(load), load.params) for load in group]
-    return answers
-
-
-def _sessions(loads: Iterable[Load]) -> Iterator[tuple[Load, list[Load]]]:
-    for _, group in itertools.groupby(loads, key=lambda load: load.session):
-        same = list(group)
-        yield same[0], same
-
-
-@contextlib.contextmanager
-def _environment(load: Load, more: dict[str, str]) -> Iterator[None]:
-    """What worker processes get that start meanwhile. No GPU of this machine is seen."""
-    name, _, value = load.environment.partition("=")
+def _variables(load: Load) -> dict[str, str]:
+    """The variables with which ggml-vulkan has the load's devices, and no GPU of this machine."""
     drivers = ":".join(map(str, _software_drivers()))
-    changes = {"LLAMA_CPP_LIB_PATH": str(LIBRARIES), "VK_ICD_FILENAMES": drivers, "VK_DRIVER_FILES": drivers, **more}
-    if name:
-        changes[name] = value
-    before = {key: os.environ.get(key) for key in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for key, old in before.items():
-            if old is None:
-                del os.environ[key]
-            else:
-                os.environ[key] = old
+    return {
+        "LLAMA_CPP_LIB_PATH": str(LIBRARIES),
+        "VK_ICD_FILENAMES": drivers,
+        "VK_DRIVER_FILES": drivers,
+        "LD_PRELOAD": str(DRIVER),
+        "FITTER_VULKAN_DRIVER": load.driver,
+        # A software device is only used on request; named again, it is another device.
+        "GGML_VK_VISIBLE_DEVICES": ",".join(["0"] * load.n_devices),
+    }
 
 
 def _software_drivers() -> list[Path]:
