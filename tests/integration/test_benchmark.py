@@ -74,12 +74,6 @@ def test_memory_of_two_processes(
     assert at_most * MB <= memory.at_most <= (at_most + 60) * MB
 
 
-def test_what_a_watched_program_says() -> None:
-    program = "import sys; print('a' * 100000); print('b', file=sys.stderr); sys.exit(3)"
-    done, _ = watch([sys.executable, "-c", program], dict(os.environ))
-    assert (done.returncode, done.stdout, done.stderr) == (3, "a" * 100000 + "\n", "b\n")
-
-
 def test_one_case(tmp_path: Path) -> None:
     raw, tables = tmp_path / "raw.json", tmp_path / "RESULTS.md"
     command = [sys.executable, "-m", "benchmarks.compare", "--results", str(tables)]

@@ -17,9 +17,6 @@ import pytest
 from fitter.llama.build import library as native
 from fitter.llama.build.epochs import cuda_rules
 from fitter.llama.build.layouts import layouts, structs_of
-from tests.support.llama_builds import fetched
-from tools import llama_builds
-from tools.shapes import write
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -257,80 +254,4 @@ def test_another_graph_optimize_than_configured_is_told(shape: Any, tmp_path: Pa
     assert "called with an argument" in run(_OPTIMIZED, model, "without")[0]
 
 
-_HELD = """
-import json, os, sys, threading, time
-from fitter.llama.build import library as native
-native.prepare()
-library = native.libraries()
-hold, seen = library.fitter.fitter_hold_new(), []
-def load():
-    library.fitter.fitter_hold_use(hold)
-    params = library.llama.llama_model_default_params()
-    params.no_alloc = True
-    params.load_mode = 0
-    seen.append(bool(library.llama.llama_model_load_from_file(os.fsencode(sys.argv[1]), params)))
-seen.append(bool(library.fitter.fitter_hold_reached(hold)))
-thread = threading.Thread(target=load)
-thread.start()
-until = time.monotonic() + 60
-while thread.is_alive() and not library.fitter.fitter_hold_reached(hold) and time.monotonic() < until:
-    time.sleep(0.01)
-seen.append(bool(library.fitter.fitter_hold_reached(hold)))
-library.fitter.fitter_hold_release(hold)
-thread.join()
-print(json.dumps(seen))
-"""
-
-
-def test_a_hold_tells_whether_the_load_came_to_it(tmp_path: Path) -> None:
-    model = str(write_tiny(tmp_path / "model.gguf", TINY_DENSE))
-    assert run(_HELD, model) == [False, True, True]
-    assert run(_HELD, str(tmp_path / "no.gguf")) == [False, False, False]
-
-
 # ---- other builds, where there are any
-
-_OTHER = """
-import ctypes, importlib, json, os, sys
-from pathlib import Path
-from fitter.llama.build import library as native
-folder, header = Path(sys.argv[1]), sys.argv[2]
-names = sorted(path for path in folder.iterdir() if path.name.startswith("libllama.") or path.name == "libllama.so")
-llama = ctypes.CDLL(str(names[0]), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
-for path in sorted(folder.glob("libggml*.so*")):
-    if "cpu" not in path.name and "cuda" not in path.name and "vulkan" not in path.name:
-        ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
-ffi = native.declarations()
-path = native.backend_path()
-fitter, backend = (ffi.dlopen(str(each), ffi.RTLD_NOW) for each in (path.with_name("libfitter.so"), path))
-accepted, last, alone = [], ffi.new("char[]", b"GLU"), ffi.new("char[]", b"")
-for n_ops in range(90, 110):
-    build = ffi.new("fitter_build_t *", {"n_ops": n_ops, "last_op": last, "backend_api": 2, "larger_alone": alone})
-    answers = {library.fitter_configure_build(build) for library in (fitter, backend)}
-    if answers != {-1}:
-        accepted.append([n_ops, sorted(answers)])
-gguf, out = fitter.fitter_gguf_open(os.fsencode(header)), ffi.new("fitter_columns_t *")
-filled = fitter.fitter_gguf_tensors(gguf, out)
-numbers = ffi.unpack(out.numbers, out.n_numbers)
-skeleton = fitter.fitter_skeleton_open(os.fsencode(header))
-written = fitter.fitter_skeleton_write(ffi.new("void *[]", [skeleton]), 1)
-fitter.fitter_gguf_close(gguf)
-print(json.dumps([accepted, filled, numbers, written >= 0]))
-"""
-
-
-@pytest.mark.parametrize("name", llama_builds.libraries())
-def test_both_libraries_load_with_another_build(name: str, tmp_path: Path) -> None:
-    folder = str(fetched(name))
-    header = write("qwen3-30b-a3b", tmp_path)
-    library = native.libraries()
-    gguf, out = library.fitter.fitter_gguf_open(os.fsencode(header)), library.ffi.new("fitter_columns_t *")
-    assert library.fitter.fitter_gguf_tensors(gguf, out)
-    expected = library.ffi.unpack(out.numbers, out.n_numbers)
-    library.fitter.fitter_gguf_close(gguf)
-
-    accepted, filled, numbers, is_written = run(_OTHER, folder, str(header))
-    assert [answers for _, answers in accepted] == [[0]]
-    assert filled
-    assert numbers == expected
-    assert is_written

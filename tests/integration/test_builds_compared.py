@@ -18,7 +18,6 @@ import pytest
 import fitter
 from fitter.api.compare_builds import same_load
 from fitter.cli import main
-from fitter.llama.client import Worker
 from fitter.regression import build_report
 from fitter.regression.check_cases import check, lock
 from tests.support.llama_builds import fetched
@@ -89,11 +88,6 @@ def test_a_lock_names_its_build_and_no_path(place: Place) -> None:
     assert f'"{OLD}"' not in text
 
 
-def test_the_same_build_twice_is_nothing(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    status, cases = checked(place, capsys)
-    assert (status, [case["status"] for case in cases.values()]) == (0, ["same"] * 3)
-
-
 def test_a_newer_build_is_named_with_what_grew(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     status, cases = checked(place, capsys, "--llama-cpp", str(place.path / NEW))
     assert status == 4
@@ -114,19 +108,6 @@ def test_a_newer_build_is_named_with_what_grew(place: Place, capsys: pytest.Capt
     assert cases["llama"]["moves"] == []
 
 
-def test_eight_cards_where_seven_were_enough(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """On eight cards the newer build holds the same model as a whole again."""
-    words = ["-c", "131072", "-b", "4096", "-ub", "4096", "--json"]
-    on_host = {}
-    for build, cards in ((OLD, 7), (NEW, 7), (NEW, 8)):
-        capsys.readouterr()
-        place_of_build = str(place.path / build)
-        model = str(place.path / "kimi-k2.gguf")
-        assert main([model, "--gpu", f"{cards}x 96GiB", "--llama-cpp", place_of_build, *words]) == 0
-        on_host[build, cards] = json.loads(capsys.readouterr().out)["host"]["model"]
-    assert on_host[OLD, 7] == on_host[NEW, 8] == 630 * MIB < on_host[NEW, 7]
-
-
 def test_a_lock_keeps_the_backend_of_the_cpu(tmp_path: Path) -> None:
     """Which of several is the best one depends on the machine."""
     directory = str(fetched("v0.5.0"))
@@ -144,14 +125,6 @@ def test_a_lock_keeps_the_backend_of_the_cpu(tmp_path: Path) -> None:
     (result,) = check(toml, llama_cpp=directory)
     assert result.comparison is not None
     assert result.comparison.measured.cpu == other != best
-
-
-def test_a_worker_with_another_backend_of_the_cpu() -> None:
-    with Worker(llama_cpp=fetched("v0.5.0")) as worker:
-        best = worker.build().cpu
-        for name, found in (("libggml-cpu-x64.so", "libggml-cpu-x64.so"), ("libggml-cpu-none.so", best), ("", best)):
-            worker.use_cpu(name)
-            assert worker.build().cpu == found
 
 
 # --- without a lock

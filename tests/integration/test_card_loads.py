@@ -35,19 +35,3 @@ def test_what_differs_is_found(tmp_path_factory: pytest.TempPathFactory) -> None
     directory = tmp_path_factory.mktemp("models")
     for what, each in changed.items():
         assert len(list(card_loads.wrong([load, each], CARDS["h100"], directory))) == 1, what
-
-
-ROW = {"model": "m", "settings": "s"} | dict.fromkeys(("dummy", "reserved", "loaded", "twin dummy", "twin loaded"), "1")
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({}, []),
-        ({"dummy": "2"}, ["m, s: dummy load: 2 is not 1"]),
-        ({"loaded": "2"}, ["m, s: real load: 2 is not 1", "m, s: real load and the card's own dummy load: 2 is not 1"]),
-        ({"twin splits": "3/3"}, ["m, s: graph splits: 2/2 is not 3/3"]),
-    ],
-)
-def test_what_a_card_does_otherwise_is_said(changed: dict[str, str], said: list[str]) -> None:
-    assert card_loads.differences(ROW | {"splits": "2/2", "twin splits": "2/2"} | changed) == said

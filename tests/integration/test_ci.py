@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +78,10 @@ class Runner:
             },
         )
 
-    def check(self, **inputs: str) -> subprocess.CompletedProcess[str]:
-        given = {"file": "fitter.toml", "select": "", "arguments": "", **inputs}
-        return self.run("check", **{name.upper(): value for name, value in given.items()})
+    def ask(self, step: str, **inputs: str) -> subprocess.CompletedProcess[str]:
+        """Run the step ``check`` or ``history`` with these inputs of the Action."""
+        inputs = {"file": "fitter.toml", "select": "", "arguments": "", **inputs}
+        return self.run(step, **{name.upper(): value for name, value in inputs.items()})
 
     @property
     def outputs(self) -> dict[str, str]:
@@ -112,33 +112,9 @@ def test_the_action_is_one_by_githubs_schema() -> None:
     schema("github-actions", ROOT / "action.yml")
 
 
-def test_no_input_is_part_of_a_script() -> None:
-    # It would be run: GitHub puts an expression's value into the text of the script.
-    scripts = {name: step["run"] for name, step in STEPS.items() if "run" in step}
-    assert scripts
-    for name, script in scripts.items():
-        assert "${{" not in script, name
-
-
-def test_every_expression_names_what_there_is() -> None:
-    text = (ROOT / "action.yml").read_text()
-    assert set(re.findall(r"inputs\.([\w-]+)", text)) == set(ACTION["inputs"])
-    known = {
-        "python": {"python-version", "python-path"},
-        "cache": {"cache-hit"},
-        **{
-            name: set(re.findall(r'echo "(\w+)=', step.get("run", ""))) for name, step in STEPS.items() if "run" in step
-        },
-    }
-    named = re.findall(r"steps\.(\w+)\.outputs\.([\w-]+)", text)
-    assert named
-    for step, output in named:
-        assert output in known[step], (step, output)
-
-
 def test_the_action_passes_where_nothing_moved(runner: Runner) -> None:
     runner.lock()
-    done = runner.check()
+    done = runner.ask("check")
     assert done.returncode == 0, done.stderr
     assert runner.outputs == {"status": "0", "report": str(runner.temp / "fitter-check.md")}
     assert runner.summary.read_text() == (runner.temp / "fitter-check.md").read_text()
@@ -150,7 +126,7 @@ def test_the_action_fails_where_it_takes_more(runner: Runner) -> None:
     runner.lock()
     (runner.work / "fitter.toml").write_text(CASE.format(8192))
     runner.summary.write_text("# of another step\n")
-    done = runner.check()
+    done = runner.ask("check")
     assert done.returncode == 4
     assert runner.outputs["status"] == "4"
     # Beside what is there already.
@@ -162,35 +138,38 @@ def test_the_action_fails_where_it_takes_more(runner: Runner) -> None:
     assert "CUDA0" in line
 
 
-INPUTS: dict[str, tuple[dict[str, str], int, str]] = {
-    "another file": ({"file": "missing.toml"}, 2, "missing.toml does not exist: "),
-    "selection": ({"select": "not chat"}, 2, "selects no case"),
-    "selection with blanks": ({"select": "chat and not ( x or y )"}, 0, ""),
-    "arguments": ({"arguments": "--jobs 1  --lock fitter.lock"}, 0, ""),
-    "wrong arguments": ({"arguments": "--nonsense"}, 2, "No such option '--nonsense'"),
-    "what a shell would run": ({"select": "$(touch ran)", "arguments": "; touch ran", "file": "`touch ran`"}, 2, ""),
+INPUTS: dict[str, tuple[str, dict[str, str], int, str]] = {
+    "another file": ("check", {"file": "missing.toml"}, 2, "missing.toml does not exist: "),
+    "selection": ("check", {"select": "not chat"}, 2, "selects no case"),
+    "selection with blanks": ("check", {"select": "chat and not ( x or y )"}, 0, ""),
+    "arguments": ("check", {"arguments": "--jobs 1  --lock fitter.lock"}, 0, ""),
+    "wrong arguments": ("check", {"arguments": "--nonsense"}, 2, "No such option '--nonsense'"),
+    "code for a shell": (
+        "check",
+        {"select": "$(touch ran)", "arguments": "; touch ran", "file": "`touch ran`"},
+        2,
+        "",
+    ),
+    "one build": ("history", {"builds": "python"}, 2, "builds are compared, and there are not two"),
+    "a missing build": ("history", {"builds": "python missing"}, 2, "llama_cpp 'missing' is not there"),
+    "code for a shell as builds": ("history", {"builds": "$(touch ran) ;touch ran", "file": "`touch ran`"}, 2, ""),
 }
 
 
-@pytest.mark.parametrize(("inputs", "status", "message"), INPUTS.values(), ids=INPUTS)
-def test_inputs_of_the_action(runner: Runner, inputs: dict[str, str], status: int, message: str) -> None:
+@pytest.mark.parametrize(("step", "inputs", "status", "message"), INPUTS.values(), ids=INPUTS)
+def test_inputs_of_the_action(runner: Runner, step: str, inputs: dict[str, str], status: int, message: str) -> None:
     runner.lock()
-    done = runner.check(**inputs)
+    done = runner.ask(step, **inputs)
     assert (done.returncode, runner.outputs["status"]) == (status, str(status)), done.stderr
     assert message in runner.summary.read_text()
-    assert ("::error title=fitter check::" in done.stdout) is (status != 0)
+    assert (f"::error title=fitter {step}::" in done.stdout) is (status != 0)
     assert not (runner.work / "ran").exists()
     assert "Traceback" not in done.stderr
 
 
-def history(runner: Runner, builds: str, **inputs: str) -> subprocess.CompletedProcess[str]:
-    given = {"file": "fitter.toml", "select": "", "arguments": "", "builds": builds, **inputs}
-    return runner.run("history", **{name.upper(): value for name, value in given.items()})
-
-
 def test_a_history_in_which_nothing_grew(runner: Runner) -> None:
     runner.lock()
-    done = history(runner, "python  python", arguments="--jobs 1", select="chat or x")
+    done = runner.ask("history", builds="python  python", arguments="--jobs 1", select="chat or x")
     assert done.returncode == 0, done.stderr
     directory = runner.temp / "fitter-history"
     report = runner.temp / "fitter-history.md"
@@ -201,28 +180,10 @@ def test_a_history_in_which_nothing_grew(runner: Runner) -> None:
     assert "::" not in done.stdout
 
 
-HISTORIES: dict[str, tuple[dict[str, str], int, str]] = {
-    "one build": ({"builds": "python"}, 2, "builds are compared, and there are not two"),
-    "a build that is not there": ({"builds": "python missing"}, 2, "llama_cpp 'missing' is not there"),
-    "another file": ({"builds": "python python", "file": "missing.toml"}, 2, "missing.toml does not exist"),
-    "what a shell would run": ({"builds": "$(touch ran) ;touch ran", "file": "`touch ran`"}, 2, ""),
-}
-
-
-@pytest.mark.parametrize(("inputs", "status", "message"), HISTORIES.values(), ids=HISTORIES)
-def test_a_history_that_cannot_be_made(runner: Runner, inputs: dict[str, str], status: int, message: str) -> None:
-    runner.lock()
-    done = history(runner, **inputs)
-    assert (done.returncode, runner.outputs["status"]) == (status, str(status)), done.stderr
-    assert message in runner.summary.read_text()
-    assert "::error title=fitter history::" in done.stdout
-    assert not (runner.work / "ran").exists()
-
-
 def test_growth_in_a_history_is_a_warning(runner: Runner) -> None:
     runner.lock()
     program(runner.temp / "fitter/bin/fitter", "#!/bin/sh\necho '### 📈 llama.cpp — 1 case: 100% more'\nexit 4\n")
-    done = history(runner, "old new")
+    done = runner.ask("history", builds="old new")
     assert (done.returncode, runner.outputs["status"]) == (0, "4")
     assert done.stdout.splitlines() == ["::warning title=fitter history::📈 llama.cpp — 1 case: 100%25 more"]
 
@@ -351,7 +312,7 @@ def test_the_action_trusts_nothing_by_itself(runner: Runner) -> None:
     (runner.work / "evil").mkdir()
     with (runner.work / "fitter.toml").open("a") as file:
         file.write('llama_cpp = "evil"\n')
-    done = runner.check()
+    done = runner.ask("check")
     assert (done.returncode, runner.outputs["status"]) == (2, "2")
     said = "fitter: error: fitter.toml: in the case 'chat' llama_cpp is 'evil', which is native code: "
     assert f"::error title=fitter check::{said}" in done.stdout
@@ -364,23 +325,6 @@ def test_the_manifest_is_one_by_pre_commit(tmp_path: Path) -> None:
     command = (sys.executable, "-m", "pre_commit", "validate-manifest", ROOT / ".pre-commit-hooks.yaml")
     done = execute(*command, cwd=ROOT, PRE_COMMIT_HOME=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-FILES = {
-    "fitter.toml": True,
-    "fitter.lock": True,
-    "models/fitter.toml": True,
-    "models/tiny.gguf": True,
-    "notfitter.toml": False,
-    "fitter.toml.orig": False,
-    "fitter.py": False,
-    "tiny.gguf.md": False,
-}
-
-
-@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook["id"])
-def test_what_the_hooks_look_at(hook: Mapping[str, Any]) -> None:
-    assert {name for name in FILES if re.search(hook["files"], name)} == {name for name in FILES if FILES[name]}
 
 
 def test_the_hook_with_an_environment_of_its_own_brings_a_llama_cpp() -> None:

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fitter import api
-from fitter.errors import LlamaCppError
-from fitter.llama.client import Worker
-from fitter.llama.load.breakdown import breakdown_of
-from fitter.llama.types import Params, TensorBuftOverride, VirtualDevice
+from fitter.llama.types import VirtualDevice
 from fitter.machine.gpu import parse_gpus
-from tests.support.patience import SECONDS, TooLateError, in_time
 from tools import shapes, upstream
 from tools.tiny import write_tiny
 
@@ -45,18 +37,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("shapes")
 
 
-def test_fit_answers_with_one_line(tiny: Path) -> None:
-    done = fitter(str(tiny), *SMALL_GPUS)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("\n") == 1
-
-    assert "CUDA0" in done.stderr
-    assert "dummy load" in done.stderr
-
-
-def test_json_is_the_same_answer(tiny: Path) -> None:
-    document = json.loads(fitter(str(tiny), *SMALL_GPUS, "--json").stdout)
-    assert " ".join(document["arguments"]) == fitter("fit", str(tiny), *SMALL_GPUS).stdout.strip()
+def test_json_has_the_answer_of_the_one_line(tiny: Path) -> None:
+    line = fitter(str(tiny), *SMALL_GPUS)
+    assert (line.returncode, line.stdout.count("\n")) == (0, 1), line.stderr
+    assert "CUDA0" in line.stderr and "dummy load" in line.stderr
+    document = json.loads(fitter("fit", str(tiny), *SMALL_GPUS, "--json").stdout)
+    assert " ".join(document["arguments"]) == line.stdout.strip()
     assert document["schema"] == 1
     assert document["fits"] is True
     assert document["model"]["path"] == str(tiny)
@@ -64,13 +50,6 @@ def test_json_is_the_same_answer(tiny: Path) -> None:
     for device in document["devices"]:
         assert device["used"] == device["model"] + device["context"] + device["compute"]
         assert device["left"] == device["free"] - device["used"] >= device["margin"] == 1024 * MIB
-
-
-def test_this_machine_has_a_host_with_a_limit(tiny: Path) -> None:
-    document = json.loads(fitter(str(tiny), "-c", "512", "--json").stdout)
-    host = document["host"]
-    assert host["total"] >= host["free"] > 0
-    assert host["left"] == host["free"] - host["used"]
 
 
 # Parameters that a user may set, whatever the fit makes of the rest.
@@ -94,9 +73,9 @@ WORDS = [
 
 
 @pytest.mark.parametrize("words", WORDS)
-@pytest.mark.parametrize("model", ["llama-3.1-8b", "gemma3-12b"])
-def test_upstream_measures_what_fitter_says(directory: Path, model: str, words: str) -> None:
-    path = shapes.write(model, directory, vocab=False)
+def test_upstream_measures_what_fitter_says(directory: Path, words: str) -> None:
+    """``llama-fit-params`` gets the printed arguments and measures the bytes of the plan on every device."""
+    path = shapes.write("gemma3-12b", directory, vocab=False)
     specs = ["cuda:8.9:16GiB", "cuda:8.6:12GiB"]
     gpus = [word for spec in specs for word in ("--gpu", spec)]
     done = fitter(str(path), *gpus, "--json", *words.split())
@@ -188,105 +167,6 @@ def test_inspect_adds_up(tiny: Path) -> None:
     table = fitter("inspect", str(tiny), "-c", "1024").stdout
     assert "general.architecture" in table
     assert "KV cache" in table
-
-
-def test_nothing_is_written_to_stdout_where_the_model_does_not_fit(tiny: Path) -> None:
-    done = fitter(str(tiny), "--gpu", "cuda:8.9:1030MiB", "--host-memory", "1030MiB", "-c", "16384")
-    assert done.returncode == 1, done.stderr
-    assert done.stdout == ""
-    assert "fitter: does not fit: " in done.stderr
-    document = json.loads(
-        fitter(str(tiny), "--gpu", "cuda:8.9:1030MiB", "--host-memory", "1030MiB", "-c", "16384", "--json").stdout
-    )
-    assert document["fits"] is False
-    assert document["problems"][0]["missing"] > 0
-
-
-def test_whoever_reads_stdout_may_leave(tiny: Path) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    command = [sys.executable, "-m", "fitter", "inspect", str(tiny)]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-    os.close(writer)
-    assert done.returncode == 141
-    assert done.stderr == ""
-
-
-@pytest.mark.parametrize("to_the_group", [True, False], ids=["Ctrl-C", "kill -INT"])
-def test_an_interrupt_leaves_no_process(directory: Path, to_the_group: bool) -> None:
-    path = shapes.write("deepseek-v3.1", directory)
-    gpus = [word for _ in range(4) for word in ("--gpu", "2x 20GiB")]
-
-    def attempt() -> None:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fitter", "-v", str(path), *gpus],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        assert line.startswith("[0 dummy loads]"), line
-        time.sleep(0.05)
-        (os.killpg if to_the_group else os.kill)(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=SECONDS)
-        with pytest.raises(ProcessLookupError):
-            os.killpg(process.pid, 0)
-        if out:
-            raise TooLateError
-        assert process.returncode == 130, err
-        assert all(rest.startswith("[") for rest in err.splitlines()), err
-
-    in_time(attempt)
-
-
-NO_REGEX = TensorBuftOverride("(", "CPU")
-CPU_PARAMS = [
-    Params(n_ctx=512),
-    Params(n_ctx=512, tensor_buft_overrides=(TensorBuftOverride("^blk.(1|2).ffn_(up|gate)_exps", "CPU"),)),
-    Params(n_ctx=768, n_seq_max=3, type_k="q8_0", type_v="q8_0"),
-    Params(n_ctx=768, n_seq_max=3, kv_unified=True, flash_attn="off"),
-    Params(n_ctx=100, n_batch=300, n_ubatch=64, devices=()),
-]
-
-
-@pytest.mark.parametrize("params", CPU_PARAMS, ids=str)
-def test_a_loaded_plan_takes_what_was_predicted(tiny: Path, params: Params) -> None:
-    plan = _plan(tiny, params)
-    llama = plan.load(use_mmap=False, verbose=False)
-    assert _taken(llama) == plan.breakdown.rows
-    assert llama("Hello", max_tokens=4)["choices"][0]["text"]
-    llama.close()
-
-
-def test_an_override_reaches_a_real_load(tiny: Path) -> None:
-    # On the CPU alone an override moves nothing, but llama.cpp still reads its pattern.
-    plan = replace(_plan(tiny, Params(n_ctx=512)), params=Params(n_ctx=512, tensor_buft_overrides=(NO_REGEX,)))
-    with pytest.raises(LlamaCppError, match=r"Mismatched '\(' and '\)' in regular expression"):
-        plan.load(use_mmap=False, verbose=False)
-
-
-def test_llama_takes_what_was_predicted(tiny: Path) -> None:
-    import llama_cpp
-
-    plan = api.fit(tiny, n_ctx=512)
-    llama = llama_cpp.Llama(str(tiny), **plan.llama_kwargs(), use_mmap=False, verbose=False)
-    assert _taken(llama) == plan.breakdown.rows
-    llama.close()
-
-
-def _plan(path: Path, params: Params) -> api.Plan:
-    """A plan for this machine with exactly ``params``."""
-    fitted = api.fit(path, n_ctx=512)
-    with Worker() as worker:
-        breakdown = worker.measure(path, params)
-    changed = {"params": params, "breakdown": breakdown}
-    return api.Plan(**{field.name: getattr(fitted, field.name) for field in fields(fitted)} | changed)
-
-
-def _taken(llama: Any) -> Any:
-    return breakdown_of(llama._ctx.ctx).rows
 
 
 def test_as_many_devices_as_llama_cpp_takes(directory: Path) -> None:

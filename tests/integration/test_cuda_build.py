@@ -84,17 +84,20 @@ def test_what_was_built_with_cuda_is_kept(venv: Path) -> None:
     assert len(calls(venv)) == 2
 
 
-def test_without_cuda_there_is_no_toolkit(venv: Path) -> None:
-    # Others give the variable another meaning, such as where CUDA is.
-    make(venv, "CUDA=/usr/local/cuda")
+WITHOUT_TOOLKIT = {
+    "another meaning of the variable": (["CUDA=/usr/local/cuda"], ["-DGGML_RPC=ON"]),
+    "a compiler with broken AMX": (
+        ["BROKEN_AMX=yes", "CMAKE_ARGS=-DGGML_AVX=OFF"],
+        ["-DGGML_RPC=ON", "-DGGML_NATIVE=OFF", "-DGGML_AVX=OFF"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("variables", "options"), WITHOUT_TOOLKIT.values(), ids=WITHOUT_TOOLKIT)
+def test_options_without_a_toolkit(venv: Path, variables: list[str], options: list[str]) -> None:
+    make(venv, *variables)
     assert not (venv.parent / "toolkit").exists()
-    assert shlex.split((venv.parent / "cmake_args").read_text()) == ["-DGGML_RPC=ON"]
-
-
-def test_a_compiler_that_is_wrong_about_this_processor_builds_for_others(venv: Path) -> None:
-    make(venv, "BROKEN_AMX=yes", "CMAKE_ARGS=-DGGML_AVX=OFF")
-    given = shlex.split((venv.parent / "cmake_args").read_text())
-    assert given == ["-DGGML_RPC=ON", "-DGGML_NATIVE=OFF", "-DGGML_AVX=OFF"]
+    assert shlex.split((venv.parent / "cmake_args").read_text()) == options
 
 
 def test_nothing_is_built_where_there_is_no_toolkit(venv: Path) -> None:

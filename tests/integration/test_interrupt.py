@@ -58,12 +58,12 @@ def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     raise TooLateError
 
 
-def interrupted(seconds: float, *words: str, by: signal.Signals = signal.SIGINT) -> str:
-    """What a command writes to stderr that is interrupted so long after it has its first worker."""
+def interrupted(seconds: float, *words: str, by: signal.Signals = signal.SIGINT, to_all: bool = True) -> str:
+    """Interrupt a command these seconds after its first worker has started, and return its stderr."""
     with started(*words) as process:
         workers = workers_of(process)
         time.sleep(seconds)
-        os.killpg(process.pid, by)
+        (os.killpg if to_all else os.kill)(process.pid, by)
         said, warned = process.communicate(timeout=SECONDS)
         assert all_end(workers)
     if said or process.returncode == 0:
@@ -78,6 +78,11 @@ def test_an_interrupt_ends_the_command_and_its_worker(model: Path, words: tuple[
     warned = in_time(lambda: interrupted(seconds, str(model), *words))
     assert "Traceback" not in warned
     assert "rror" not in warned
+
+
+def test_an_interrupt_of_the_command_alone_ends_its_worker_too(model: Path) -> None:
+    """``kill -INT`` reaches one process, where Ctrl-C reaches the whole group."""
+    assert "rror" not in in_time(lambda: interrupted(0.1, str(model), *COMMANDS["fit"], to_all=False))
 
 
 def test_an_impatient_interrupt(model: Path) -> None:
@@ -110,8 +115,10 @@ def test_a_killed_command_leaves_no_worker(model: Path) -> None:
     in_time(attempt)
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda by: by.name)
-@pytest.mark.parametrize("seconds", [0.0, 0.3, 0.8])
+@pytest.mark.parametrize(
+    ("seconds", "by"),
+    [(0.0, signal.SIGINT), (0.8, signal.SIGINT), (0.3, signal.SIGTERM), (0.3, signal.SIGHUP)],
+)
 def test_an_interrupt_ends_the_plans_of_a_directory(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, by: signal.Signals
 ) -> None:
