@@ -25,7 +25,7 @@ from fitter.model.header import Model
 from fitter.model.location import model_files
 from fitter.parameters.table import of_a_struct
 from fitter.planning.request.ask import Ask
-from fitter.planning.search import fit as planning
+from fitter.planning.search import best_plan as planning
 from fitter.planning.speed import cost
 
 

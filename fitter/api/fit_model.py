@@ -29,7 +29,7 @@ from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import check_margins
 from fitter.planning.request.request import Progress
 from fitter.planning.request.summary import ModelSummary, stamp_of
-from fitter.planning.search import fit as planning
+from fitter.planning.search import best_plan as planning
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -13,7 +13,7 @@ from fitter.planning.plan.plan import ModelSummary, Plan
 from fitter.planning.request import context_limit
 from fitter.planning.request.context_limit import Excess, limited, usable, wider, within
 from fitter.planning.request.request import DeviceLimit, Request
-from fitter.planning.search.fit import DummyLoads, LoadCalls, fit
+from fitter.planning.search.best_plan import DummyLoads, LoadCalls, fit
 from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 MODEL = SyntheticModel(n_ctx_train=1 << 20)

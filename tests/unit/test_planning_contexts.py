@@ -16,8 +16,8 @@ from fitter.planning.request.request import SHARED_ROW, DeviceLimit, HostLimit, 
 from fitter.planning.search.capacity import context_in_total, is_tight, is_too_large, target
 from fitter.planning.search.contexts import best_on
 from fitter.planning.search.expected import expected, expected_partial, last_true, promises_host, promises_whole, styles
+from fitter.planning.search.search_state import Callbacks, SearchState
 from fitter.planning.search.settling import fill, settle, settle_partial, settle_whole
-from fitter.planning.search.state import Callbacks, Known
 from tests.support.synthetic import (
     CARD,
     MIB,
@@ -34,9 +34,9 @@ DENSE = SyntheticModel()
 MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB))
 
 
-def known_of(asked: Request, model: SyntheticModel, llama: SyntheticLlama | None = None) -> Known:
+def known_of(asked: Request, model: SyntheticModel, llama: SyntheticLlama | None = None) -> SearchState:
     llama = llama or SyntheticLlama(model, asked.devices)
-    return Known(asked, asked.devices, Callbacks(llama.measure, llama.record))
+    return SearchState(asked, asked.devices, Callbacks(llama.measure, llama.record))
 
 
 def known(
@@ -46,7 +46,7 @@ def known(
     host_mib: int | None = None,
     speeds: tuple[DeviceSpeed, ...] = (CARD,),
     **more: object,
-) -> Known:
+) -> SearchState:
     devices: tuple[DeviceLimit, ...] = limits(*mib)
     fixed = () if n_ctx is None else ("n_ctx",)
     made = request(model, devices, host_mib=host_mib, params=Params(n_ctx=n_ctx or 0), fixed=fixed)
@@ -74,7 +74,7 @@ def known(
         pytest.param(known(host_mib=1400), 4096, 4096, False, id="on-the-host-at-a-floor"),
     ],
 )
-def test_best_on(found: Known, floor: int | None, n_ctx: int, is_whole: bool) -> None:
+def test_best_on(found: SearchState, floor: int | None, n_ctx: int, is_whole: bool) -> None:
     trial = best_on(found, floor)
     assert trial.fits and trial.params.n_ctx == n_ctx
     assert (trial.placement.first == 0 and not trial.placement.moved) is is_whole
@@ -229,7 +229,7 @@ def test_a_device_beside_the_models_holds_what_shares_the_memory(free: int, expe
         pytest.param(known(900, strategy="llama.cpp"), {False}, id="dense-as-upstream"),
     ],
 )
-def test_styles(found: Known, expected: set[bool]) -> None:
+def test_styles(found: SearchState, expected: set[bool]) -> None:
     assert set(styles(found, 4096)) == expected
 
 

@@ -15,7 +15,7 @@ from fitter.planning.request.shared import remembered
 from fitter.planning.search.contexts import best_on
 from fitter.planning.search.device_choice import Devices, in_better_order
 from fitter.planning.search.remotes import worth_their_network
-from fitter.planning.search.state import Callbacks, Known
+from fitter.planning.search.search_state import Callbacks, SearchState
 from fitter.planning.speed.explain import Choice
 from tests.support.synthetic import (
     CARD,
@@ -41,11 +41,11 @@ def known(
     fixed: tuple[str, ...] = (),
     model: SyntheticModel = MODEL,
     **more: object,
-) -> tuple[Known, list[Choice]]:
+) -> tuple[SearchState, list[Choice]]:
     devices = limits(*mib)
     llama, said = SyntheticLlama(model, devices), list[Choice]()
     asked = replace(priced(request(model, devices, fixed=fixed), model, *speeds), **more)  # type: ignore[arg-type]
-    return Known(asked, devices, Callbacks(remembered(llama.measure), llama.record, on_choice=said.append)), said
+    return SearchState(asked, devices, Callbacks(remembered(llama.measure), llama.record, on_choice=said.append)), said
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_remotes_that_were_not_worth_it_are_not_asked_for_again() -> None:
         measured.append(params)
         return found.callbacks.measure(params)
 
-    counted = Known(found.original_request, found.devices, Callbacks(measure, found.callbacks.record))
+    counted = SearchState(found.original_request, found.devices, Callbacks(measure, found.callbacks.record))
     devices = Devices(counted)
     best = worth_their_network(counted, devices.without_idle(counted))
     loads = len(measured)

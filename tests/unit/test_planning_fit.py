@@ -13,7 +13,7 @@ from fitter.llama.types import Breakdown, Layout, Params, TensorBuftOverride
 from fitter.planning.plan.plan import ModelSummary, Plan
 from fitter.planning.request.request import DeviceLimit, HostLimit, Progress, Request
 from fitter.planning.request.summary import DeviceUse, HostUse
-from fitter.planning.search.fit import DummyLoads, LoadCalls, fit
+from fitter.planning.search.best_plan import DummyLoads, LoadCalls, fit
 from fitter.planning.speed.cost import Workload
 from tests.support.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 

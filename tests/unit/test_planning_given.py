@@ -62,7 +62,7 @@ def test_usable_devices(request_: Request, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "is_chosen", "are_given"),
+    ("request_", "is_chosen", "user_chose_devices"),
     [
         pytest.param(asked(), True, False, id="open"),
         pytest.param(asked("devices"), False, True, id="devices"),
@@ -73,9 +73,9 @@ def test_usable_devices(request_: Request, names: list[str]) -> None:
         pytest.param(replace(asked(), facts=None), False, False, id="nothing-to-price-by"),
     ],
 )
-def test_who_chooses_devices(request_: Request, is_chosen: bool, are_given: bool) -> None:
+def test_who_chooses_devices(request_: Request, is_chosen: bool, user_chose_devices: bool) -> None:
     assert given.chooses_devices(request_, request_.devices) is is_chosen
-    assert given.are_given(request_) is are_given
+    assert given.user_chose_devices(request_) is user_chose_devices
 
 
 @pytest.mark.parametrize(

@@ -12,18 +12,18 @@ from fitter.planning.placing.memory import HOST, Unit
 from fitter.planning.placing.placement import Placement
 from fitter.planning.request.request import SHARED_ROW, DeviceLimit
 from fitter.planning.search import proposals
-from fitter.planning.search.state import Callbacks, CutShort, Known
+from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
 from tests.support.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()
 TWO = limits(3000, 1000)
 
 
-def known(*fixed: str, params: Params | None = None, is_priced: bool = True) -> tuple[Known, SyntheticLlama]:
+def known(*fixed: str, params: Params | None = None, is_priced: bool = True) -> tuple[SearchState, SyntheticLlama]:
     llama = SyntheticLlama(MODEL, TWO)
     asked = request(MODEL, TWO, params=params, fixed=fixed)
     asked = priced(asked, MODEL, CARD, SLOW_CARD) if is_priced else asked
-    return Known(asked, TWO, Callbacks(llama.measure, llama.record)), llama
+    return SearchState(asked, TWO, Callbacks(llama.measure, llama.record)), llama
 
 
 def cache(units: tuple[Unit, ...]) -> int:
@@ -58,7 +58,7 @@ def test_a_placement_is_measured_once_and_the_one_that_lacks_least_is_remembered
 def test_candidates_are_told_of_as_they_get_better() -> None:
     found, llama = known()
     told: list[int] = []
-    found = Known(
+    found = SearchState(
         found.original_request, TWO, Callbacks(llama.measure, llama.record, lambda params: told.append(params.n_ctx))
     )
     for n_ctx in (8192, 4096, 16384):
@@ -141,7 +141,7 @@ class Heavier(SyntheticLlama):
 
 def test_what_the_trial_that_was_gone_back_to_was_off_by_is_left_out() -> None:
     llama = Heavier(MODEL, TWO)
-    found = Known(request(MODEL, TWO), TWO, Callbacks(llama.measure, llama.record))
+    found = SearchState(request(MODEL, TWO), TWO, Callbacks(llama.measure, llama.record))
     first, second = (found.trial(Placement(0, counts), 4096) for counts in ((9, 0), (5, 4)))
     for trial, off in ((first, 7), (second, 0), (first, 7)):
         left = found.room_left_by(trial, True).with_caches[0]
@@ -182,7 +182,7 @@ def test_sizes_are_recorded_without_the_users_overrides() -> None:
 
     override = TensorBuftOverride("blk.0.ffn_up", "CPU")
     params = Params(n_ctx=4096, n_batch=1024, tensor_buft_overrides=(override,))
-    Known(request(MODEL, TWO, params=params, fixed=("n_ctx",)), TWO, Callbacks(llama.measure, record)).units(4096)
+    SearchState(request(MODEL, TWO, params=params, fixed=("n_ctx",)), TWO, Callbacks(llama.measure, record)).units(4096)
     assert asked == [Params(n_ctx=4096, n_batch=1024)]
 
 
@@ -203,8 +203,8 @@ def test_the_trial_that_lacks_least(placements: list[Placement], least: int) -> 
 def test_a_context_is_within_what_the_devices_take() -> None:
     found, llama = known()
     limited = replace(found.original_request, context_limits={"CUDA1": 8192})
-    assert Known(limited, TWO, found.callbacks).request.n_ctx_max == 8192
-    assert Known(limited, TWO, found.callbacks).on(TWO[:1]).request.n_ctx_max == 32768
+    assert SearchState(limited, TWO, found.callbacks).request.n_ctx_max == 8192
+    assert SearchState(limited, TWO, found.callbacks).on(TWO[:1]).request.n_ctx_max == 32768
     assert not llama.asked
 
 
@@ -223,7 +223,7 @@ class Late(SyntheticLlama):
 )
 def test_a_time_limit_ends_with_what_fits(first: tuple[int, int], expected: type[Exception]) -> None:
     llama = Late(MODEL, TWO)
-    found = Known(request(MODEL, TWO), TWO, Callbacks(llama.measure, llama.record))
+    found = SearchState(request(MODEL, TWO), TWO, Callbacks(llama.measure, llama.record))
     found.trial(Placement(0, first), 32768)
     with pytest.raises(expected):
         found.trial(Placement(0, (5, 4)), 32768)
@@ -243,7 +243,7 @@ class Limited(SyntheticLlama):
 @pytest.mark.parametrize("contexts", [(32768, 8192), (8192, 32768)], ids=["the-first", "the-second"])
 def test_a_time_limit_ends_with_the_best_that_fits(contexts: tuple[int, int]) -> None:
     llama = Limited(MODEL, TWO)
-    found = Known(request(MODEL, TWO), TWO, Callbacks(llama.measure, llama.record))
+    found = SearchState(request(MODEL, TWO), TWO, Callbacks(llama.measure, llama.record))
     for n_ctx in contexts:
         found.trial(Placement(0, (9, 0)), n_ctx)
     for late, counts in ((found, (8, 1)), (found.on(TWO[:1]), (9,))):
@@ -256,7 +256,7 @@ def test_a_time_limit_ends_with_what_has_a_price() -> None:
     """What has none may have more context: nothing says what that costs."""
     llama = Limited(MODEL, TWO)
     asked = priced(request(MODEL, TWO), MODEL, CARD, SLOW_CARD)
-    found = Known(asked, TWO, Callbacks(llama.measure, llama.record))
+    found = SearchState(asked, TWO, Callbacks(llama.measure, llama.record))
     found.trial(Placement(0, (9, 0)), 32768)
     found.units(4096)
     found.trial(Placement(0, (9, 0)), 4096)
@@ -284,7 +284,7 @@ class Deciding(SyntheticLlama):
 def test_flash_attention_that_was_lost(word: str, counts: tuple[int, int], lost: bool) -> None:
     llama = Deciding(MODEL, TWO)
     asked = request(MODEL, TWO, params=Params(flash_attn=word))
-    found = Known(asked, TWO, Callbacks(llama.measure, llama.record))
+    found = SearchState(asked, TWO, Callbacks(llama.measure, llama.record))
     found.trial(Placement(0, counts), 32768)
     assert found.has_lost_flash is lost
     found.trial(Placement(0, (9, 0)), 4096)
@@ -297,7 +297,7 @@ def test_a_trial_has_the_price_of_what_was_measured_and_of_what_was_expected() -
     placement = Placement(0, (5, 4))
     measure = found.callbacks.measure
     splits = replace(found.callbacks, measure=lambda params: replace(measure(params), n_splits=(90, 90)))
-    trial = Known(found.original_request, TWO, splits, found).trial(placement, 4096)
+    trial = SearchState(found.original_request, TWO, splits, found).trial(placement, 4096)
     assert trial.expected == found.seconds(placement)
     assert trial.seconds == found.seconds(placement, trial.breakdown) != trial.expected
 
@@ -334,7 +334,7 @@ def test_what_was_recorded_and_the_best_go_along() -> None:
     told: list[int] = []
     llama = SyntheticLlama(MODEL, TWO)
     callbacks = Callbacks(llama.measure, llama.record, lambda params: told.append(params.n_ctx))
-    found = Known(request(MODEL, TWO), TWO, callbacks)
+    found = SearchState(request(MODEL, TWO), TWO, callbacks)
     assert found.smallest_layout is None
     for n_ctx in (32768, 4096):
         found.units(n_ctx)

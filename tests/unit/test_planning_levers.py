@@ -17,7 +17,7 @@ from fitter.planning.pricing.pricing import Price
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.constraints import levers
 from fitter.planning.request.request import LEVERS, DeviceLimit, Request
-from fitter.planning.search.fit import DummyLoads, LoadCalls, fit
+from fitter.planning.search.best_plan import DummyLoads, LoadCalls, fit
 from fitter.planning.search.levers import Candidate, apply, changes, improve, used
 from fitter.planning.speed.cost import Estimate, Workload
 from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request

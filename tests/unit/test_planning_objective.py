@@ -18,7 +18,7 @@ from fitter.planning.pricing.objective import (
     is_better,
     is_worth_a_correction,
     is_worth_a_load,
-    is_worth_giving_up,
+    justifies_concession,
     lacks_less,
     ordered,
     rank,
@@ -152,7 +152,7 @@ def test_lacks_less(one: tuple[int, ...], other: tuple[int, ...], expected: bool
     ],
 )
 def test_is_worth_giving_up(found: Trial, before: Trial, gives_context: bool, expected: bool) -> None:
-    assert is_worth_giving_up(_REQUEST, found, before, gives_context=gives_context) is expected
+    assert justifies_concession(_REQUEST, found, before, gives_context=gives_context) is expected
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_is_worth_giving_up(found: Trial, before: Trial, gives_context: bool, ex
 )
 def test_giving_up_for_context(n_ctx: int, gives_context: bool, expected: bool) -> None:
     found = trial(n_ctx=n_ctx, seconds=1.0 if n_ctx < 8192 else 10.0)
-    assert is_worth_giving_up(_MOST_CONTEXT, found, trial(), gives_context=gives_context) is expected
+    assert justifies_concession(_MOST_CONTEXT, found, trial(), gives_context=gives_context) is expected
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ from fitter.planning.request.shared_margin import (
     within_pools,
 )
 from fitter.planning.request.summary import DeviceUse, HostUse, PoolUse, SharedUse
+from fitter.planning.search.load_reserve import reserve_for, with_reserve
 from fitter.planning.search.order import search
-from fitter.planning.search.real_load import room_for, with_room
 from tests.support.synthetic import CARD, MIB, SyntheticLlama, SyntheticModel, limits, priced, request
 
 DENSE = SyntheticModel()
@@ -187,9 +187,9 @@ def test_a_real_load_has_room_in_the_pool() -> None:
         WHOLE, rows=tuple(replace(row, reserved=row.compute + (0 if row.is_host else 10 * MIB)) for row in WHOLE.rows)
     )
     assert missing_of(wanted, real, wanted.devices) == ()
-    room = room_for(wanted, real, Params(n_ctx=4096))
+    room = reserve_for(wanted, real, Params(n_ctx=4096))
     assert room["CUDA0+host"] == 10 * MIB
-    assert with_room(wanted, room).pools[0].margin == 10 * MIB
+    assert with_reserve(wanted, room).pools[0].margin == 10 * MIB
 
 
 def trial_of(found: Breakdown, missing: tuple[tuple[str, int], ...] = (), n_ctx: int = 4096) -> Trial:

@@ -11,8 +11,8 @@ from fitter.errors import TimeLimitError
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.plan.plan import ModelSummary, Plan
 from fitter.planning.request.request import DeviceLimit, Request
-from fitter.planning.search.fit import DummyLoads, LoadCalls, fit
-from fitter.planning.search.real_load import room_for, with_room
+from fitter.planning.search.best_plan import DummyLoads, LoadCalls, fit
+from fitter.planning.search.load_reserve import reserve_for, with_reserve
 from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 MODEL = SyntheticModel()
@@ -127,14 +127,14 @@ ROOMS: dict[str, tuple[tuple[int, int | None], tuple[int, int | None], dict[str,
 def test_room(first: tuple[int, int | None], second: tuple[int, int | None], expected: dict[str, int]) -> None:
     asked = request(MODEL, (bytes_of("CUDA0", 100), bytes_of("CUDA1", 100)))
     found = Breakdown((row("CUDA0", *first), row("CUDA1", *second), row("CPU", 1, 1)), ("CUDA0", "CUDA1"), 256)
-    room = room_for(asked, found, Params())
+    room = reserve_for(asked, found, Params())
     assert room == expected
-    assert [device.target for device in with_room(asked, room).devices] == [100 - room.get("CUDA0", 0)] * 2
+    assert [device.target for device in with_reserve(asked, room).devices] == [100 - room.get("CUDA0", 0)] * 2
 
 
 def test_a_larger_margin_stays() -> None:
     asked = request(MODEL, (bytes_of("CUDA0", 100, margin=7), bytes_of("CUDA1", 100, margin=5)))
-    raised = with_room(asked, {"CUDA0": 6, "CUDA1": 6, "host": 3})
+    raised = with_reserve(asked, {"CUDA0": 6, "CUDA1": 6, "host": 3})
     assert [device.margin for device in raised.devices] == [7, 6]
     assert raised.host.margin == max(asked.host.margin, 3)
 

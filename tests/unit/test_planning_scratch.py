@@ -12,8 +12,8 @@ from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.plan.plan import ModelSummary, Plan
 from fitter.planning.request.request import Request
 from fitter.planning.search import scratch
-from fitter.planning.search.fit import DummyLoads, LoadCalls, fit
-from fitter.planning.search.real_load import room_for
+from fitter.planning.search.best_plan import DummyLoads, LoadCalls, fit
+from fitter.planning.search.load_reserve import reserve_for
 from fitter.planning.speed.work import LayerFacts, ModelFacts
 from tests.support.real_cards import DATA
 from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, priced, request
@@ -71,7 +71,7 @@ def test_it_adds_to_what_a_real_load_takes_more(free: int, is_short: bool) -> No
     limit = replace(device, free=free + scores + scratch.others(), margin=0)
     wanted = replace(wanted, devices=(limit,), fixed=frozenset({"n_ctx"}))
     found = Breakdown((Row("CUDA0", "CUDA0", False, 1, 1, 0, 7 * MIB),), ("CUDA0",), 4096, False)
-    room = room_for(wanted, found, Params())
+    room = reserve_for(wanted, found, Params())
     assert room == ({"CUDA0": 7 * MIB + scores + scratch.others(), "host": 0} if is_short else {})
 
 

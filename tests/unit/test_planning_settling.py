@@ -14,8 +14,8 @@ from fitter.planning.placing.memory import HOST, Item
 from fitter.planning.placing.placement import Placement
 from fitter.planning.search.proposals import Situation
 from fitter.planning.search.room import Room
+from fitter.planning.search.search_state import Callbacks, SearchState
 from fitter.planning.search.settling import fill, settle, settle_fastest, settle_partial
-from fitter.planning.search.state import Callbacks, Known
 from fitter.planning.speed.explain import Choice
 from tests.support.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
@@ -27,12 +27,12 @@ ON_BOTH, ON_THE_FIRST, ON_THE_SECOND = Placement(0, (5, 4)), Placement(0, (9, 0)
 
 def known(
     *mib: int, speeds: tuple[DeviceSpeed, ...] = (CARD,), is_priced: bool = True, host_mib: int | None = None
-) -> tuple[Known, SyntheticLlama]:
+) -> tuple[SearchState, SyntheticLlama]:
     devices = limits(*mib)
     llama = SyntheticLlama(MODEL, devices)
     asked = request(MODEL, devices, host_mib=host_mib)
     asked = priced(asked, MODEL, *speeds) if is_priced else asked
-    found = Known(asked, devices, Callbacks(llama.measure, llama.record))
+    found = SearchState(asked, devices, Callbacks(llama.measure, llama.record))
     found.units(N_CTX)
     return found, llama
 
@@ -88,7 +88,7 @@ def test_what_is_measured_slower_than_expected_refines_nothing() -> None:
         return replace(llama.measure(params), n_splits=(2, 2) if len(llama.asked) == 1 else (9000, 9000))
 
     callbacks = replace(found.callbacks, measure=measure)
-    found = Known(found.original_request, found.devices, callbacks, found)
+    found = SearchState(found.original_request, found.devices, callbacks, found)
     trial = settle(found, N_CTX, True, proposing(ON_BOTH, None, ON_THE_FIRST))
     assert trial is not None and (trial.placement, len(llama.asked)) == (ON_BOTH, 2)
 
@@ -109,7 +109,7 @@ def test_a_correction_is_told_of_before_it_is_measured(is_whole: bool, expected:
         return llama.measure(params)
 
     callbacks = Callbacks(measure, llama.record, lambda params: events.append("told"))
-    found = Known(found.original_request, found.devices, callbacks, found)
+    found = SearchState(found.original_request, found.devices, callbacks, found)
     placements = (ON_ALL, Placement(1, (8,))) if is_whole else (Placement(2, (7,)), Placement(1, (8,)))
     assert settle(found, N_CTX, is_whole, proposing(*placements)) is None, "none of them fits"
     assert events == expected
@@ -118,7 +118,7 @@ def test_a_correction_is_told_of_before_it_is_measured(is_whole: bool, expected:
 def test_which_devices_have_the_layers_is_said() -> None:
     said: list[Choice] = []
     found, _ = known(3000, 3000, speeds=(SLOW_CARD, CARD))
-    found = Known(found.original_request, found.devices, replace(found.callbacks, on_choice=said.append), found)
+    found = SearchState(found.original_request, found.devices, replace(found.callbacks, on_choice=said.append), found)
     trial = settle_fastest(found, N_CTX)
     assert trial is not None and trial.placement == ON_THE_SECOND
     assert [(choice.subject, choice.chosen) for choice in said] == [("which devices have the layers", "9 on CUDA1")]
@@ -157,7 +157,7 @@ class Refusing(SyntheticLlama):
 def test_what_llama_cpp_refuses_is_plain_from_then_on(error: LlamaCppError, is_plain: bool, is_raised: bool) -> None:
     found, _ = known(3000, 3000)
     llama = Refusing(MODEL, found.devices, error=error)
-    refused = Known(found.original_request, found.devices, Callbacks(llama.measure, llama.record), found)
+    refused = SearchState(found.original_request, found.devices, Callbacks(llama.measure, llama.record), found)
     if is_plain:
         refused.be_plain()
     item = refused.units(N_CTX)[0].items[0]
@@ -177,7 +177,7 @@ def test_where_the_host_lacks_memory_placements_are_plain_from_then_on(host_mib:
     assert found.is_plain is is_plain
 
 
-def items_of(found: Known) -> tuple[Item, Item]:
+def items_of(found: SearchState) -> tuple[Item, Item]:
     """Tensors of 30 and of 40 MiB."""
     six, seven = (found.units(N_CTX)[layer].items for layer in (6, 7))
     return next(item for item in six if item.bytes == 30 * MIB), next(item for item in seven if item.bytes == 40 * MIB)
@@ -228,7 +228,7 @@ class Losing(SyntheticLlama):
 def test_layers_are_in_one_place_where_flash_attention_is_lost_otherwise() -> None:
     model, devices = replace(MODEL, cache=16384), limits(900)
     llama = Losing(model, devices)
-    found = Known(priced(request(model, devices), model, CARD), devices, Callbacks(llama.measure, llama.record))
+    found = SearchState(priced(request(model, devices), model, CARD), devices, Callbacks(llama.measure, llama.record))
     found.units(N_CTX)
     trial = settle_partial(found, N_CTX)
     assert trial is not None and trial.fits and trial.breakdown.flash_attn
@@ -239,7 +239,7 @@ def test_layers_are_in_one_place_where_flash_attention_is_lost_otherwise() -> No
 def test_where_the_weights_go_is_said_with_the_other_way() -> None:
     said: list[Choice] = []
     found, _ = known(900)
-    found = Known(found.original_request, found.devices, replace(found.callbacks, on_choice=said.append), found)
+    found = SearchState(found.original_request, found.devices, replace(found.callbacks, on_choice=said.append), found)
     trial = settle_partial(found, N_CTX)
     (choice,) = said
     assert trial is not None and (choice.subject, choice.seconds) == ("where the weights go", trial.seconds)

@@ -29,7 +29,7 @@ from fitter.planning.request.shared import (
     reservation,
 )
 from fitter.planning.request.summary import SharedUse
-from fitter.planning.search.fit import DummyLoads, LoadCalls, fit
+from fitter.planning.search.best_plan import DummyLoads, LoadCalls, fit
 from tests.support.plans import shared_use
 from tests.support.synthetic import (
     CARD,

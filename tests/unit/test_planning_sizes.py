@@ -18,7 +18,7 @@ from fitter.llama.types import (
 )
 from fitter.planning.placing.memory import HOST, Item, Unit, between, units_of
 from fitter.planning.placing.placement import Placement, counts_for_split, pattern_for
-from fitter.planning.pricing.objective import is_worth_giving_up, lacks_less
+from fitter.planning.pricing.objective import justifies_concession, lacks_less
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request import context_limit, given
 from fitter.planning.request.request import DeviceLimit, Request
@@ -118,7 +118,7 @@ def lacking(*missing: int) -> Trial:
 def test_what_lacks_as_much_is_no_better() -> None:
     asked = request(MODEL, TWO)
     for one, other, is_less in ((99, 100, True), (100, 100, False), (101, 100, False)):
-        assert is_worth_giving_up(asked, lacking(one), lacking(other), gives_context=True) is is_less
+        assert justifies_concession(asked, lacking(one), lacking(other), gives_context=True) is is_less
         assert lacks_less(lacking(one * 1000), lacking(other * 1000)) is is_less
 
 

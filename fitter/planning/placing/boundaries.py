@@ -32,7 +32,7 @@ class Times(NamedTuple):
     by_byte: tuple[float, ...]
 
 
-class Kept(NamedTuple):
+class RangeOnDevice(NamedTuple):
     """What a device keeps of a range of units: weight bytes, and the items that it cannot hold."""
 
     weights: int
@@ -81,26 +81,26 @@ class Sums:
             return kept and kept.weights
         return fixed + most_within(counts, gap)
 
-    def keep(self, start: int, stop: int, budget: int, spread: bool, apart: int | None = None) -> Kept | None:
+    def keep(self, start: int, stop: int, budget: int, spread: bool, apart: int | None = None) -> RangeOnDevice | None:
         """What a device with ``budget`` keeps of a range, ``None`` where it cannot have those units at all.
 
         ``apart``: choose exactly (see ``spill_exact``), which takes longer.
         """
         if start == stop:
-            return Kept(0, ())
+            return RangeOnDevice(0, ())
         gap = budget - (self.need[stop] - self.need[start])
         if gap < 0:
             return None
         weights = self.weights[stop] - self.weights[start]
         over = weights - (self.fixed[stop] - self.fixed[start]) - gap
         if over <= 0:
-            return Kept(weights, ())
+            return RangeOnDevice(weights, ())
         units = self.units[start:stop]
         if not spread:
             spilled = spill_one(units, over)
         else:
             spilled = spill_spread(units, gap) if apart is None else spill_exact(units, gap, apart)
-        return None if spilled is None else Kept(weights - sum(item.bytes for item in spilled), spilled)
+        return None if spilled is None else RangeOnDevice(weights - sum(item.bytes for item in spilled), spilled)
 
 
 def whole_counts(units: Sequence[Unit], budgets: Sequence[int], first: int) -> tuple[int, ...] | None:

@@ -102,7 +102,7 @@ def is_worth_a_correction(seconds: float, than: float) -> bool:
     return seconds < than * (1 - WORTH_A_CORRECTION)
 
 
-def is_worth_giving_up(request: Request, trial: Trial, than: Trial, *, gives_context: bool) -> bool:
+def justifies_concession(request: Request, trial: Trial, than: Trial, *, gives_context: bool) -> bool:
     """Whether a plan for which something was given up is worth that, over the one before: fits at last, or is faster.
 
     Context is only given up where ``gives_context`` says that this is what was, and never where it is the objective.

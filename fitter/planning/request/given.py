@@ -34,7 +34,7 @@ def pinned_devices(request: Request) -> set[DeviceLimit]:
     return {request.devices[target] for target in request.pinned.values() if target != HOST}
 
 
-def are_given(request: Request) -> bool:
+def user_chose_devices(request: Request) -> bool:
     """Whether it is the user who says which devices take part."""
     return bool(request.fixed & {"devices", "tensor_split"} or pinned_devices(request))
 

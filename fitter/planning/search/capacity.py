@@ -6,44 +6,44 @@ from collections.abc import Sequence
 
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import DeviceLimit
-from fitter.planning.search.state import Known
+from fitter.planning.search.search_state import SearchState
 
 _TIGHT = 0.95
 """Share of the devices' memory from which weights and caches are asked about at the smallest context first."""
 
 
-def target(known: Known) -> int:
+def target(state: SearchState) -> int:
     """The most that a plan may use of all devices."""
-    return sum(max(0, device.target) for device in known.devices)
+    return sum(max(0, device.target) for device in state.devices)
 
 
-def is_too_large(known: Known, n_ctx: int) -> bool:
+def is_too_large(state: SearchState, n_ctx: int) -> bool:
     """Whether all layers with their caches are more than all devices hold, compute buffers left out."""
     # a model that looks as if it fitted is better asked about at once
-    if not known.devices or known.request.model_bytes <= target(known):
+    if not state.devices or state.request.model_bytes <= target(state):
         return False
-    return _weights_and_caches(known, n_ctx) > target(known)
+    return _weights_and_caches(state, n_ctx) > target(state)
 
 
-def is_tight(known: Known, n_ctx: int) -> bool:
+def is_tight(state: SearchState, n_ctx: int) -> bool:
     """Whether all layers with their caches leave next to nothing for compute buffers."""
-    if not known.devices or known.request.model_bytes <= _TIGHT * target(known):
+    if not state.devices or state.request.model_bytes <= _TIGHT * target(state):
         return False
-    return _weights_and_caches(known, n_ctx) > _TIGHT * target(known)
+    return _weights_and_caches(state, n_ctx) > _TIGHT * target(state)
 
 
-def _weights_and_caches(known: Known, n_ctx: int) -> int:
-    return sum(unit.weights + unit.cache for unit in known.units(n_ctx)[known.default.first :])
+def _weights_and_caches(state: SearchState, n_ctx: int) -> int:
+    return sum(unit.weights + unit.cache for unit in state.units(n_ctx)[state.default.first :])
 
 
-def used(known: Known, trial: Trial, computing: Sequence[DeviceLimit]) -> int:
+def used(state: SearchState, trial: Trial, computing: Sequence[DeviceLimit]) -> int:
     """Bytes of weights and caches on all devices, and of compute buffers on those that are ``computing``."""
-    rows = [trial.breakdown.on(device.name) for device in known.devices]
+    rows = [trial.breakdown.on(device.name) for device in state.devices]
     compute = sum(trial.breakdown.on(device.name).compute for device in computing)
     return sum(row.model + row.context for row in rows) + compute
 
 
-def context_in_total(known: Known, top: Trial, bottom: Trial) -> int:
+def context_in_total(state: SearchState, top: Trial, bottom: Trial) -> int:
     """The context that the devices' memory holds in total, packing aside; on one device packing is all there is.
 
     Upstream's fit (``common_params_fit_impl``) settles on that context before it places a layer, and leaves half a
@@ -51,17 +51,17 @@ def context_in_total(known: Known, top: Trial, bottom: Trial) -> int:
     ``top`` and ``bottom`` are trials at the largest and the smallest context.
     """
     # a device adds nothing that has less than packing wastes and its own compute buffer take
-    by_size = sorted(known.devices, key=lambda device: -device.target)
-    return max(_in_total(known, top, bottom, by_size[:n]) for n in range(1, len(by_size) + 1))
+    by_size = sorted(state.devices, key=lambda device: -device.target)
+    return max(_in_total(state, top, bottom, by_size[:n]) for n in range(1, len(by_size) + 1))
 
 
-def _in_total(known: Known, top: Trial, bottom: Trial, devices: Sequence[DeviceLimit]) -> int:
-    request = known.request
+def _in_total(state: SearchState, top: Trial, bottom: Trial, devices: Sequence[DeviceLimit]) -> int:
+    request = state.request
     low, high = request.n_ctx_min, request.n_ctx_max
     if len(devices) < 2:
         return low
     room = sum(device.target for device in devices)
-    used_top, used_bottom = (used(known, trial, devices) for trial in (top, bottom))
+    used_top, used_bottom = (used(state, trial, devices) for trial in (top, bottom))
     if used_top <= room:
         return high
     waste = top.weights // max(1, request.n_layer) // (6 if request.is_expert_model else 2)

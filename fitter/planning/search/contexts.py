@@ -14,8 +14,8 @@ from fitter.planning.pricing.objective import GAIN, beats, is_better
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.search.capacity import context_in_total, is_tight, is_too_large, target, used
 from fitter.planning.search.expected import expected_partial, last_true, promises_host, promises_whole, styles
+from fitter.planning.search.search_state import SearchState
 from fitter.planning.search.settling import settle_fastest, settle_partial, settle_whole
-from fitter.planning.search.state import Known
 
 _MAX_CONTEXTS = 40
 """How many contexts are tried between one that fits and one that does not; the last half of them halve what is left."""
@@ -32,39 +32,39 @@ _SMALL_SHARE = 0.004
 """A share of a context that is not worth another proposal."""
 
 
-def best_on(known: Known, floor: int | None = None) -> Trial:
-    """The best trial on the devices of ``known``, or the one that lacks least."""
-    request = known.request
+def best_on(state: SearchState, floor: int | None = None) -> Trial:
+    """The best trial on the devices of ``state``, or the one that lacks least."""
+    request = state.request
     if "n_ctx" in request.fixed:
-        found = _at_context(known, request.params.n_ctx)
-    elif not known.devices:
-        found = _on_host(known, floor)
-    elif request.objective == "context" and known.is_priced:
-        found = _most_context(known)
+        found = _at_context(state, request.params.n_ctx)
+    elif not state.devices:
+        found = _on_host(state, floor)
+    elif request.objective == "context" and state.is_priced:
+        found = _most_context(state)
     else:
-        found = _with_context(known, floor)
-    return found or known.least or known.trial(known.default, known.smallest_context)
+        found = _with_context(state, floor)
+    return found or state.least or state.trial(state.default, state.smallest_context)
 
 
-def _at_context(known: Known, n_ctx: int) -> Trial | None:
+def _at_context(state: SearchState, n_ctx: int) -> Trial | None:
     """The best at a context that is given."""
-    if is_too_large(known, n_ctx):
-        return settle_partial(known, n_ctx)
-    if known.chooses_devices and (fastest := settle_fastest(known, n_ctx)):
+    if is_too_large(state, n_ctx):
+        return settle_partial(state, n_ctx)
+    if state.chooses_devices and (fastest := settle_fastest(state, n_ctx)):
         return fastest
-    trial = known.trial(known.default, n_ctx)
-    if trial.fits or not known.devices:
+    trial = state.trial(state.default, n_ctx)
+    if trial.fits or not state.devices:
         return trial
-    return settle_whole(known, n_ctx) or settle_partial(known, n_ctx)
+    return settle_whole(state, n_ctx) or settle_partial(state, n_ctx)
 
 
-def _most_context(known: Known) -> Trial | None:
+def _most_context(state: SearchState) -> Trial | None:
     """The largest context that any placement leaves room for."""
-    low, high = known.request.n_ctx_min, known.request.n_ctx_max
+    low, high = state.request.n_ctx_min, state.request.n_ctx_max
 
     def attempt(n_ctx: int) -> Trial | None:
         try:
-            trial = _at_context(known, n_ctx)
+            trial = _at_context(state, n_ctx)
         except LlamaCppCrashError:
             return None
         return trial if trial and trial.fits else None
@@ -73,53 +73,53 @@ def _most_context(known: Known) -> Trial | None:
     if best is not None or low == high:
         return best
     best = attempt(low)
-    return best and _largest_context(known, best, high, attempt, promises_host)
+    return best and _largest_context(state, best, high, attempt, promises_host)
 
 
-def _with_context(known: Known, floor: int | None) -> Trial | None:
+def _with_context(state: SearchState, floor: int | None) -> Trial | None:
     """The best where the context is as open as the placement."""
-    low, high = known.request.n_ctx_min, known.request.n_ctx_max
-    if is_too_large(known, low):
-        return settle_partial(known, max(low, floor or 0))
-    if low < high and is_tight(known, low):
-        bottom = known.trial(known.default, low)
-        if used(known, bottom, known.devices) >= target(known):
+    low, high = state.request.n_ctx_min, state.request.n_ctx_max
+    if is_too_large(state, low):
+        return settle_partial(state, max(low, floor or 0))
+    if low < high and is_tight(state, low):
+        bottom = state.trial(state.default, low)
+        if used(state, bottom, state.devices) >= target(state):
             # no larger context leaves room for more of the model
-            return settle_whole(known, low) or settle_partial(known, max(low, floor or 0))
-    if known.chooses_devices and (fastest := settle_fastest(known, high)):
+            return settle_whole(state, low) or settle_partial(state, max(low, floor or 0))
+    if state.chooses_devices and (fastest := settle_fastest(state, high)):
         return fastest
-    top = _top(known)
+    top = _top(state)
     if top.fits:
         return top
-    if trial := settle_whole(known, top.params.n_ctx):
+    if trial := settle_whole(state, top.params.n_ctx):
         return trial
-    return settle_partial(known, low) if top.params.n_ctx == low else _below(known, top, floor)
+    return settle_partial(state, low) if top.params.n_ctx == low else _below(state, top, floor)
 
 
-def _below(known: Known, top: Trial, floor: int | None) -> Trial | None:
+def _below(state: SearchState, top: Trial, floor: int | None) -> Trial | None:
     """The best at a context below that of ``top``, which is too large for the whole model on devices."""
-    low, high = known.request.n_ctx_min, top.params.n_ctx
-    bottom = known.trial(known.default, low)
-    least = floor or context_in_total(known, top, bottom)
-    best = bottom if bottom.fits else settle_whole(known, low)
+    low, high = state.request.n_ctx_min, top.params.n_ctx
+    bottom = state.trial(state.default, low)
+    least = floor or context_in_total(state, top, bottom)
+    best = bottom if bottom.fits else settle_whole(state, low)
     if best is None:
-        return settle_partial(known, least) or (settle_partial(known, low) if least > low else None)
-    best = _largest_context(known, best, high, lambda n_ctx: settle_whole(known, n_ctx), promises_whole)
-    return best if best.params.n_ctx >= least else _spilled_beyond(known, best, least, floor)
+        return settle_partial(state, least) or (settle_partial(state, low) if least > low else None)
+    best = _largest_context(state, best, high, lambda n_ctx: settle_whole(state, n_ctx), promises_whole)
+    return best if best.params.n_ctx >= least else _spilled_beyond(state, best, least, floor)
 
 
-def _spilled_beyond(known: Known, whole: Trial, most: int, floor: int | None) -> Trial:
+def _spilled_beyond(state: SearchState, whole: Trial, most: int, floor: int | None) -> Trial:
     """``whole``, or a better plan with weights on the host for a context of up to ``most``."""
-    alignment = known.request.alignment
+    alignment = state.request.alignment
     best, asked, low, failed = whole, set[int](), whole.params.n_ctx, 0
     while len(asked) < _MAX_SPILLED and failed < _MAX_DISAPPOINTED and most > low:
-        n_ctx = _worth_spilling(known, whole, most) if floor is None and known.can_price else most
+        n_ctx = _worth_spilling(state, whole, most) if floor is None and state.can_price else most
         if n_ctx in asked:
             # what was learned of compute buffers does not change it any more
             break
         asked.add(n_ctx)
-        trial = settle_partial(known, n_ctx)
-        if trial is not None and is_better(known.request, trial, best):
+        trial = settle_partial(state, n_ctx)
+        if trial is not None and is_better(state.request, trial, best):
             best = trial
             if n_ctx == most:
                 break
@@ -129,24 +129,24 @@ def _spilled_beyond(known: Known, whole: Trial, most: int, floor: int | None) ->
     return best
 
 
-def _worth_spilling(known: Known, whole: Trial, most: int) -> int:
+def _worth_spilling(state: SearchState, whole: Trial, most: int) -> int:
     """The context of up to ``most`` that promises the best plan where the most that fits without spilling is ``whole``.
 
     Little more context can cost much of the time, where no tensor is small enough for the room that is left.
     """
-    alignment, spread = known.request.alignment, styles(known, most, is_plain=True)[0]
+    alignment, spread = state.request.alignment, styles(state, most, is_plain=True)[0]
     seconds: dict[int, float] = {}
 
     def expect(n_ctx: int) -> None:
         n_ctx = n_ctx // alignment * alignment if n_ctx < most else most
         if whole.params.n_ctx < n_ctx and n_ctx not in seconds:
-            seconds[n_ctx] = expected_partial(known, n_ctx, spread, is_plain=True)
+            seconds[n_ctx] = expected_partial(state, n_ctx, spread, is_plain=True)
 
     def best() -> int:
         found = most
         for n_ctx in seconds:
             is_first = math.isinf(seconds[found])
-            if is_first or beats(known.request, (n_ctx, seconds[n_ctx]), (found, seconds[found])):
+            if is_first or beats(state.request, (n_ctx, seconds[n_ctx]), (found, seconds[found])):
                 found = n_ctx
         return found
 
@@ -166,24 +166,24 @@ def _worth_spilling(known: Known, whole: Trial, most: int) -> int:
 
 
 def _largest_context(
-    known: Known,
+    state: SearchState,
     best: Trial,
     too_large: int,
     attempt: Callable[[int], Trial | None],
-    promises: Callable[[Known, int], bool],
+    promises: Callable[[SearchState, int], bool],
 ) -> Trial:
     """The largest context at which ``attempt`` succeeds, between that of ``best`` and ``too_large``.
 
     Ends when the next larger context was measured and does not fit.
     """
-    step = known.request.alignment
+    step = state.request.alignment
     for tries in range(_MAX_CONTEXTS):
         low, high = best.params.n_ctx // step, -(-too_large // step)
         if high - low <= 1:
             break
         guess = (low + high) // 2
         if tries < _MAX_CONTEXTS // 2:
-            guess = last_true(low, high, lambda n: promises(known, n * step))
+            guess = last_true(low, high, lambda n: promises(state, n * step))
             guess = min(max(guess, low + 1), high - 1)
         trial = attempt(guess * step)
         if trial is None:
@@ -193,41 +193,41 @@ def _largest_context(
     return best
 
 
-def _top(known: Known) -> Trial:
+def _top(state: SearchState) -> Trial:
     """The default at the largest context that llama.cpp survives.
 
     It aborts, for one, where the cache of a layer is larger than a tensor may be on the device.
     """
-    low, high = known.request.n_ctx_min, known.request.n_ctx_max
+    low, high = state.request.n_ctx_min, state.request.n_ctx_max
     try:
-        return known.trial(known.default, high)
+        return state.trial(state.default, high)
     except LlamaCppCrashError:
         if low == high:
             raise
-    best, too_large, step = known.trial(known.default, low), high, known.request.alignment
+    best, too_large, step = state.trial(state.default, low), high, state.request.alignment
     for _ in range(_MAX_CRASHES):
         n_ctx = (best.params.n_ctx + too_large) // 2 // step * step
         if n_ctx <= best.params.n_ctx:
             break
         try:
-            best = known.trial(known.default, n_ctx)
+            best = state.trial(state.default, n_ctx)
         except LlamaCppCrashError:
             too_large = n_ctx
     return best
 
 
-def _on_host(known: Known, floor: int | None) -> Trial | None:
+def _on_host(state: SearchState, floor: int | None) -> Trial | None:
     """The largest context without any device."""
 
     def attempt(n_ctx: int) -> Trial | None:
-        trial = known.trial(known.default, n_ctx)
+        trial = state.trial(state.default, n_ctx)
         return trial if trial.fits else None
 
     if floor is not None:
         return attempt(floor)
-    low = known.request.n_ctx_min
-    top = _top(known)
+    low = state.request.n_ctx_min
+    top = _top(state)
     if top.fits or top.params.n_ctx == low:
         return top
-    bottom = known.trial(known.default, low)
-    return _largest_context(known, bottom, top.params.n_ctx, attempt, promises_host) if bottom.fits else None
+    bottom = state.trial(state.default, low)
+    return _largest_context(state, bottom, top.params.n_ctx, attempt, promises_host) if bottom.fits else None

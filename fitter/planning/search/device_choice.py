@@ -13,13 +13,13 @@ from fitter.planning.pricing.objective import GAIN, beats, is_better, is_worth_a
 from fitter.planning.pricing.pricing import bound_of, kept_by_all
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request import context_limit
-from fitter.planning.request.given import are_given, wants_layers_on_devices
+from fitter.planning.request.given import user_chose_devices, wants_layers_on_devices
 from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search import choices
 from fitter.planning.search.capacity import is_too_large
 from fitter.planning.search.contexts import best_on
 from fitter.planning.search.expected import expected, expected_partial
-from fitter.planning.search.state import CutShort, Known
+from fitter.planning.search.search_state import CutShort, SearchState
 from fitter.planning.speed.explain import FAR
 
 _SLOW = 0.7
@@ -44,77 +44,77 @@ _MAX_OTHERS, _LEAST_OTHERS = 5, 2
 """How many other choices of devices are asked for where some promise to be better, and where none does."""
 
 
-def in_better_order(known: Known) -> Known:
-    """``known``, or what is known of the devices with another one first, where that is estimated faster.
+def in_better_order(state: SearchState) -> SearchState:
+    """``state``, or what is known of the devices with another one first, where that is estimated faster.
 
     llama.cpp has the first one compute with weights of the host in a prompt, over its own link (``op_offload``).
     """
-    devices, n_ctx, spread = known.devices, known.smallest_context, known.request.is_expert_model
-    if not known.chooses_devices or not is_too_large(known, n_ctx):
-        return known
-    prices = known.prices()
+    devices, n_ctx, spread = state.devices, state.smallest_context, state.request.is_expert_model
+    if not state.chooses_devices or not is_too_large(state, n_ctx):
+        return state
+    prices = state.prices()
     # a remote device never computes with them, so that it does not matter where those stand
     local = [d for d in range(len(devices)) if not prices.is_remote(d)]
     remote = [d for d in range(len(devices)) if d not in local]
     seconds = {d: prices.streaming(d) for d in local}
     if not local or not is_worth_a_load(min(seconds.values()), seconds[local[0]]):
-        return known
+        return state
     first = min(local, key=lambda d: seconds[d])
     others = [d for d in local if d != first]
-    reordered = known.on(tuple(devices[d] for d in (*remote, first, *others)))
-    before, after = (expected_partial(each, n_ctx, spread) for each in (known, reordered))
+    reordered = state.on(tuple(devices[d] for d in (*remote, first, *others)))
+    before, after = (expected_partial(each, n_ctx, spread) for each in (state, reordered))
     if not is_worth_a_load(after, before):
-        return known
-    known.callbacks.on_choice(choices.which_device_is_first(devices[first], after, devices[local[0]], before))
+        return state
+    state.callbacks.on_choice(choices.which_device_is_first(devices[first], after, devices[local[0]], before))
     return reordered
 
 
 class Devices:
     """The choices of devices that were asked for a plan: what is known of each, and its best trial."""
 
-    def __init__(self, known: Known) -> None:
-        self._request = known.original_request
-        self._first = known
+    def __init__(self, state: SearchState) -> None:
+        self._request = state.original_request
+        self._first = state
         self._floor: int | None = None
-        self._done: dict[tuple[str, ...], Known] = {}
+        self._done: dict[tuple[str, ...], SearchState] = {}
         self._trials: dict[tuple[str, ...], Trial] = {}
         self._distances: dict[float, float] = {}
 
-    def _best_on(self, known: Known, *, is_free: bool = False) -> Trial:
+    def _best_on(self, state: SearchState, *, is_free: bool = False) -> Trial:
         """The plan on these devices; if weights are spilled at the context of the best so far, unless ``is_free``."""
-        names = _names(known.devices)
+        names = _names(state.devices)
         if names not in self._trials:
-            trial = best_on(known, None if is_free else self._floor and min(self._floor, known.request.n_ctx_max))
-            self._done[names], self._trials[names] = known, trial
+            trial = best_on(state, None if is_free else self._floor and min(self._floor, state.request.n_ctx_max))
+            self._done[names], self._trials[names] = state, trial
             if trial.fits:
                 # weights that leave the devices are no way to more context than all of the devices have
                 self._floor = max(self._floor or 0, trial.params.n_ctx)
         return self._trials[names]
 
-    def without_idle(self, known: Known) -> Trial:
-        """The best on the devices of ``known``, or on those of them that it has a use for."""
-        trial = best = self._best_on(known)
-        while known.devices and not are_given(self._request):
-            useless = _useless(known.devices, trial)
-            kept = tuple(device for device in known.devices if device not in useless)
+    def without_idle(self, state: SearchState) -> Trial:
+        """The best on the devices of ``state``, or on those of them that it has a use for."""
+        trial = best = self._best_on(state)
+        while state.devices and not user_chose_devices(self._request):
+            useless = _useless(state.devices, trial)
+            kept = tuple(device for device in state.devices if device not in useless)
             if not useless or (not kept and wants_layers_on_devices(self._request)):
                 break
-            known = known.on(kept)
-            trial = self._best_on(known)
+            state = state.on(kept)
+            trial = self._best_on(state)
             if not is_better(self._request, best, trial):
                 best = trial
-        return self._without_unused(known, best)
+        return self._without_unused(state, best)
 
-    def _without_unused(self, known: Known, best: Trial) -> Trial:
+    def _without_unused(self, state: SearchState, best: Trial) -> Trial:
         """``best``, or a plan with more context where devices on which it has nothing are not counted on."""
         used = tuple(d for d in best.devices if d.name in (best.params.devices or ()))
         is_open = "n_ctx" not in self._request.fixed and best.params.n_ctx < self._request.n_ctx_max
-        if are_given(self._request) or not best.fits or not is_open or not 0 < len(used) < len(best.devices):
+        if user_chose_devices(self._request) or not best.fits or not is_open or not 0 < len(used) < len(best.devices):
             return best
         unused = sorted((d for d in best.devices if d not in used), key=lambda device: -device.target)
         for added in (None, *unused[:_MAX_UNUSED]):
             kept = tuple(device for device in best.devices if device in used or device == added)
-            trial = self._best_on(known.on(kept), is_free=True)
+            trial = self._best_on(state.on(kept), is_free=True)
             best = trial if is_better(self._request, trial, best) else best
         return best
 
@@ -128,17 +128,17 @@ class Devices:
 
     def without_doubtful(self, best: Trial) -> Trial:
         """``best``, or a plan without devices that hold so little that their part in every graph may cost more."""
-        while not are_given(self._request) and best.fits and best.seconds is not None:
+        while not user_chose_devices(self._request) and best.fits and best.seconds is not None:
             doubtful = self._doubtful(best)
-            known = next((known for known, is_small in doubtful if self._promises(known, best, is_small)), None)
-            trial = None if known is None else self.without_idle(known)
+            state = next((state for state, is_small in doubtful if self._promises(state, best, is_small)), None)
+            trial = None if state is None else self.without_idle(state)
             if trial is None or not is_better(self._request, trial, best):
                 break
             self._say_devices(trial, best)
             best = trial
         return best
 
-    def _doubtful(self, best: Trial) -> Iterator[tuple[Known, bool]]:
+    def _doubtful(self, best: Trial) -> Iterator[tuple[SearchState, bool]]:
         """Fewer devices that were not asked for yet, and whether those left out hold little: else they are slow."""
         small = _small(best)
         # a device that has nothing may have something where another one is left out
@@ -154,15 +154,15 @@ class Devices:
         slow = sorted({speed for speed in speeds.values() if speed < _SLOW * max(speeds.values())})
         return [tuple(device for device in speeds if speeds[device] <= speed) for speed in slow]
 
-    def _promises(self, known: Known, best: Trial, is_small: bool) -> bool:
-        """Whether a plan on the devices of ``known`` is worth its loads, by what is known of the compute buffers."""
-        if is_small and len(known.devices) == 1:
+    def _promises(self, state: SearchState, best: Trial, is_small: bool) -> bool:
+        """Whether a plan on the devices of ``state`` is worth its loads, by what is known of the compute buffers."""
+        if is_small and len(state.devices) == 1:
             # alone a device needs no buffers for the pipeline, which what is known has in it
-            return self._expected(known, best) is not None
-        rough = self._expected(known, best, is_plain=True)
+            return self._expected(state, best) is not None
+        rough = self._expected(state, best, is_plain=True)
         if rough is None or not self._beats((rough[0], rough[1] / _MOST_GAINED), best):
             return False
-        likely = self._expected(known, best)
+        likely = self._expected(state, best)
         if likely is None:
             return False
         if is_small:
@@ -170,17 +170,17 @@ class Devices:
         # without a slow device much changes, and what is expected is only about right
         if self._beats((likely[0], likely[1] * (1 - GAIN)), best):
             return True
-        if known.buffers.knows(False):
+        if state.buffers.knows(False):
             return False
         # buffers of a model that is on devices as a whole are larger: each device has several, to work ahead with
-        hoped = self._expected(known, best, optimistic=True)
+        hoped = self._expected(state, best, optimistic=True)
         return hoped is not None and self._beats((hoped[0], hoped[1] * (1 + _UNSURE)), best)
 
     def _expected(
-        self, known: Known, best: Trial, *, is_plain: bool = False, optimistic: bool = False
+        self, state: SearchState, best: Trial, *, is_plain: bool = False, optimistic: bool = False
     ) -> tuple[int, float] | None:
-        known = known.with_buffers_of(self._done.get(_names(best.devices), self._first))
-        return expected(known, best, is_plain=is_plain, optimistic=optimistic)
+        state = state.with_buffers_of(self._done.get(_names(best.devices), self._first))
+        return expected(state, best, is_plain=is_plain, optimistic=optimistic)
 
     def _beats(self, likely: tuple[int, float], best: Trial) -> bool:
         return best.expected is None or beats(self._request, likely, (best.params.n_ctx, best.expected))
@@ -194,16 +194,16 @@ class Devices:
 
     def on_others(self, best: Trial) -> Trial:
         """``best``, or what is better of other choices and orders of devices, where it may be far from the best."""
-        if are_given(self._request) or not best.fits or best.seconds is None or not self._first.devices:
+        if user_chose_devices(self._request) or not best.fits or best.seconds is None or not self._first.devices:
             return best
         is_far = self._is_far(best)
         if not is_far and not self._leaves_out(best):
             return best
-        for asked, (likely, known) in enumerate(self._others(best)):
+        for asked, (likely, state) in enumerate(self._others(best)):
             is_promising = likely is not None and self._beats(likely, best)
             if asked >= (_MAX_OTHERS if is_promising else _LEAST_OTHERS if is_far else 0):
                 break
-            trial = self.without_idle(known)
+            trial = self.without_idle(state)
             if is_better(self._request, trial, best):
                 self._say_devices(trial, best)
                 best = trial
@@ -216,7 +216,7 @@ class Devices:
 
         It has no cache, so that a device may take it at a context that it does not take otherwise.
         """
-        is_open = not are_given(self._request) and "n_gpu_layers" not in self._request.fixed
+        is_open = not user_chose_devices(self._request) and "n_gpu_layers" not in self._request.fixed
         if not is_open or not best.fits or best.seconds is None or best.params.devices:
             return best
         return self._or_last_layer(best)
@@ -227,14 +227,14 @@ class Devices:
         What is left on the devices may save less than the graph's splits cost, with a split for each such weight.
         """
         request = self._request
-        is_open = not are_given(request) and "n_gpu_layers" not in request.fixed
+        is_open = not user_chose_devices(request) and "n_gpu_layers" not in request.fixed
         splits = best.breakdown.n_splits
         if not is_open or not best.fits or not best.params.devices or splits is None or splits[1] <= request.n_layer:
             return best
-        known = self._first.on(best.devices)
-        if not known.keeps_on_host:
+        state = self._first.on(best.devices)
+        if not state.keeps_on_host:
             return best
-        return self._or_last_layer(replace(best, seconds=known.seconds(best.placement, best.breakdown)))
+        return self._or_last_layer(replace(best, seconds=state.seconds(best.placement, best.breakdown)))
 
     def _or_last_layer(self, best: Trial) -> Trial:
         """``best``, or a better plan with the last layer alone on a device."""
@@ -272,18 +272,18 @@ class Devices:
         is_spilled = best.placement.first > 0 or any(target == HOST for _, target in best.placement.moved)
         return is_spilled and len(best.devices) - len(best.placement.idle) < len(self._first.devices)
 
-    def _others(self, best: Trial) -> list[tuple[tuple[int, float] | None, Known]]:
+    def _others(self, best: Trial) -> list[tuple[tuple[int, float] | None, SearchState]]:
         """Plans on other devices that were not asked for yet, what is expected of each, and the best ones first."""
         speeds = self._request.speeds
-        found: dict[tuple[int, float] | None, Known] = {}
+        found: dict[tuple[int, float] | None, SearchState] = {}
         alike: set[tuple[object, ...]] = set()
         # what is expected of some devices is expected of more that are of no use as well
         for devices in sorted(self._other_orders(best), key=len):
             kinds = tuple((speeds[device.name], device.target) for device in devices)
             if kinds not in alike and _names(devices) not in self._trials:
                 alike.add(kinds)
-                known = self._first.on(devices)
-                found.setdefault(self._expected(known, best), known)
+                state = self._first.on(devices)
+                found.setdefault(self._expected(state, best), state)
 
         def order(one: tuple[int, float] | None, other: tuple[int, float] | None) -> int:
             return ordered(self._request, one, other)
@@ -307,8 +307,8 @@ class Devices:
 
     def _upstream(self) -> Trial | None:
         """What upstream's own rules make of the devices, at the price of it."""
-        known = self._first.on(self._first.devices, replace(self._request, strategy="llama.cpp"))
-        trial = best_on(known, self._floor and min(self._floor, known.request.n_ctx_max))
+        state = self._first.on(self._first.devices, replace(self._request, strategy="llama.cpp"))
+        trial = best_on(state, self._floor and min(self._floor, state.request.n_ctx_max))
         if not trial.fits:
             return None
         return replace(trial, seconds=self._first.on(trial.devices).seconds(trial.placement, trial.breakdown))

@@ -8,80 +8,80 @@ from collections.abc import Callable
 from fitter.planning.pricing.objective import beats
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.search.proposals import fastest, whole
-from fitter.planning.search.state import Known
+from fitter.planning.search.search_state import SearchState
 
 
 def expected(
-    known: Known, best: Trial, *, is_plain: bool = False, optimistic: bool = False
+    state: SearchState, best: Trial, *, is_plain: bool = False, optimistic: bool = False
 ) -> tuple[int, float] | None:
     """Context and seconds of the plan that these devices are likely to have, with whole layers only if ``is_plain``.
 
     ``best`` is a trial on others: the same kind of plan is expected here. ``None`` where nothing is priced. An
     ``optimistic`` one counts no compute buffers that were not measured of this kind of plan.
     """
-    if not known.can_price:
+    if not state.can_price:
         return None
-    all_of_it = _expected_whole(known, best)
-    n_ctx = max(known.smallest_context, best.params.n_ctx)
+    all_of_it = _expected_whole(state, best)
+    n_ctx = max(state.smallest_context, best.params.n_ctx)
     if all_of_it is not None and all_of_it[0] >= n_ctx:
         return all_of_it
-    spread = styles(known, n_ctx, is_plain=is_plain)[0]
-    placement = known.partial(known.situation(n_ctx, known.room(n_ctx, False, optimistic)), spread, is_plain=is_plain)
-    part = None if placement is None else (n_ctx, known.seconds(placement))
+    spread = styles(state, n_ctx, is_plain=is_plain)[0]
+    placement = state.partial(state.situation(n_ctx, state.room(n_ctx, False, optimistic)), spread, is_plain=is_plain)
+    part = None if placement is None else (n_ctx, state.seconds(placement))
     if all_of_it is None or part is None:
         return all_of_it or part
-    return all_of_it if beats(known.request, all_of_it, part) else part
+    return all_of_it if beats(state.request, all_of_it, part) else part
 
 
-def _expected_whole(known: Known, best: Trial) -> tuple[int, float] | None:
+def _expected_whole(state: SearchState, best: Trial) -> tuple[int, float] | None:
     """The same with all of the model on devices, ``None`` where that is not likely to fit."""
-    if not known.buffers.knows(True):
+    if not state.buffers.knows(True):
         return None
-    request, low = known.request, known.smallest_context
+    request, low = state.request, state.smallest_context
     n_ctx, step = best.params.n_ctx, request.alignment
     if "n_ctx" not in request.fixed:
         top = -(-request.n_ctx_max // step)
-        n_ctx = step * last_true(low // step, top + 1, lambda n: promises_whole(known, n * step))
+        n_ctx = step * last_true(low // step, top + 1, lambda n: promises_whole(state, n * step))
         n_ctx = max(low, min(n_ctx, request.n_ctx_max))
-    known.prices()
-    propose = fastest if known.chooses_devices else whole
-    placement = propose(known.situation(n_ctx, known.room(n_ctx, True)))
-    return None if placement is None else (n_ctx, known.seconds(placement))
+    state.prices()
+    propose = fastest if state.chooses_devices else whole
+    placement = propose(state.situation(n_ctx, state.room(n_ctx, True)))
+    return None if placement is None else (n_ctx, state.seconds(placement))
 
 
-def expected_partial(known: Known, n_ctx: int, spread: bool, *, is_plain: bool = False) -> float:
+def expected_partial(state: SearchState, n_ctx: int, spread: bool, *, is_plain: bool = False) -> float:
     """The objective with what a way to spill proposes by what is known now, of whole layers if ``is_plain``."""
-    at = known.situation(n_ctx, known.room(n_ctx, False))
-    placement = known.partial(at, spread, is_plain=is_plain)
-    return known.seconds(placement) if placement else math.inf
+    at = state.situation(n_ctx, state.room(n_ctx, False))
+    placement = state.partial(at, spread, is_plain=is_plain)
+    return state.seconds(placement) if placement else math.inf
 
 
-def styles(known: Known, n_ctx: int, *, is_plain: bool = False) -> list[bool]:
+def styles(state: SearchState, n_ctx: int, *, is_plain: bool = False) -> list[bool]:
     """Ways to spill, the more promising first: single tensors of any layer (``True``), or whole layers."""
-    request = known.request
+    request = state.request
     # experts apart from a layer of a remote device take another trip there
-    is_far = known.is_priced and any(map(known.prices().is_remote, range(len(known.devices))))
+    is_far = state.is_priced and any(map(state.prices().is_remote, range(len(state.devices))))
     is_settled = request.is_expert_model and not is_far
-    if not known.is_priced or is_settled or request.fixed & {"n_gpu_layers", "tensor_split"}:
+    if not state.is_priced or is_settled or request.fixed & {"n_gpu_layers", "tensor_split"}:
         return [request.is_expert_model]
-    seconds = {spread: expected_partial(known, n_ctx, spread, is_plain=is_plain) for spread in (False, True)}
+    seconds = {spread: expected_partial(state, n_ctx, spread, is_plain=is_plain) for spread in (False, True)}
     return sorted(seconds, key=lambda spread: seconds[spread])
 
 
-def promises_whole(known: Known, n_ctx: int) -> bool:
+def promises_whole(state: SearchState, n_ctx: int) -> bool:
     """Whether all of the model is likely to fit on devices at ``n_ctx``."""
-    return promises_host(known, n_ctx) and whole(known.situation(n_ctx, known.room(n_ctx, True))) is not None
+    return promises_host(state, n_ctx) and whole(state.situation(n_ctx, state.room(n_ctx, True))) is not None
 
 
-def promises_host(known: Known, n_ctx: int) -> bool:
+def promises_host(state: SearchState, n_ctx: int) -> bool:
     """Whether host, pools, and devices with what shares the memory are likely to hold their part at ``n_ctx``."""
-    host, used = known.request.host, known.buffers.on_host(n_ctx)
-    if any((known.buffers.shared.at(device.name, n_ctx) or 0) > device.target for device in known.request.beside):
+    host, used = state.request.host, state.buffers.on_host(n_ctx)
+    if any((state.buffers.shared.at(device.name, n_ctx) or 0) > device.target for device in state.request.beside):
         return False
     if host.paging:
         return True
-    for pool in known.request.pools:
-        if (known.buffers.in_pool(pool.name, n_ctx) or 0) > pool.target:
+    for pool in state.request.pools:
+        if (state.buffers.in_pool(pool.name, n_ctx) or 0) > pool.target:
             return False
     return host.target is None or used is None or used <= host.target
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from fitter.llama.types import Params
 from fitter.planning.placing.memory import HOST
-from fitter.planning.pricing.objective import does_as_well, is_worth_giving_up, objective_seconds
+from fitter.planning.pricing.objective import does_as_well, justifies_concession, objective_seconds
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.pricing.trial import Trial, missing_of
 from fitter.planning.request.context_limit import Excess
@@ -135,7 +135,7 @@ def improve(
             continue
         tried = (*_without(made, change), change)
         found = attempted(tried)
-        if found is not None and is_worth_giving_up(
+        if found is not None and justifies_concession(
             found.request, found.priced, best.priced, gives_context=change.kind == "n_ctx"
         ):
             made, best = tried, found

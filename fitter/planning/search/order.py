@@ -1,7 +1,7 @@
 """The order of a search: which plan is asked for first, and what is asked once more before one goes out.
 
 Each step takes the best plan so far and gives it back, or a better one. What is better is said in ``objective``; what
-is known in ``known``; what could be placed in ``proposals``, and how it is measured and corrected in ``settling``;
+is known in ``state``; what could be placed in ``proposals``, and how it is measured and corrected in ``settling``;
 which context in ``contexts``; which devices in ``devices`` and ``remotes``. What may be given up comes after all of
 it, in ``levers``. Bytes.
 """
@@ -22,7 +22,7 @@ from fitter.planning.request.shared import remembered
 from fitter.planning.search import attention
 from fitter.planning.search.device_choice import Devices, in_better_order
 from fitter.planning.search.remotes import worth_their_network
-from fitter.planning.search.state import Callbacks, CutShort, Known
+from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
 from fitter.planning.speed.explain import Choice
 
 
@@ -47,48 +47,48 @@ def search(
         return breakdown
 
     callbacks = Callbacks(remembered(noted), record, on_candidate, on_choice)
-    known = Known(request, context_limit.usable(request, usable_devices(request)), callbacks)
+    state = SearchState(request, context_limit.usable(request, usable_devices(request)), callbacks)
     try:
-        best, distance = _best(known)
+        best, distance = _best(state)
     except CutShort as cut:
         return cut.best
     is_open = attention.is_open(request) and best.fits and best.seconds is not None
-    return _with_other_attention(known, best, distance, seen) if is_open else best
+    return _with_other_attention(state, best, distance, seen) if is_open else best
 
 
-def _with_other_attention(known: Known, best: Trial, distance: float, seen: set[bool | None]) -> Trial:
+def _with_other_attention(state: SearchState, best: Trial, distance: float, seen: set[bool | None]) -> Trial:
     """``best``, or a better plan with flash attention on, or off, for all layers."""
     if seen == {False}:
         # whether the devices can compute it at all
         with suppress(LlamaCppError, CutShort):
-            known.trial(known.default, known.smallest_context)
-    for other in tuple(attention.decided(known.request, best, distance, seen)):
-        best = _better_with(other, known, best)
+            state.trial(state.default, state.smallest_context)
+    for other in tuple(attention.decided(state.request, best, distance, seen)):
+        best = _better_with(other, state, best)
     return best
 
 
-def _better_with(other: Request, known: Known, best: Trial) -> Trial:
+def _better_with(other: Request, state: SearchState, best: Trial) -> Trial:
     """``best``, or a better plan for a request that nobody made."""
     try:
-        trial, _ = _best(Known(other, known.devices, known.callbacks))
+        trial, _ = _best(SearchState(other, state.devices, state.callbacks))
     except CutShort as cut:
         trial = cut.best
     except (LlamaCppError, TimeLimitError):
         return best
-    if not is_better(known.request, trial, best):
+    if not is_better(state.request, trial, best):
         return best
     if choice := attention.which(trial, best):
-        known.callbacks.on_choice(choice)
+        state.callbacks.on_choice(choice)
     return trial
 
 
-def _best(known: Known) -> tuple[Trial, float]:
+def _best(state: SearchState) -> tuple[Trial, float]:
     """The best trial, and how many times its bound its time is."""
-    known = in_better_order(known)
-    devices = Devices(known)
-    best = devices.without_idle(known)
+    state = in_better_order(state)
+    devices = Devices(state)
+    best = devices.without_idle(state)
     best = devices.with_more_context(best)
-    best = worth_their_network(known, best)
+    best = worth_their_network(state, best)
     devices.forget_remotes(best)
     best = devices.without_doubtful(best)
     best = devices.on_others(best)

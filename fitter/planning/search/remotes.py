@@ -13,46 +13,46 @@ from fitter.planning.request.given import pinned_devices
 from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search import choices
 from fitter.planning.search.contexts import best_on
-from fitter.planning.search.state import Known
+from fitter.planning.search.search_state import SearchState
 
 
-def worth_their_network(known: Known, best: Trial) -> Trial:
+def worth_their_network(state: SearchState, best: Trial) -> Trial:
     """``best``, or a plan without remote devices whose part takes less time elsewhere."""
-    known = known.on(best.devices)
+    state = state.on(best.devices)
     asked: set[tuple[DeviceLimit, ...]] = set()
     while True:
-        here = known.on(best.devices)
+        here = state.on(best.devices)
         doubtful = next((group for group in _doubtful(here, best.placement) if group not in asked), None)
         if doubtful is None:
             return best
         asked.add(doubtful)
         best = replace(best, seconds=here.seconds(best.placement, best.breakdown))
-        trial = best_on(known.on(tuple(device for device in best.devices if device not in doubtful)))
+        trial = best_on(state.on(tuple(device for device in best.devices if device not in doubtful)))
         is_better = rank(trial) > rank(best)
-        if known.request.objective != "context" and _are_slower_than_host(here, doubtful) and trial.fits and best.fits:
+        if state.request.objective != "context" and _are_slower_than_host(here, doubtful) and trial.fits and best.fits:
             # what the host could hold as well is no reason to take more context from something slower
             is_better = (trial.seconds or 0.0) < (best.seconds or 0.0)
         chosen, other = (trial, best) if is_better else (best, trial)
         if choice := choices.are_remotes_worth_it(doubtful, chosen, other):
-            known.callbacks.on_choice(choice)
+            state.callbacks.on_choice(choice)
         best = chosen
 
 
-def _doubtful(known: Known, placement: Placement) -> list[tuple[DeviceLimit, ...]]:
+def _doubtful(state: SearchState, placement: Placement) -> list[tuple[DeviceLimit, ...]]:
     """Remote devices that a plan may be better without: all that are slower than the host, then one by one.
 
     Those alone whose layers in ``placement`` are estimated to take less time elsewhere, the most doubtful first.
     """
-    devices, request = known.devices, known.request
-    if not known.is_priced or request.fixed & {"devices", "tensor_split", "n_gpu_layers"}:
+    devices, request = state.devices, state.request
+    if not state.is_priced or request.fixed & {"devices", "tensor_split", "n_gpu_layers"}:
         return []
     named = pinned_devices(request)
     remote = [d for d, device in enumerate(devices) if request.speeds[device.name].is_remote and device not in named]
     if not remote:
         return []
-    prices = known.prices()
+    prices = state.prices()
     seconds = [prices.unit_seconds(d) for d in (*range(len(devices)), HOST)]
-    slower = tuple(devices[d] for d in remote if _are_slower_than_host(known, (devices[d],)))
+    slower = tuple(devices[d] for d in remote if _are_slower_than_host(state, (devices[d],)))
     gained: dict[int, float] = {}
     for d, (start, stop) in enumerate(placement.ranges()):
         if d in remote and start < stop:
@@ -65,9 +65,9 @@ def _doubtful(known: Known, placement: Placement) -> list[tuple[DeviceLimit, ...
     return [slower, *(group for group in one_by_one if group != slower)] if is_used else one_by_one
 
 
-def _are_slower_than_host(known: Known, remote: Sequence[DeviceLimit]) -> bool:
+def _are_slower_than_host(state: SearchState, remote: Sequence[DeviceLimit]) -> bool:
     """Whether each of ``remote`` would take longer for the whole model than the host would."""
-    prices = known.prices()
+    prices = state.prices()
     here = sum(prices.unit_seconds(HOST))
-    places = [known.devices.index(device) for device in remote]
+    places = [state.devices.index(device) for device in remote]
     return all(sum(prices.unit_seconds(d)) + prices.visits[d] > here for d in places)

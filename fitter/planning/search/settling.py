@@ -13,7 +13,7 @@ from fitter.planning.pricing.trial import Trial
 from fitter.planning.search import choices
 from fitter.planning.search.expected import expected_partial, styles
 from fitter.planning.search.proposals import Situation, fastest, whole
-from fitter.planning.search.state import Known
+from fitter.planning.search.search_state import SearchState
 
 _MAX_CORRECTIONS = 12
 """How many placements are measured for one plan at one context, each corrected by the one before."""
@@ -23,7 +23,7 @@ _MAX_FILLS = 8
 Propose = Callable[[Situation], "Placement | None"]
 
 
-def settle(known: Known, n_ctx: int, is_whole: bool, propose: Propose) -> Trial | None:
+def settle(state: SearchState, n_ctx: int, is_whole: bool, propose: Propose) -> Trial | None:
     """The best that fits of what ``propose`` makes of what is known, each measurement correcting the next proposal.
 
     ``is_whole``: all of the model is on devices in what is proposed.
@@ -32,120 +32,120 @@ def settle(known: Known, n_ctx: int, is_whole: bool, propose: Propose) -> Trial 
     seen: set[Placement] = set()
     optimistic = False
     while len(seen) < _MAX_CORRECTIONS:
-        placement = propose(known.situation(n_ctx, known.room(n_ctx, is_whole, optimistic)))
+        placement = propose(state.situation(n_ctx, state.room(n_ctx, is_whole, optimistic)))
         if placement is None and not seen and not optimistic:
             # compute buffers of the other kind of placement may be the larger ones: ask llama.cpp before giving up
             optimistic = True
             continue
-        if placement is None or placement in seen or not _gains(known, placement, best):
+        if placement is None or placement in seen or not _gains(state, placement, best):
             break
         seen.add(placement)
-        if not is_whole and known.buffers.knows(False):
+        if not is_whole and state.buffers.knows(False):
             # mostly it stays at the placement that the first correction gives
-            known.callbacks.on_candidate(known.params_of(placement, n_ctx))
-        trial = _tried(known, placement, n_ctx)
+            state.callbacks.on_candidate(state.params_of(placement, n_ctx))
+        trial = _tried(state, placement, n_ctx)
         if trial is not None and trial.fits and (best is None or rank(trial) > rank(best)):
             best = trial
-    return best and _refined(known, best, is_whole, propose, seen)
+    return best and _refined(state, best, is_whole, propose, seen)
 
 
-def _tried(known: Known, placement: Placement, n_ctx: int) -> Trial | None:
+def _tried(state: SearchState, placement: Placement, n_ctx: int) -> Trial | None:
     """A trial, ``None`` where llama.cpp refuses caches apart from their layers: there will be none from then on."""
     try:
-        trial = known.trial(placement, n_ctx)
+        trial = state.trial(placement, n_ctx)
     except LlamaCppError as error:
-        if known.is_plain and not isinstance(error, LlamaCppCrashError):
+        if state.is_plain and not isinstance(error, LlamaCppCrashError):
             raise
         # not every architecture can have a layer's cache and its weights in two places
-        known.be_plain()
+        state.be_plain()
         return None
     if any(name == "host" for name, _ in trial.missing):
         # caches that are kept apart from their layers may be what it has no room for
-        known.be_plain()
+        state.be_plain()
     return trial
 
 
-def _refined(known: Known, best: Trial, is_whole: bool, propose: Propose, seen: set[Placement]) -> Trial:
+def _refined(state: SearchState, best: Trial, is_whole: bool, propose: Propose, seen: set[Placement]) -> Trial:
     """``best``, or a better one in the room that its own compute buffers leave."""
     n_ctx = best.params.n_ctx
-    while known.can_price and len(seen) < _MAX_CORRECTIONS:
+    while state.can_price and len(seen) < _MAX_CORRECTIONS:
         # what was learned of compute buffers is of all that was tried, and too much for this one
-        placement = propose(known.situation(n_ctx, known.room_left_by(best, is_whole)))
-        if placement is None or placement in seen or not _gains(known, placement, best):
+        placement = propose(state.situation(n_ctx, state.room_left_by(best, is_whole)))
+        if placement is None or placement in seen or not _gains(state, placement, best):
             break
         seen.add(placement)
-        trial = known.trial(placement, n_ctx)
+        trial = state.trial(placement, n_ctx)
         if not trial.fits or rank(trial) <= rank(best):
             break
         best = trial
     return best
 
 
-def _gains(known: Known, placement: Placement, best: Trial | None) -> bool:
+def _gains(state: SearchState, placement: Placement, best: Trial | None) -> bool:
     """Whether a correction promises enough to be measured once there is something that fits."""
     if best is None or best.expected is None:
         return True
-    return is_worth_a_correction(known.seconds(placement), best.expected)
+    return is_worth_a_correction(state.seconds(placement), best.expected)
 
 
-def settle_whole(known: Known, n_ctx: int) -> Trial | None:
+def settle_whole(state: SearchState, n_ctx: int) -> Trial | None:
     """All of the model on devices, with what is left spread over them."""
-    return settle(known, n_ctx, True, whole)
+    return settle(state, n_ctx, True, whole)
 
 
-def settle_fastest(known: Known, n_ctx: int) -> Trial | None:
+def settle_fastest(state: SearchState, n_ctx: int) -> Trial | None:
     """All of the model on those devices where it takes the least time."""
     # by the smallest context, before a larger one is recorded
-    known.prices()
-    trial = settle(known, n_ctx, True, fastest)
-    choice = trial and choices.which_devices_have_layers(trial, known.default, known.seconds)
+    state.prices()
+    trial = settle(state, n_ctx, True, fastest)
+    choice = trial and choices.which_devices_have_layers(trial, state.default, state.seconds)
     if choice:
-        known.callbacks.on_choice(choice)
+        state.callbacks.on_choice(choice)
     return trial
 
 
-def settle_partial(known: Known, n_ctx: int) -> Trial | None:
+def settle_partial(state: SearchState, n_ctx: int) -> Trial | None:
     """The best placement where the weights cannot all be on devices."""
     best: Trial | None = None
-    ways = styles(known, n_ctx)
+    ways = styles(state, n_ctx)
     chosen = ways[0]
     for spread in ways:
-        if best is not None and not _promises_better(known, n_ctx, spread, best):
+        if best is not None and not _promises_better(state, n_ctx, spread, best):
             continue
 
         def propose(at: Situation, spread: bool = spread) -> Placement | None:
-            return known.partial(at, spread)
+            return state.partial(at, spread)
 
-        trial = settle(known, n_ctx, False, propose)
-        trial = trial and fill(known, trial)
+        trial = settle(state, n_ctx, False, propose)
+        trial = trial and fill(state, trial)
         if trial is not None and (best is None or rank(trial) > rank(best)):
             best, chosen = trial, spread
-    if known.has_lost_flash and not known.is_plain and (best is None or not best.breakdown.flash_attn):
+    if state.has_lost_flash and not state.is_plain and (best is None or not best.breakdown.flash_attn):
         # caches apart from their layers turned flash attention off, which takes much more memory
-        plain = known.on(known.devices)
+        plain = state.on(state.devices)
         plain.be_plain()
         trial = settle_partial(plain, n_ctx)
         if trial is not None and (best is None or rank(trial) > rank(best)):
             return trial
     if best is not None and best.fits and best.seconds is not None and len(ways) > 1:
-        other = known.partial(known.situation(n_ctx, known.room(n_ctx, False)), not chosen)
-        if choice := choices.where_weights_go(known.request, best, other, known.seconds):
-            known.callbacks.on_choice(choice)
+        other = state.partial(state.situation(n_ctx, state.room(n_ctx, False)), not chosen)
+        if choice := choices.where_weights_go(state.request, best, other, state.seconds):
+            state.callbacks.on_choice(choice)
     return best
 
 
-def _promises_better(known: Known, n_ctx: int, spread: bool, best: Trial) -> bool:
-    return best.expected is not None and is_worth_a_load(expected_partial(known, n_ctx, spread), best.expected)
+def _promises_better(state: SearchState, n_ctx: int, spread: bool, best: Trial) -> bool:
+    return best.expected is not None and is_worth_a_load(expected_partial(state, n_ctx, spread), best.expected)
 
 
-def fill(known: Known, trial: Trial) -> Trial:
+def fill(state: SearchState, trial: Trial) -> Trial:
     """Bring items back to their layer one by one, those on the host first, while the measurement says there is room.
 
     A compute buffer depends on which items are where, so the estimate can end with room that it could not use.
     """
     for _ in range(_MAX_FILLS):
         placement = trial.placement
-        room = [device.target - trial.breakdown.on(device.name).used for device in known.devices]
+        room = [device.target - trial.breakdown.on(device.name).used for device in state.devices]
         # from the last layer back: the first ones are what the estimate has tried
         fitting = [
             (item, target)
@@ -158,9 +158,9 @@ def fill(known: Known, trial: Trial) -> Trial:
         item, at = max(fitting, key=lambda choice: (choice[1] == HOST, choice[0].bytes))
         moved = tuple(pair for pair in placement.moved if pair[0] != item)
         back = replace(placement, moved=moved)
-        if at != HOST and not _gains(known, back, trial):
+        if at != HOST and not _gains(state, back, trial):
             break
-        filled = known.trial(back, trial.params.n_ctx)
+        filled = state.trial(back, trial.params.n_ctx)
         if not filled.fits or rank(filled) < rank(trial):
             break
         trial = filled

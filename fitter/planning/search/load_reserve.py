@@ -21,7 +21,7 @@ from fitter.planning.request.shared_margin import used_of
 from fitter.planning.search import scratch
 
 
-def room_for(request: Request, breakdown: Breakdown, params: Params) -> dict[str, int]:
+def reserve_for(request: Request, breakdown: Breakdown, params: Params) -> dict[str, int]:
     """By the name of a device, or ``host``, what ``breakdown`` of ``params`` takes beyond itself when it is loaded.
 
     Empty where that has room in what is free. Which devices need more changes with the placement, so all get what the
@@ -66,7 +66,7 @@ def _shorter(request: Request, breakdown: Breakdown, scores: Mapping[str, int]) 
     return max(min(shares), request.n_ctx_min / breakdown.n_ctx)
 
 
-def with_room(request: Request, room: Mapping[str, int]) -> Request:
+def with_reserve(request: Request, room: Mapping[str, int]) -> Request:
     """``request`` with margins of ``room`` at least."""
     return _with_margins(request, lambda margin, name: max(margin, room.get(name, 0)))
 

@@ -33,8 +33,8 @@ from fitter.planning.request.summary import DeviceUse, HostUse, ModelSummary, Po
 from fitter.planning.search.levers import Candidate, changes, improve, pulled, used
 from fitter.planning.search.load_calls import DummyLoads as DummyLoads
 from fitter.planning.search.load_calls import LoadCalls as LoadCalls
+from fitter.planning.search.load_reserve import reserve_for, with_reserve
 from fitter.planning.search.order import search
-from fitter.planning.search.real_load import room_for, with_room
 from fitter.planning.search.split_candidate import split_candidate
 from fitter.planning.speed.explain import Choice
 
@@ -163,7 +163,7 @@ class _Fit:
         if not candidate.trial.fits:
             return {}
         asked = lowered(self._request, choice.known, self._others)
-        return room_for(asked, _joined(choice, breakdown, uses), candidate.trial.params)
+        return reserve_for(asked, _joined(choice, breakdown, uses), candidate.trial.params)
 
     def _found(self) -> _Found:
         skeleton = self._skeleton
@@ -188,7 +188,7 @@ class _Fit:
             self._say(", ".join(f"{what} on {place}" for what, place in companions.places))
         known = companions.known(request)
         lacks = lacking(known, (*request.devices, *self._others), request.host, request.pools)
-        left = within_pools(with_room(lowered(request, known, self._others), self.room))
+        left = within_pools(with_reserve(lowered(request, known, self._others), self.room))
         return _SharedChoice(companions, known, left, lacks)
 
     def _best_of(self, loads: DummyLoads, on_candidate: OnCandidate) -> tuple[Candidate, _SharedChoice]:

@@ -60,7 +60,7 @@ class _Answer:
                 self.best = trial
 
 
-class Known:
+class SearchState:
     """What a search on ``devices`` knows.
 
     ``original_request`` is the request as it came, ``request`` the same with no more context than these devices take.
@@ -73,7 +73,7 @@ class Known:
         original_request: Request,
         devices: tuple[DeviceLimit, ...],
         callbacks: Callbacks,
-        before: Known | None = None,
+        before: SearchState | None = None,
     ) -> None:
         self.original_request = original_request
         self.request = context_limit.within(original_request, devices)
@@ -97,11 +97,11 @@ class Known:
         self._prices = PriceList(self.request, devices, self._units, self._layouts)
         self._partial: dict[tuple[int, Room, bool, bool], Placement | None] = {}
 
-    def on(self, devices: tuple[DeviceLimit, ...], request: Request | None = None) -> Known:
+    def on(self, devices: tuple[DeviceLimit, ...], request: Request | None = None) -> SearchState:
         """What is known of the same search on other devices, or for another request."""
-        return Known(request or self.original_request, devices, self.callbacks, self)
+        return SearchState(request or self.original_request, devices, self.callbacks, self)
 
-    def with_buffers_of(self, other: Known) -> Known:
+    def with_buffers_of(self, other: SearchState) -> SearchState:
         """This, for which compute buffers are taken to be those that ``other`` has learned."""
         renamed = {}
         if self.devices and other.devices and self.devices[0] != other.devices[0]:
