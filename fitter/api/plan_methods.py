@@ -31,7 +31,7 @@ class _Methods:
         return arguments(plan)
 
     def to_dict(self, plan: Plan) -> dict[str, Any]:
-        from fitter.output.plan_json import to_dict
+        from fitter.output.documents.plan_document import to_dict
 
         return to_dict(plan)
 

@@ -16,7 +16,7 @@ from fitter.errors import FitterError, LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.client import Worker
 from fitter.model.header import Model, open_model
 from fitter.model.shapes.shape_addresses import as_converted, wanted
-from fitter.output.tables.quantizations_table import to_dict
+from fitter.output.documents.file_documents import QUANTIZATIONS
 from fitter.parameters.table import AnyPath, Fitting
 from fitter.parameters.values import shown
 from fitter.planning.request.ask import Ask
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from fitter.planning.plan.plan import Plan
 
-register(to_dict)
+register(QUANTIZATIONS.write)
 
 _NEVER = ("F32",)
 """Nobody runs it: it has twice the bytes of the weights that models are published with."""

@@ -28,7 +28,7 @@ from fitter.model.files import header_cache
 from fitter.model.header import open_model
 from fitter.model.location import is_address, local_name, model_files
 from fitter.model.repository_models import Listed, Listing, SideFile
-from fitter.output.tables.repository_table import to_dict
+from fitter.output.documents.file_documents import REPOSITORY
 from fitter.parameters.table import AnyPath, Fitting
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.ask import Ask
@@ -40,7 +40,7 @@ from fitter.storage.temporary import Directory
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-register(to_dict)
+register(REPOSITORY.write)
 
 _AT_ONCE = 4
 """Models whose headers are fetched at the same time, and files of each."""

@@ -32,7 +32,7 @@ def calibrate(model: str | None, as_json: bool | None, verbose: int, no_store: b
     such a device: the stored size plus 512 MiB, at least 1024 MiB.
     """
     from fitter import api
-    from fitter.output import plan_json, progress
+    from fitter.output import progress
     from fitter.output.tables import plan_table
 
     with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
@@ -43,7 +43,10 @@ def calibrate(model: str | None, as_json: bool | None, verbose: int, no_store: b
             why = f"fitter has no profile for this {device.info.backend} device; choose one, such as --twin cuda:8.6"
             click.echo(f"fitter: warning: {device.info.name} cannot be compared: {why}", err=True)
     if as_json:
-        click.echo(plan_json.dumps(plan_json.calibration_to_dict(found)))
+        from fitter.output.documents.calibration_document import CALIBRATION
+        from fitter.output.documents.document import dumps
+
+        click.echo(dumps(CALIBRATION.write(found)))
     else:
         plan_table.print_to(sys.stdout, plan_table.calibration_table(found))
     return EXIT_FITS if found.is_exact else EXIT_REGRESSION

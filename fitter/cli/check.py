@@ -59,9 +59,9 @@ def check(
     for line in check_report.error_lines(outcomes):
         click.echo(f"fitter: {line}", err=True)
     if as_json:
-        from fitter.output import plan_json
+        from fitter.output.documents.document import dumps
 
-        click.echo(plan_json.dumps(check_report.check_to_dict(outcomes)))
+        click.echo(dumps(check_report.check_to_dict(outcomes)))
     elif as_markdown:
         click.echo(check_report.markdown(outcomes), nl=False)
     else:

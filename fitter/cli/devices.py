@@ -31,12 +31,14 @@ def devices(as_json: bool | None, catalogue: bool | None, **given: Any) -> int:
         return _catalogue(as_json)
     from fitter import api
 
-    options.import_meanwhile("fitter.output.plan_json" if as_json else "fitter.output.tables.plan_table")
+    writer = "fitter.output.documents.device_documents" if as_json else "fitter.output.tables.plan_table"
+    options.import_meanwhile(writer)
     found, host = api.devices(**options.given(given))
     if as_json:
-        from fitter.output import plan_json
+        from fitter.output.documents.device_documents import DEVICES, Devices
+        from fitter.output.documents.document import dumps
 
-        click.echo(plan_json.dumps(plan_json.devices_to_dict(found, host)))
+        click.echo(dumps(DEVICES.write(Devices(found, host))))
     else:
         from fitter.output.tables import plan_table
 
@@ -46,12 +48,13 @@ def devices(as_json: bool | None, catalogue: bool | None, **given: Any) -> int:
 
 def _catalogue(as_json: bool | None) -> int:
     from fitter.machine import gpu_catalogue as catalogue
-    from fitter.output import plan_json
+    from fitter.output.documents.device_documents import CATALOGUE, Catalogue
+    from fitter.output.documents.document import dumps
     from fitter.output.tables import plan_table
 
     gpus = catalogue.gpus().values()
     if as_json:
-        click.echo(plan_json.dumps(plan_json.catalogue_to_dict(gpus)))
+        click.echo(dumps(CATALOGUE.write(Catalogue(tuple(gpus)))))
     else:
         plan_table.print_to(sys.stdout, plan_table.catalogue_table(gpus))
     return EXIT_FITS

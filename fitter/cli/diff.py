@@ -62,9 +62,9 @@ def diff(
 
     found = compared(files, builds, cases_file, expression, jobs, words, trust=trust)
     if as_json:
-        from fitter.output import plan_json
+        from fitter.output.documents.document import dumps
 
-        click.echo(plan_json.dumps(build_report.to_dict(found, builds)))
+        click.echo(dumps(build_report.to_dict(found, builds)))
     elif as_markdown:
         click.echo(build_report.markdown(found, builds), nl=False)
     else:
@@ -85,9 +85,10 @@ def _diff_of_plans(files: tuple[str, ...], as_json: bool | None, as_markdown: bo
 
     found = plans.diff(*(plans.read_plan(Path(file)) for file in files))
     if as_json:
-        from fitter.output import plan_json
+        from fitter.output.documents.document import dumps
+        from fitter.regression.regression_documents import DIFF
 
-        click.echo(plan_json.dumps(check_report.diff_to_dict(found)))
+        click.echo(dumps(DIFF.write(found)))
     else:
         check_report.print_diff(sys.stdout, found)
     return EXIT_FITS if found.is_empty else EXIT_REGRESSION

@@ -56,7 +56,7 @@ def history(
     difference is growth and not another plan. The builds are those of --llama-cpp, or of [history] in the fitter.toml.
     The table has the bytes with the first build, and the difference from them with each of the others.
     """
-    from fitter.output import plan_json
+    from fitter.output.documents.document import dumps
     from fitter.regression import build_report
     from fitter.regression.cases import read_builds
 
@@ -70,7 +70,7 @@ def history(
         )
     found = compared(models, builds, cases_file, expression, jobs, options.given(given), own_plans=False, trust=trust)
     if as_json:
-        click.echo(plan_json.dumps(build_report.to_dict(found, builds)))
+        click.echo(dumps(build_report.to_dict(found, builds)))
     elif as_markdown:
         click.echo(build_report.markdown(found, builds), nl=False)
     else:
@@ -82,7 +82,7 @@ def history(
     if svg_file is not None:
         build_report.write(svg_file, build_report.to_svg(found, builds))
     if badge_file is not None:
-        build_report.write(badge_file, plan_json.dumps(build_report.badge(found, builds)) + "\n")
+        build_report.write(badge_file, dumps(build_report.badge(found, builds)) + "\n")
     return build_report.history_status(found)
 
 

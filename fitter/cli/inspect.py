@@ -25,13 +25,15 @@ def inspect(model: str, as_json: bool | None, **given: Any) -> int:
     from fitter import api
     from fitter.output import progress
 
-    options.import_meanwhile("fitter.output.plan_json" if as_json else "fitter.output.tables.plan_table")
+    writer = "fitter.output.documents.inspection_document" if as_json else "fitter.output.tables.plan_table"
+    options.import_meanwhile(writer)
     with progress.progress(sys.stderr) as on_progress:
         inspection = api.inspect(model, on_progress=on_progress, **options.given(given))
     if as_json:
-        from fitter.output import plan_json
+        from fitter.output.documents.document import dumps
+        from fitter.output.documents.inspection_document import INSPECTION
 
-        click.echo(plan_json.dumps(plan_json.inspection_to_dict(inspection)))
+        click.echo(dumps(INSPECTION.write(inspection)))
     else:
         from fitter.output.tables import plan_table
 

@@ -32,9 +32,9 @@ def llama_cpp(where: tuple[str, ...], as_json: bool | None, **_: Any) -> int:
 
     found = inspect_build.look_around(where)
     if as_json:
-        from fitter.output import plan_json
+        from fitter.output.documents.document import dumps
 
-        click.echo(plan_json.dumps(builds_table.builds_to_dict(found)))
+        click.echo(dumps(builds_table.builds_to_dict(found)))
     else:
         from fitter.output.tables import plan_table
 

@@ -58,9 +58,9 @@ def quants(
             **options.given(given),
         )
     if as_json:
-        from fitter.output import plan_json
+        from fitter.output.documents.document import dumps
 
-        click.echo(plan_json.dumps(found.to_dict()))
+        click.echo(dumps(found.to_dict()))
     else:
         from fitter.output.tables import plan_table, quantizations_table
 

@@ -43,9 +43,9 @@ def fit(
         )
     llama_options.report_ignored(llama_options.used().names, "the table contains only the plans")
     if output_format == "json":
-        from fitter.output import plan_json
+        from fitter.output.documents.document import dumps
 
-        click.echo(plan_json.dumps(found.to_dict()))
+        click.echo(dumps(found.to_dict()))
     else:
         from fitter.output.tables import plan_table
         from fitter.output.tables import repository_table as output

@@ -28,13 +28,14 @@ def shapes(words: tuple[str, ...], as_json: bool | None) -> int:
     as on the file that would be downloaded.
     """
     from fitter.model.shapes import listing
-    from fitter.output import plan_json
+    from fitter.output.documents.document import dumps
+    from fitter.output.documents.shape_document import SHAPES, Shapes
     from fitter.output.tables import plan_table
     from fitter.output.tables import shapes_table as output
 
     found = listing.shapes(*words)
     if as_json:
-        click.echo(plan_json.dumps(output.to_dict(found)))
+        click.echo(dumps(SHAPES.write(Shapes(tuple(found)))))
     else:
         plan_table.print_to(sys.stdout, output.shapes_table(found))
     return EXIT_FITS

@@ -66,7 +66,7 @@ def verify(
 
         report_file.check({"--report": page_file}, model, plan)
     from fitter import api
-    from fitter.output import plan_json, progress
+    from fitter.output import progress
     from fitter.output.tables import plan_table
 
     with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
@@ -90,7 +90,10 @@ def verify(
     for problem in found.problems:
         click.echo(f"fitter: does not fit: {problem.message}", err=True)
     if as_json:
-        click.echo(plan_json.dumps(plan_json.verification_to_dict(found)))
+        from fitter.output.documents.document import dumps
+        from fitter.output.documents.verification_document import VERIFICATION
+
+        click.echo(dumps(VERIFICATION.write(found)))
     elif found.fits:
         plan_table.print_to(sys.stdout, plan_table.verification_table(found))
     if page_file is not None:

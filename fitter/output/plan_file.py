@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from fitter.errors import UsageError
 from fitter.llama.types import Breakdown, LlamaCpp, Params, Row
-from fitter.output.plan_json import SCHEMA
+from fitter.output.documents.document import SCHEMA
 from fitter.parameters.kinds import Flag
 from fitter.parameters.table import PARAMETERS, PROGRAMS, SHARED, of_a_load
 from fitter.planning.plan.plan import Plan

@@ -11,7 +11,6 @@ from typing import IO, TYPE_CHECKING, Any
 from fitter.api.compare_builds import OnBuild
 from fitter.errors import EXIT_FITS, EXIT_REGRESSION, AnswerError
 from fitter.model.files.source import show
-from fitter.output.plan_json import SCHEMA
 from fitter.output.units import human
 from fitter.planning.request.shared import HOST_NAME
 from fitter.regression.build_comparison import (
@@ -25,9 +24,10 @@ from fitter.regression.build_comparison import (
     own_plans,
     used_on,
 )
-from fitter.regression.check_report import figure, literal, move_to_dict, moves_table, table_cell
+from fitter.regression.check_report import figure, literal, moves_table, table_cell
 from fitter.regression.compare import Move, change
 from fitter.regression.lockfile import replace_file
+from fitter.regression.regression_documents import BUILDS, Build, Builds, CaseOnBuild, CaseOnBuilds, MemoryOnBuild
 from fitter.text import printable
 
 if TYPE_CHECKING:
@@ -245,47 +245,34 @@ def markdown(compared: Sequence[Compared], builds: Sequence[str]) -> str:
 
 
 def to_dict(compared: Sequence[Compared], builds: Sequence[str]) -> dict[str, Any]:
-    """The document of ``fitter history --json``, and of ``fitter diff --json`` with builds; sizes in bytes."""
+    """The document of ``fitter history --json``, and of ``fitter diff --json`` with builds."""
     named = zip(builds, labels(builds), versions(compared, builds), strict=True)
-    return {
-        "schema": SCHEMA,
-        "equal": all(map(is_same, compared)),
-        "grown": any(map(has_grown, compared)),
-        "builds": [{"llama_cpp": where, "label": label, "version": version or None} for where, label, version in named],
-        "cases": [_case_to_dict(each, builds) for each in compared],
-    }
+    return BUILDS.write(
+        Builds(
+            equal=all(map(is_same, compared)),
+            grown=any(map(has_grown, compared)),
+            builds=tuple(Build(where, label, version or None) for where, label, version in named),
+            cases=tuple(_case_on_builds(each, builds) for each in compared),
+        )
+    )
 
 
-def _case_to_dict(each: Compared, builds: Sequence[str]) -> dict[str, Any]:
-    return {
-        "name": each.name,
-        "error": None if each.error is None else str(each.error),
-        "builds": [_build_to_dict(each, asked, label) for asked, label in zip(each.builds, labels(builds), strict=True)]
-        if each.builds
-        else [],
-    }
+def _case_on_builds(each: Compared, builds: Sequence[str]) -> CaseOnBuilds:
+    error = None if each.error is None else str(each.error)
+    named = zip(each.builds, labels(builds), strict=True) if each.builds else ()
+    return CaseOnBuilds(each.name, error, tuple(_case_on_build(each, asked, label) for asked, label in named))
 
 
-def _build_to_dict(each: Compared, asked: OnBuild, label: str) -> dict[str, Any]:
+def _case_on_build(each: Compared, asked: OnBuild, label: str) -> CaseOnBuild:
     first = first_of(each)
-    is_other = first is not None and first.plan is not None and asked is not first and asked.plan is not None
-    return {
-        "label": label,
-        "error": None if asked.error is None else str(asked.error),
-        "fits": None if asked.breakdown is None else asked.fits,
-        "missing": dict(asked.missing),
-        "memory": [*_memory(asked)],
-        "moves": list(map(move_to_dict, change_on(each, asked))),
-        "plan": list(map(move_to_dict, own_plans(first.plan, asked.plan)))  # type: ignore[union-attr, arg-type]
-        if is_other
-        else [],
-    }
+    has_plans = first is not None and first.plan is not None and asked is not first and asked.plan is not None
+    plan = own_plans(first.plan, asked.plan) if has_plans else ()  # type: ignore[union-attr, arg-type]
+    return CaseOnBuild(label, asked, tuple(_memory(asked)), tuple(change_on(each, asked)), tuple(plan))
 
 
-def _memory(asked: OnBuild) -> Iterator[dict[str, Any]]:
+def _memory(asked: OnBuild) -> Iterator[MemoryOnBuild]:
     for (place, buffer_type), row in by_buffer_type(asked).items():
-        parts = {name: getattr(row, name) for name in ("model", "context", "compute", "used")}
-        yield {"device": place, "buffer_type": buffer_type, **parts}
+        yield MemoryOnBuild(place, buffer_type, row)
 
 
 COLUMNS = ("case", "build", "version", "device", "buffer_type", "model", "context", "compute", "used", "fits")
@@ -299,9 +286,11 @@ def to_csv(compared: Sequence[Compared], builds: Sequence[str]) -> str:
     lines.writerow(COLUMNS)
     for each in compared:
         for label, asked in zip(labels(builds), each.builds, strict=bool(each.builds)):
-            for row in _memory(asked):
+            for part in _memory(asked):
+                sizes = (part.row.model, part.row.context, part.row.compute, part.row.used)
+                place = (part.device, part.buffer_type)
                 fits = str(asked.fits).lower()
-                lines.writerow((printable(each.name), printable(label), asked.version, *row.values(), fits))
+                lines.writerow((printable(each.name), printable(label), asked.version, *place, *sizes, fits))
     return out.getvalue()
 
 

@@ -15,14 +15,13 @@ from fitter.regression.check_cases import CaseResult
 from fitter.regression.compare import Cause, Move, Unit, change, missing
 from fitter.regression.lockfile import replace_file
 from fitter.regression.measuring import Measured
+from fitter.regression.regression_documents import CHECK, Check
 from fitter.text import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from fitter.regression.plans import PlanDiff
-
-SCHEMA = 1
 
 _UNKNOWN_CAUSE = "nothing that the lock records; perhaps the build of llama.cpp or environment variables differ"
 # Without what GitHub links by itself: www. and GH-1.
@@ -184,12 +183,8 @@ def lock_lines(measured: Iterable[Measured]) -> tuple[str, ...]:
 
 
 def check_to_dict(outcomes: Sequence[CaseResult]) -> dict[str, Any]:
-    """The document of ``fitter check --json``: stable keys, sizes in bytes."""
-    return {
-        "schema": SCHEMA,
-        "passed": exit_status(outcomes) == EXIT_FITS,
-        "cases": [_case_to_dict(outcome) for outcome in outcomes],
-    }
+    """The document of ``fitter check --json``."""
+    return CHECK.write(Check(exit_status(outcomes) == EXIT_FITS, tuple(outcomes)))
 
 
 def page(outcomes: Sequence[CaseResult]) -> str:
@@ -198,47 +193,6 @@ def page(outcomes: Sequence[CaseResult]) -> str:
 
     explained = {outcome.name: causes(outcome) for outcome in outcomes}
     return check_page(check_to_dict(outcomes), explained, summary(outcomes))
-
-
-def _case_to_dict(outcome: CaseResult) -> dict[str, Any]:
-    found = outcome.comparison
-    return {
-        "name": outcome.name,
-        "status": outcome.status,
-        "error": None if outcome.error is None else str(outcome.error),
-        "fits": None if found is None else found.measured.fits,
-        "failures": [] if found is None else list(found.failures),
-        "moves": [] if found is None else list(map(move_to_dict, found.moves)),
-        "causes": [] if found is None else list(map(_cause_to_dict, found.causes)),
-        "fitted": [] if found is None else list(map(_cause_to_dict, found.chosen)),
-    }
-
-
-def move_to_dict(move: Move) -> dict[str, Any]:
-    """One number that changed; if ``unit`` is ``null``, 1 means yes and 0 means no."""
-    return {
-        "what": move.what,
-        "before": move.before,
-        "after": move.after,
-        "unit": move.unit or None,
-        "detail": move.detail,
-        "failure": move.failure,
-        "budget": move.is_budget,
-    }
-
-
-def diff_to_dict(diff: PlanDiff) -> dict[str, Any]:
-    """The document of ``fitter diff --json``."""
-    return {
-        "schema": SCHEMA,
-        "equal": diff.is_empty,
-        "moves": list(map(move_to_dict, diff.moves)),
-        "changes": list(map(_cause_to_dict, diff.changes)),
-    }
-
-
-def _cause_to_dict(cause: Cause) -> dict[str, str]:
-    return {"kind": cause.kind, "what": cause.what, "before": cause.before, "after": cause.after}
 
 
 def markdown(outcomes: Sequence[CaseResult]) -> str:

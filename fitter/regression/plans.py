@@ -10,7 +10,7 @@ from typing import Any
 
 from fitter.errors import UsageError
 from fitter.model.files.source import show
-from fitter.output.plan_json import SCHEMA
+from fitter.output.documents.document import SCHEMA
 from fitter.regression.compare import Cause, Move, change, sizes
 from fitter.regression.toml import read_text
 from fitter.text import LONGEST_NAME, printable

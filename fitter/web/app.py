@@ -21,8 +21,8 @@ import fitter
 from fitter.api.planner import Planner
 from fitter.errors import FitterError, ModelError, TimeLimitError, UsageError, WorkerError
 from fitter.machine import gpu_catalogue
-from fitter.output.plan_json import catalogue_to_dict
-from fitter.output.tables.shapes_table import to_dict as shapes_to_dict
+from fitter.output.documents.device_documents import CATALOGUE, Catalogue
+from fitter.output.documents.shape_document import SHAPES, Shapes
 from fitter.planning.plan.layer_map import LayerMap
 from fitter.planning.plan.plan import Plan
 from fitter.web import planner_page
@@ -206,12 +206,12 @@ def _add_api(app: FastAPI, server: Server) -> None:
     @app.get("/api/shapes", summary="The models that can be planned without a file")
     def shapes() -> JSONResponse:
         """As fitter shapes --json prints them."""
-        return JSONResponse(shapes_to_dict(planner_page.shapes()))
+        return JSONResponse(SHAPES.write(Shapes(tuple(planner_page.shapes()))))
 
     @app.get("/api/gpus", summary="The cards that are known by name")
     def gpus() -> JSONResponse:
         """As fitter devices --catalogue --json prints them."""
-        return JSONResponse(catalogue_to_dict(gpu_catalogue.gpus().values()))
+        return JSONResponse(CATALOGUE.write(Catalogue(tuple(gpu_catalogue.gpus().values()))))
 
 
 class Refusal(BaseModel):

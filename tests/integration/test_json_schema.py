@@ -15,7 +15,7 @@ import pytest
 import fitter
 from fitter.api.compare_builds import OnBuild
 from fitter.cli import main
-from fitter.output.plan_json import verification_to_dict
+from fitter.output.documents.verification_document import VERIFICATION
 from fitter.planning.plan.verified import LaterUse, MemoryUse, ServerUse
 from fitter.regression import build_report
 from fitter.regression.build_comparison import Compared, Subject
@@ -113,7 +113,7 @@ def test_verifications(plan: Callable[[str], fitter.Plan], folder: Path) -> None
     use = ServerUse("/llama-server", "1 (abcdef0)", 40, 39, 1000, 4, "too long", later, 9, 4, 5, 7, 2)
     with_server = replace(done, server=use, rows=(replace(done.rows[0], unsaid=("model",)), *done.rows[1:]))
     unknown = replace(done, server=replace(use, resident=None, planned=None))
-    check("verify", *map(verification_to_dict, (done, refused, with_card, overrides, with_server, unknown)))
+    check("verify", *map(VERIFICATION.write, (done, refused, with_card, overrides, with_server, unknown)))
 
 
 def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

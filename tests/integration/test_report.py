@@ -16,9 +16,9 @@ import pytest
 import fitter
 from fitter.errors import PlanError
 from fitter.model.shapes.catalogue import published
+from fitter.output.documents.document import dumps
 from fitter.output.formats import FORMATS
 from fitter.output.pages.report_page import plan_page
-from fitter.output.plan_json import dumps
 from fitter.planning.plan.plan import Plan
 from fitter.text import printable
 from tests.integration.test_hostile_text import ATTACKS

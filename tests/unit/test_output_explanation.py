@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from fitter.output.plan_json import to_dict
+from fitter.output.documents.plan_document import to_dict
 from fitter.output.tables import plan_table
 from fitter.output.tables.explanation import default_speeds, explain_lines, explanation, far_lines
 from fitter.output.units import duration

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from fitter.api.explore.explore_grid import Exploration, ExploredAnswer, ExploredCell
+from fitter.output.documents.document import dumps
 from fitter.output.pages.exploration_page import exploration_page
-from fitter.output.plan_json import dumps
 from fitter.planning.tables.exploration import marked
 from fitter.text import printable
 

@@ -10,18 +10,16 @@ import pytest
 from fitter.llama.types import Array, DeviceInfo, Params, TensorBuftOverride
 from fitter.machine.gpu_catalogue import CatalogueGpu, Sources
 from fitter.output.arguments import arguments
-from fitter.output.plan_json import (
-    calibration_to_dict,
-    catalogue_to_dict,
-    devices_to_dict,
-    dumps,
-    inspection_to_dict,
-    to_dict,
-)
+from fitter.output.documents.calibration_document import CALIBRATION as CALIBRATION_DOCUMENT
+from fitter.output.documents.device_documents import CATALOGUE, DEVICES, Catalogue, Devices
+from fitter.output.documents.document import dumps
+from fitter.output.documents.inspection_document import INSPECTION as INSPECTION_DOCUMENT
+from fitter.output.documents.plan_document import to_dict
 from fitter.planning.plan.plan import Problem
 from tests.support.answers import CALIBRATION, INSPECTION
 from tests.support.plans import GIB, MIB, make_plan, make_price
 from tools.docs.of_json import DOCUMENTS, keys, printed
+from tools.docs.of_json import document as document_schema
 
 USED = (2048 + 256 + 100) * MIB
 
@@ -162,7 +160,7 @@ def test_a_plan_that_does_not_fit_says_where_and_by_how_much() -> None:
 def test_devices() -> None:
     card = DeviceInfo("CUDA0", "Card", "gpu", "CUDA", 8 * GIB, 7 * GIB, virtual=True, buffer_type="CUDA0")
     host = DeviceInfo("CPU", "Processor", "cpu", "CPU", 32 * GIB, 30 * GIB)
-    assert devices_to_dict((card,), host) == {
+    assert DEVICES.write(Devices((card,), host)) == {
         "schema": 1,
         "devices": [
             {
@@ -182,7 +180,7 @@ def test_devices() -> None:
 def test_catalogue() -> None:
     sources = Sources("a page", "a log", None, "estimated", "a sheet", None, "a bus")
     card = CatalogueGpu("card-8gb", "Card", "cuda", 1210, 8 * GIB, None, 7 * GIB, sources, 1e12, None, 32e9)
-    assert catalogue_to_dict([card]) == {
+    assert CATALOGUE.write(Catalogue((card,))) == {
         "schema": 1,
         "gpus": [
             {
@@ -214,7 +212,7 @@ def test_catalogue() -> None:
 
 
 def test_calibration() -> None:
-    document = calibration_to_dict(CALIBRATION)
+    document = CALIBRATION_DOCUMENT.write(CALIBRATION)
     assert (document["schema"], document["exact"], document["stored"]) == (1, False, "kept.json")
     card, server = document["devices"]
     assert card == {
@@ -239,23 +237,23 @@ def test_calibration() -> None:
         "other": 3,
     }
     assert second == {"devices": ["CUDA0"], "between": "real load", "loads": 1, "differences": []}
-    schema = DOCUMENTS["calibrate"][1]()
+    schema = document_schema(DOCUMENTS["calibrate"][1])
     jsonschema.Draft202012Validator(schema).validate(document)
     assert set(printed(schema, document)) == {path for path, _ in keys(schema)}
-    exact = calibration_to_dict(replace(CALIBRATION, comparisons=CALIBRATION.comparisons[1:], stored=None))
+    exact = CALIBRATION_DOCUMENT.write(replace(CALIBRATION, comparisons=CALIBRATION.comparisons[1:], stored=None))
     assert (exact["exact"], exact["stored"]) == (True, None)
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_json_has_no_such_numbers(number: float) -> None:
     metadata = {"a": number, "a.list": Array("f32", 2, (1.0, number))}
-    document = inspection_to_dict(replace(INSPECTION, metadata=metadata))
+    document = INSPECTION_DOCUMENT.write(replace(INSPECTION, metadata=metadata))
     expected = {"a": str(number), "a.list": {"type": "f32", "length": 2, "values": [1.0, str(number)]}}
     assert json.loads(json.dumps(document, allow_nan=False))["metadata"] == expected
 
 
 def test_inspection() -> None:
-    document = inspection_to_dict(INSPECTION)
+    document = INSPECTION_DOCUMENT.write(INSPECTION)
     assert document["metadata"]["a.list"] == {"type": "i32", "length": 2, "values": [1, 2]}
     assert document["metadata"]["tokens"] == {"type": "str", "length": 9, "values": []}
     assert document["roles"][0] == {"role": "attention", "count": 2, "bytes": 2 * MIB}

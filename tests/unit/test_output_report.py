@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from fitter.llama.types import TensorBuftOverride
+from fitter.output.documents.document import dumps
 from fitter.output.formats import UNQUOTED
 from fitter.output.pages.report_page import NAMELESS, check_page, plan_fragment, plan_page, plan_panel, plan_picture
 from fitter.output.pictures.curves import charts, tokens
-from fitter.output.plan_json import dumps
 from fitter.planning.plan.context_points import ContextPoint, contexts_to_try, point_of
 from fitter.planning.plan.layer_map import HOST_NAME, LayerMap, MapCell
 from fitter.planning.plan.plan import Problem

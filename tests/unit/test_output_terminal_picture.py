@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from fitter.output.documents.plan_document import to_dict
 from fitter.output.pictures.terminal_picture import PlanPicture
-from fitter.output.plan_json import to_dict
 from fitter.planning.plan.layer_map import LayerMap, MapCell
 from fitter.planning.plan.plan import Plan, Problem
 from fitter.planning.request.summary import PoolUse

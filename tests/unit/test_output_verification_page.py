@@ -9,8 +9,9 @@ from html import unescape
 
 import pytest
 
+from fitter.output.documents.document import dumps
+from fitter.output.documents.verification_document import VERIFICATION
 from fitter.output.pages.verification_page import verification_page
-from fitter.output.plan_json import dumps, verification_to_dict
 from fitter.planning.plan.plan import Problem
 from fitter.planning.plan.verified import Verification
 from tests.unit.test_planning_serving import FOUND, ROW, USE, VERDICTS
@@ -75,4 +76,4 @@ def test_what_does_not_fit_was_not_loaded() -> None:
     assert "does not fit: it was not loaded</p>" in page and "CUDA0 lacks &lt;5&gt; bytes" in page
     assert "<table" not in page
     (text,) = re.findall(r'id="verification">(.*?)</script>', page, re.DOTALL)
-    assert json.loads(text) == json.loads(dumps(verification_to_dict(found)))
+    assert json.loads(text) == json.loads(dumps(VERIFICATION.write(found)))

@@ -23,10 +23,11 @@ from fitter.llama.load.structs import model_key
 from fitter.llama.processes import wire
 from fitter.llama.types import Params
 from fitter.output.arguments import arguments
+from fitter.output.documents.document import dumps
+from fitter.output.documents.plan_document import to_dict
 from fitter.output.formats import render
 from fitter.output.formats.python import fit_kwargs
 from fitter.output.plan_file import read_plan
-from fitter.output.plan_json import dumps, to_dict
 from fitter.parameters.kinds import Flag, Kind, Size, Whole
 from fitter.parameters.table import CONTEXT, PARAMETERS, Parameter
 from fitter.planning.request.constraints import context_of_a_sequence, params_of

@@ -11,8 +11,9 @@ import pytest
 
 from fitter.errors import UsageError
 from fitter.llama.types import Lora, Params, TensorBuftOverride
+from fitter.output.documents.document import dumps
+from fitter.output.documents.plan_document import to_dict
 from fitter.output.plan_file import read_plan
-from fitter.output.plan_json import dumps, to_dict
 from fitter.planning.plan.plan import Problem, resolved
 from fitter.planning.request.summary import PoolUse, Setting
 from fitter.planning.speed.explain import Bound, Choice, Reason

@@ -145,5 +145,5 @@ def test_names_of_files_cannot_write_to_a_terminal() -> None:
 
 def test_it_is_written() -> None:
     found = Repository("hf://org/repo", (DEVICE, FAILED), BESIDE, DEVICE, 1)
-    assert found.to_dict() == fitter.api.repository_table.to_dict(found)
+    assert found.to_dict() == fitter.api.repository_table.REPOSITORY.write(found)
     assert bool(found) and not Repository("x", (FAILED,), (), None)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fitter.llama.types import Breakdown, Params, Row
-from fitter.output.plan_json import verification_to_dict
+from fitter.output.documents.verification_document import VERIFICATION
 from fitter.output.tables import plan_table
 from fitter.planning.checked.server_verification import Sizes, compare_rows, server_use
 from fitter.planning.plan.plan import Plan
@@ -284,7 +284,7 @@ def test_the_verdict(found: Verification, holds: bool, verdict: str) -> None:
 
 
 def test_json() -> None:
-    document = verification_to_dict(FOUND)
+    document = VERIFICATION.write(FOUND)
     assert document["memory"][0]["real"] == {"model": None, "context": None, "compute": 101}
     assert document["memory"][0]["predicted"] == {"model": 300, "context": 200, "compute": 100}
     use = document["server"]
@@ -301,4 +301,4 @@ def test_json() -> None:
         "rounding": 525,
         "most": None,
     }
-    assert verification_to_dict(replace(FOUND, server=None))["server"] is None
+    assert VERIFICATION.write(replace(FOUND, server=None))["server"] is None

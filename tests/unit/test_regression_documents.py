@@ -15,6 +15,8 @@ from fitter.regression.check_cases import CaseResult
 from fitter.regression.compare import Cause, Move, compare
 from fitter.regression.lockfile import Snapshot
 from fitter.regression.plans import PlanDiff
+from fitter.regression.regression_documents import DIFF as DIFF_DOCUMENT
+from fitter.regression.regression_documents import MOVE
 from tests.support.snapshots import GIB, SNAPSHOT, with_memory
 
 
@@ -174,11 +176,11 @@ def test_two_plans() -> None:
 
 
 def test_two_plans_as_json() -> None:
-    assert check_report.diff_to_dict(PlanDiff((), ())) == {"schema": 1, "equal": True, "moves": [], "changes": []}
-    assert check_report.diff_to_dict(DIFF) == {
+    assert DIFF_DOCUMENT.write(PlanDiff((), ())) == {"schema": 1, "equal": True, "moves": [], "changes": []}
+    assert DIFF_DOCUMENT.write(DIFF) == {
         "schema": 1,
         "equal": False,
-        "moves": [check_report.move_to_dict(DIFF.moves[0])],
+        "moves": [MOVE.write(DIFF.moves[0])],
         "changes": [{"kind": "params", "what": "n_ubatch", "before": "512", "after": "64"}],
     }
 

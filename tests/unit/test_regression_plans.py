@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from fitter.errors import UsageError
-from fitter.output.plan_json import to_dict
+from fitter.output.documents.plan_document import to_dict
 from fitter.planning.request.summary import PoolUse
 from fitter.regression import check_report, plans
+from fitter.regression.regression_documents import DIFF as DIFF_DOCUMENT
 from tests.support.plans import make_plan
 
 DOCUMENT = to_dict(make_plan())
@@ -92,7 +93,7 @@ def test_differences(document: Any, moves: list[str], changes: list[str], tmp_pa
     shown = io.StringIO()
     check_report.print_diff(shown, found)
     assert (shown.getvalue() == "the plans are the same\n") == found.is_empty
-    assert check_report.diff_to_dict(found)["equal"] == found.is_empty
+    assert DIFF_DOCUMENT.write(found)["equal"] == found.is_empty
 
 
 def test_keys_that_older_plans_lack(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from fitter.errors import PlanError
 from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, Row
-from fitter.output.plan_json import verification_to_dict
+from fitter.output.documents.verification_document import VERIFICATION
 from fitter.planning.checked.verification import compare, verify
 from fitter.planning.plan.plan import Plan, Problem
 from fitter.planning.plan.verified import MemoryUse, Verification
@@ -88,7 +88,7 @@ def test_a_plan_that_does_not_fit_is_not_loaded() -> None:
     found = run(loader, plan=replace(PLAN, problems=(problem,)))
     assert not loader.loaded
     assert (found.fits, found.holds, found.problems) == (False, False, (problem,))
-    document = verification_to_dict(found)
+    document = VERIFICATION.write(found)
     assert (document["fits"], document["holds"], document["host"]) == (False, None, None)
 
 

@@ -25,8 +25,8 @@ from fitter.llama.worker import process
 from fitter.model.files import header_cache
 from fitter.model.files.source import with_addresses
 from fitter.model.header import Model, open_model
+from fitter.output.documents.exploration_document import EXPLORATION
 from fitter.output.pages.exploration_page import exploration_fragment
-from fitter.output.tables.exploration_table import to_dict
 from fitter.parameters.table import AnyPath
 from fitter.parameters.values import shown
 from fitter.planning.tables.exploration import (
@@ -43,7 +43,7 @@ from fitter.planning.tables.quantizations import check_source, quantization
 from fitter.storage.temporary import Directory
 from fitter.text import LONGEST_NAME, printable
 
-register(to_dict, exploration_fragment)
+register(EXPLORATION.write, exploration_fragment)
 
 MAX_CELLS = 2000
 """The most cells of a grid, unless another number is given."""

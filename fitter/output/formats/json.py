@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fitter.output.plan_json import dumps, to_dict
+from fitter.output.documents.document import dumps
+from fitter.output.documents.plan_document import to_dict
 from fitter.planning.plan.plan import Plan
 
 

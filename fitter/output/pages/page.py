@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fitter.errors import LibraryError
+from fitter.output.documents.document import dumps
 from fitter.output.pictures import drawing
 from fitter.output.pictures.drawing import NARROW, WIDE
-from fitter.output.plan_json import dumps
 from fitter.output.units import duration, human, speed
 from fitter.text import printable
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from fitter.errors import PlanError
 from fitter.output.arguments import command_line
+from fitter.output.documents.plan_document import to_dict
 from fitter.output.formats import FORMATS, UNQUOTED, words
 from fitter.output.pages.page import fragment, page, pictures
 from fitter.output.pictures import bars, drawing, layer_picture
 from fitter.output.pictures.drawing import WIDE
-from fitter.output.plan_json import to_dict
 from fitter.output.tables.explanation import default_speeds, explain_lines, far_lines
 from fitter.output.tables.plan_table import later_text, parameter_lines, shared_text
 from fitter.output.tables.pool_lines import pool_lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fitter.output import plan_json
+from fitter.output.documents.verification_document import VERIFICATION
 from fitter.output.pages.page import page
 from fitter.output.tables.plan_table import LATER, taken_text, verdict
 from fitter.planning.plan.verified import KINDS, Verification
@@ -39,7 +39,7 @@ def verification_page(found: Verification) -> str:
     return page(
         "verification.html",
         title=found.model.name,
-        documents=[("verification", plan_json.verification_to_dict(found))],
+        documents=[("verification", VERIFICATION.write(found))],
         verdict=verdict(found).plain if found.fits else "does not fit: it was not loaded",
         found=found,
         taken=list(_taken(found)),

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fitter.llama.build.compared import compared
 from fitter.machine.gpu import PROFILES
-from fitter.output.plan_json import SCHEMA
+from fitter.output.documents.document import SCHEMA
 from fitter.text import printable
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from rich.text import Text
 
 from fitter.errors import AnswerError, LibraryError, UsageError
 from fitter.output.arguments import command_line
-from fitter.output.plan_json import SCHEMA, dumps, figure
+from fitter.output.documents.document import dumps
+from fitter.output.documents.exploration_document import CELL, EXPLORATION
 from fitter.output.tables.narrow import NarrowTable
 from fitter.output.units import human, mib, speed
 from fitter.storage.files import replacing
@@ -41,55 +42,6 @@ _ASKED: dict[str, Callable[[ExploredCell], str]] = {
 _COSTS = {"price": "price", "watts": "W", "memory": "MiB of devices"}
 
 
-def to_dict(found: Exploration) -> dict[str, Any]:
-    """The document of ``fitter explore --json``; a figure is ``null`` where it is not known."""
-    return {
-        "schema": SCHEMA,
-        "fits": found.fits,
-        "cost": found.cost,
-        "cells": [cell_to_dict(cell) for cell in found.cells],
-        "asked": found.asked,
-        "answers": [_answer(answer) for answer in found.answers],
-        "kept": found.kept,
-        "seconds": found.seconds,
-    }
-
-
-def cell_to_dict(cell: ExploredCell) -> dict[str, Any]:
-    """One cell of the same."""
-    return {
-        "model": cell.model,
-        "file_type": cell.file_type,
-        "machine": cell.machine,
-        "asked_context": cell.asked_context,
-        "type_k": cell.type_k,
-        "type_v": cell.type_v,
-        "n_ubatch": cell.n_ubatch,
-        "fits": cell.fits,
-        "n_ctx": cell.n_ctx,
-        "bytes": cell.bytes,
-        "used": cell.used,
-        "host_weights": cell.host_weights,
-        "prompt_tokens_per_second": figure(cell.prompt_tokens_per_second),
-        "tokens_per_second": figure(cell.tokens_per_second),
-        "arguments": None if cell.arguments is None else list(cell.arguments),
-        "problem": cell.problem,
-        "needs_imatrix": cell.needs_imatrix,
-        "memory": cell.memory,
-        "cost": cell.cost,
-        "is_best": cell.is_best,
-    }
-
-
-def _answer(answer: ExploredAnswer) -> dict[str, Any]:
-    return {
-        "model": answer.model,
-        "cell": None if answer.cell is None else cell_to_dict(answer.cell),
-        "is_of_header": answer.is_of_header,
-        "refused": answer.refused,
-    }
-
-
 def csv_text(found: Exploration) -> str:
     """A line for each cell, under the names of JSON; arguments are one text, and what is not known is empty."""
     out = io.StringIO()
@@ -101,7 +53,7 @@ def csv_text(found: Exploration) -> str:
 
 
 def _flat(cell: ExploredCell) -> dict[str, Any]:
-    row = cell_to_dict(cell)
+    row = CELL.write(cell)
     words = row["arguments"]
     return {**row, "arguments": None if words is None else command_line(words, quoted=True)}
 
@@ -137,7 +89,7 @@ def _parquet(found: Exploration) -> bytes:
 
 _WRITERS: dict[str, Callable[[Exploration], bytes]] = {
     ".csv": lambda found: csv_text(found).encode(),
-    ".json": lambda found: (dumps(to_dict(found)) + "\n").encode(),
+    ".json": lambda found: (dumps(EXPLORATION.write(found)) + "\n").encode(),
     ".parquet": _parquet,
 }
 
@@ -285,4 +237,4 @@ def _refused(count: int) -> str:
     return f" ({count} did by their header, and not when the model itself was measured)" if count else ""
 
 
-__all__ = ["cell_to_dict", "check_output", "csv_text", "exploration_table", "file_names", "to_dict", "write"]
+__all__ = ["check_output", "csv_text", "exploration_table", "file_names", "write"]

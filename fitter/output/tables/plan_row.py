@@ -1,9 +1,9 @@
-"""What tables and documents of several plans have in common: a row, the lines below it, and the commands at the end."""
+"""What tables of several plans have in common: a row, the lines below it, and the commands at the end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -18,26 +18,6 @@ if TYPE_CHECKING:
     from fitter.planning.plan.plan_or_error import Planned
 
 _BEST = "bold green"
-
-
-def where(each: Planned) -> dict[str, Any]:
-    """Whether it fits and how, for a document; ``null`` where that is not known."""
-    return {
-        "fits": None if each.plan is None else each.plan.fits,
-        "n_ctx": each.n_ctx,
-        "longest_context": each.longest_context,
-        "host_weights": each.host_weights,
-        "on_devices": None if each.plan is None else each.is_on_devices,
-    }
-
-
-def outcome(each: Planned) -> dict[str, Any]:
-    """The arguments of its plan, or why there are none, for a document."""
-    plan = each.plan
-    return {
-        "arguments": arguments(plan) if plan is not None and plan.fits else None,
-        "problem": each.problem or (plan.problems[0].message if plan is not None and plan.problems else None),
-    }
 
 
 def table_of(

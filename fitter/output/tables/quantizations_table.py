@@ -1,46 +1,18 @@
-"""A model in every file type: the table of ``fitter quants``, and its JSON. No native code, nothing is decided here."""
+"""A model in every file type: the table of ``fitter quants``. No native code, nothing is decided here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from fitter.output.plan_json import SCHEMA, figure
 from fitter.output.tables import plan_row
 from fitter.text import printable
 
 if TYPE_CHECKING:
     from fitter.planning.tables.quantizations import Quantization, Quantizations
-
-
-def to_dict(found: Quantizations) -> dict[str, Any]:
-    """The document of ``fitter quants --json``; a figure is ``null`` where it is not known."""
-    model = found.model
-    return {
-        "schema": SCHEMA,
-        "fits": found.fits,
-        "model": {"path": model.path, "name": model.name, "architecture": model.architecture, "bytes": model.bytes},
-        "source_type": found.source_type,
-        "best": None if found.best is None else found.best.name,
-        "file_types": [_file_type(each) for each in found.found],
-        "notes": list(found.notes),
-    }
-
-
-def _file_type(each: Quantization) -> dict[str, Any]:
-    return {
-        "name": each.name,
-        "bytes": each.bytes,
-        "bits_per_weight": figure(each.bits_per_weight),
-        "types": dict(each.types),
-        "needs_imatrix": each.needs_imatrix,
-        **plan_row.where(each),
-        "tokens_per_second": figure(each.tokens_per_second),
-        **plan_row.outcome(each),
-    }
 
 
 def quantizations_table(found: Quantizations, *, verbose: bool = False) -> RenderableType:
@@ -90,4 +62,4 @@ def commands(found: Quantizations) -> tuple[str, ...]:
     return tuple(map(printable, (plan_row.best(best.name, best.bytes, imatrix), plan_row.with_arguments(best.plan))))
 
 
-__all__ = ["commands", "quantizations_table", "to_dict"]
+__all__ = ["commands", "quantizations_table"]

@@ -1,17 +1,16 @@
-"""The models of a repository: the table of ``fitter hf://org/repo``, and its JSON. Nothing is decided here."""
+"""The models of a repository: the table of ``fitter hf://org/repo``. Nothing is decided here."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from fitter.output.arguments import arguments, command_line
-from fitter.output.plan_json import SCHEMA, figure
 from fitter.output.tables import plan_row
 from fitter.text import printable
 
@@ -19,40 +18,6 @@ if TYPE_CHECKING:
     from fitter.planning.tables.repository import Repository, RepositoryFile
 
 _PLURAL = {"importance matrix": "importance matrices"}
-
-
-def to_dict(found: Repository) -> dict[str, Any]:
-    """The document of ``fitter hf://org/repo --json``; a figure is ``null`` where it is not known."""
-    return {
-        "schema": SCHEMA,
-        "fits": found.fits,
-        "repository": found.address,
-        "best": None if found.best is None else found.best.name,
-        "download": _words(found.download),
-        "run": _words(found.run),
-        "hf": _words(found.hf),
-        "files": [_file(each) for each in found.found],
-        "beside": [{"name": each.name, "kind": each.kind, "bytes": each.bytes} for each in found.beside],
-    }
-
-
-def _words(command: tuple[str, ...] | None) -> list[str] | None:
-    return None if command is None else list(command)
-
-
-def _file(each: RepositoryFile) -> dict[str, Any]:
-    return {
-        "name": each.name,
-        "files": list(each.files),
-        "bytes": each.bytes,
-        "file_type": each.file_type,
-        "weights": each.weights,
-        "bits_per_weight": figure(each.bits_per_weight),
-        **plan_row.where(each),
-        "prompt_tokens_per_second": figure(each.prompt_tokens_per_second),
-        "generation_tokens_per_second": figure(each.generation_tokens_per_second),
-        **plan_row.outcome(each),
-    }
 
 
 def repository_table(found: Repository, *, verbose: bool = False) -> RenderableType:
@@ -127,4 +92,4 @@ def _none(found: Repository) -> Iterator[str]:
         yield from plan_row.none_fits([(each.bytes, each.name, each) for each in found.found])
 
 
-__all__ = ["commands", "repository_table", "to_dict"]
+__all__ = ["commands", "repository_table"]

@@ -1,4 +1,4 @@
-"""The shapes that can be planned without a file: the table of ``fitter shapes``, and its JSON."""
+"""The shapes that can be planned without a file: the table of ``fitter shapes``."""
 
 from __future__ import annotations
 
@@ -8,35 +8,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fitter.output.plan_json import SCHEMA
 from fitter.output.tables.narrow import NarrowTable
 from fitter.output.units import human
 from fitter.text import printable
 
 if TYPE_CHECKING:
     from fitter.model.shapes.listing import ShapeInfo
-
-
-def to_dict(shapes: Sequence[ShapeInfo]) -> dict[str, Any]:
-    """The document of ``fitter shapes --json``; sizes in bytes."""
-    return {"schema": SCHEMA, "shapes": [_to_dict(each) for each in shapes]}
-
-
-def _to_dict(each: ShapeInfo) -> dict[str, Any]:
-    return {
-        "name": each.name,
-        "model": each.model,
-        "title": each.title,
-        "architecture": each.architecture,
-        "parameters": each.parameters,
-        "bytes": each.bytes,
-        "type": each.type,
-        "n_layer": each.n_layer,
-        "n_ctx_train": each.n_ctx_train,
-        "n_expert": each.n_expert,
-        "source": each.source,
-        "config": dict(each.config),
-    }
 
 
 def shapes_table(shapes: Sequence[ShapeInfo]) -> RenderableType:
@@ -110,4 +87,4 @@ def _count(parameters: int) -> str:
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 
 
-__all__ = ["shapes_table", "to_dict"]
+__all__ = ["shapes_table"]

@@ -1,0 +1,1 @@
+"""The JSON documents: each declared once, for its writer and for the reference."""

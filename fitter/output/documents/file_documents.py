@@ -1,0 +1,107 @@
+"""The documents of ``fitter quants --json`` and ``fitter hf://org/repo --json``: a plan for each of many files."""
+
+from __future__ import annotations
+
+from fitter.output.arguments import arguments
+from fitter.output.documents.document import Key, document, rounded
+from fitter.output.documents.plan_document import MODEL
+from fitter.planning.plan.plan_or_error import Planned
+from fitter.planning.request.summary import ModelSummary
+from fitter.planning.tables.quantizations import Quantization, Quantizations
+from fitter.planning.tables.repository import Repository, RepositoryFile, SideFile
+
+_WORDS = tuple[str, ...]
+_BEST = Key(
+    "best",
+    change=lambda best: best.name,
+    hint=str | None,
+    about="The name of the best one; null where there is none.",
+)
+
+
+def _problem(each: Planned) -> str | None:
+    return each.problem or (each.plan.problems[0].message if each.plan is not None and each.plan.problems else None)
+
+
+_PLACED = (
+    Key(
+        "fits",
+        "plan",
+        change=lambda plan: plan.fits,
+        hint=bool | None,
+        about="Whether the plan fits; null without a plan.",
+    ),
+    *map(Key, ("n_ctx", "longest_context", "host_weights")),
+    Key(
+        "on_devices",
+        ".",
+        change=lambda each: None if each.plan is None else each.is_on_devices,
+        hint=bool | None,
+        about=f"{Planned.is_on_devices.__doc__}",
+    ),
+)
+"""Whether and how the plan of a row fits."""
+
+_OUTCOME = (
+    Key(
+        "arguments",
+        "plan",
+        change=lambda plan: arguments(plan) if plan.fits else None,
+        hint=_WORDS | None,
+        about="llama.cpp's command-line arguments for the plan; null where none fits.",
+    ),
+    Key(
+        "problem",
+        ".",
+        change=_problem,
+        hint=str | None,
+        about="Why there is no plan, or why it does not fit; null where it fits.",
+    ),
+)
+"""The arguments of the plan of a row, or why there are none."""
+
+QUANTIZATIONS = document(
+    Quantizations,
+    "fits",
+    Key("model", of=MODEL, about=f"{ModelSummary.__doc__}"),
+    "source_type",
+    _BEST,
+    Key(
+        "file_types",
+        "found",
+        document(
+            Quantization,
+            *("name", "bytes"),
+            rounded("bits_per_weight"),
+            *("types", "needs_imatrix"),
+            *_PLACED,
+            rounded("tokens_per_second"),
+            *_OUTCOME,
+        ),
+    ),
+    "notes",
+    title="A model in every file type of llama-quantize",
+)
+
+REPOSITORY = document(
+    Repository,
+    "fits",
+    Key("repository", "address"),
+    _BEST,
+    *("download", "run", "hf"),
+    Key(
+        "files",
+        "found",
+        document(
+            RepositoryFile,
+            *("name", "files", "bytes", "file_type", "weights"),
+            rounded("bits_per_weight"),
+            *_PLACED,
+            rounded("prompt_tokens_per_second"),
+            rounded("generation_tokens_per_second"),
+            *_OUTCOME,
+        ),
+    ),
+    Key("beside", of=document(SideFile, "name", "kind", "bytes")),
+    title="The models of a repository",
+)

@@ -1,0 +1,91 @@
+"""The document of ``fitter verify --json``."""
+
+from __future__ import annotations
+
+from fitter.llama.types import Row
+from fitter.output.documents.document import Document, Key, document
+from fitter.output.documents.plan_document import BYTES, MODEL, PROBLEM, SHARED, params_to_dict
+from fitter.planning.plan.verified import LaterUse, MemoryUse, ServerUse, Verification, VerifiedRow
+from fitter.planning.request.summary import ModelSummary
+
+_SIZES = document(Row, *BYTES)
+
+
+def _real(kind: str) -> Key:
+    """A size of the real load, ``null`` where a llama-server does not say it."""
+    return Key(
+        kind,
+        ".",
+        change=lambda row: None if kind in row.unsaid else getattr(row.real, kind),
+        hint=int | None,
+        about=kind,
+    )
+
+
+def _use(*keys: str) -> Document:
+    free = (Key("free_before", "before"), Key("free_after", "after"))
+    return document(MemoryUse, *keys, *free, "counted", "unaccounted")
+
+
+VERIFICATION = document(
+    Verification,
+    "fits",
+    Key(
+        "holds",
+        ".",
+        change=lambda found: found.holds if found.fits else None,
+        hint=bool | None,
+        about=f"{Verification.holds.__doc__} null if the plan does not fit.",
+    ),
+    "tolerance",
+    Key("model", of=MODEL, about=f"{ModelSummary.__doc__}"),
+    Key("params", change=params_to_dict),
+    Key(
+        "memory",
+        "rows",
+        document(
+            VerifiedRow,
+            Key("buffer_type", "real.buffer_type"),
+            Key("device", "real.device"),
+            Key("is_host", "real.is_host"),
+            Key("predicted", of=_SIZES, about="What the plan predicts."),
+            Key(
+                "real",
+                ".",
+                document(Row, *map(_real, BYTES)),
+                hint=Row,
+                about="What the real load took; null of what a llama-server does not say.",
+            ),
+        ),
+    ),
+    Key(
+        "devices",
+        "memory",
+        _use("name"),
+        change=lambda memory: memory[:-1],
+        about=f"{MemoryUse.__doc__}",
+    ),
+    Key(
+        "host",
+        "memory",
+        _use(),
+        change=lambda memory: memory[-1] if memory else None,
+        hint=MemoryUse | None,
+        about="The same of the host; null where nothing was loaded.",
+    ),
+    Key("shared", of=SHARED),
+    Key("problems", of=PROBLEM),
+    Key(
+        "server",
+        of=document(
+            ServerUse,
+            *("path", "version", "prompts", "answered", "tokens", "slots", "refused"),
+            Key(
+                "later",
+                of=document(LaterUse, "kind", "count", "tokens", "predicted", "real", "rounding", "most"),
+            ),
+            *("resident", "of_files", "counted", "planned", "margin"),
+        ),
+    ),
+    title="A plan that was loaded for real",
+)
