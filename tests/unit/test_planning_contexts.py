@@ -14,10 +14,17 @@ from fitter.planning.placing.memory import HOST
 from fitter.planning.placing.placement import Placement
 from fitter.planning.request.request import SHARED_ROW, DeviceLimit, HostLimit, Request
 from fitter.planning.search.capacity import context_in_total, is_tight, is_too_large, target
-from fitter.planning.search.contexts import best_on
-from fitter.planning.search.expected import expected, expected_partial, last_true, promises_host, promises_whole, styles
+from fitter.planning.search.context_choice import best_on
+from fitter.planning.search.corrections import fill, settle, settle_partial, settle_whole
+from fitter.planning.search.expectations import (
+    expected,
+    expected_partial,
+    last_true,
+    promises_host,
+    promises_whole,
+    styles,
+)
 from fitter.planning.search.search_state import Callbacks, SearchState
-from fitter.planning.search.settling import fill, settle, settle_partial, settle_whole
 from tests.support.synthetic import (
     CARD,
     MIB,

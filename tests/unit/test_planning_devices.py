@@ -12,9 +12,9 @@ from fitter.machine.speed import DeviceSpeed
 from fitter.planning.pricing.objective import is_better
 from fitter.planning.request.request import HostLimit
 from fitter.planning.request.shared import remembered
-from fitter.planning.search.contexts import best_on
+from fitter.planning.search.context_choice import best_on
 from fitter.planning.search.device_choice import Devices, in_better_order
-from fitter.planning.search.remotes import worth_their_network
+from fitter.planning.search.remote_devices import worth_their_network
 from fitter.planning.search.search_state import Callbacks, SearchState
 from fitter.planning.speed.explain import Choice
 from tests.support.synthetic import (

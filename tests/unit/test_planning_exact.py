@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fitter.planning.placing.memory import Item, Unit
 from fitter.planning.placing.packing import pack, pack_fastest
 from fitter.planning.placing.placement import Placement, caches_on, pattern_for, weights_on
-from fitter.planning.search.learned import LearnedCompute
+from fitter.planning.search.compute_buffers import LearnedCompute
 
 SIZES = st.tuples(*[st.integers(1, 40)] * 3)
 

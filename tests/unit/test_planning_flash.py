@@ -10,7 +10,7 @@ import pytest
 from fitter.errors import FitterError, LlamaCppError, TimeLimitError
 from fitter.llama.types import Breakdown, Params
 from fitter.planning.pricing.trial import Trial
-from fitter.planning.search.order import search
+from fitter.planning.search.search_order import search
 from fitter.planning.speed.explain import Choice
 from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, priced, request
 

@@ -25,7 +25,7 @@ from fitter.planning.placing.placement import (
     weights_on,
 )
 from fitter.planning.request.constraints import device_limits, expert_overrides
-from fitter.planning.search.learned import LearnedCompute
+from fitter.planning.search.compute_buffers import LearnedCompute
 
 MIB = 1024 * 1024
 

@@ -27,7 +27,7 @@ from fitter.planning.request.shared_margin import (
 )
 from fitter.planning.request.summary import DeviceUse, HostUse, PoolUse, SharedUse
 from fitter.planning.search.load_reserve import reserve_for, with_reserve
-from fitter.planning.search.order import search
+from fitter.planning.search.search_order import search
 from tests.support.synthetic import CARD, MIB, SyntheticLlama, SyntheticModel, limits, priced, request
 
 DENSE = SyntheticModel()

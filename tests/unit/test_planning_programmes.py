@@ -13,7 +13,7 @@ from fitter.planning.placing.boundaries import Times
 from fitter.planning.placing.memory import HOST, Item, Unit
 from fitter.planning.placing.packing import brought, pack, pack_fastest
 from fitter.planning.placing.placement import Placement
-from fitter.planning.placing.spilling import spill_exact, spill_spread
+from fitter.planning.placing.spill import spill_exact, spill_spread
 
 
 @settings(deadline=None)

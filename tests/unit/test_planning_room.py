@@ -11,8 +11,8 @@ from fitter.planning.placing.memory import Unit
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.trial import Trial, missing_of
 from fitter.planning.request.request import SHARED_ROW
-from fitter.planning.search.learned import LearnedCompute
-from fitter.planning.search.room import Buffers, Room, off_by, room_left_by
+from fitter.planning.search.compute_buffers import Buffers, LearnedCompute
+from fitter.planning.search.room import Room, off_by, room_left_by
 from tests.support.synthetic import MIB, SyntheticModel, limits, request
 
 DEVICES, BOTH = limits(100, 80), ("CUDA0", "CUDA1")

@@ -16,7 +16,7 @@ from fitter.planning.placing.placement import merged
 from fitter.planning.pricing.objective import is_better
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import DeviceLimit
-from fitter.planning.search.order import search
+from fitter.planning.search.search_order import search
 from tests.support.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 DENSE = SyntheticModel()

@@ -12,10 +12,10 @@ from fitter.llama.types import Breakdown, Params
 from fitter.machine.speed import DeviceSpeed
 from fitter.planning.placing.memory import HOST, Item
 from fitter.planning.placing.placement import Placement
+from fitter.planning.search.corrections import fill, settle, settle_fastest, settle_partial
 from fitter.planning.search.proposals import Situation
 from fitter.planning.search.room import Room
 from fitter.planning.search.search_state import Callbacks, SearchState
-from fitter.planning.search.settling import fill, settle, settle_fastest, settle_partial
 from fitter.planning.speed.explain import Choice
 from tests.support.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 

@@ -22,7 +22,8 @@ from fitter.planning.pricing.objective import justifies_concession, lacks_less
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request import context_limit, given
 from fitter.planning.request.request import DeviceLimit, Request
-from fitter.planning.search.room import Buffers, Room, room_left_by
+from fitter.planning.search.compute_buffers import Buffers
+from fitter.planning.search.room import Room, room_left_by
 from tests.support.synthetic import MIB, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fitter.planning.placing.memory import Item, Unit
-from fitter.planning.placing.spilling import most_within, spill_exact, spill_one, spill_spread
+from fitter.planning.placing.spill import most_within, spill_exact, spill_one, spill_spread
 
 
 def layers(*items: tuple[int, ...]) -> list[Unit]:

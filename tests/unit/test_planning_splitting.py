@@ -14,7 +14,7 @@ from fitter.machine.speed import DeviceSpeed
 from fitter.planning.placing.memory import HOST
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.trial import Trial
-from fitter.planning.search.splitting import Seconds, search_split, smallest
+from fitter.planning.search.tensor_split_search import Seconds, search_split, smallest
 from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 N_LAYER = 32

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from fitter.planning.placing.memory import Item, Unit
-from fitter.planning.placing.spilling import MAX_COMBINED, most_within, spill_exact, spill_one, spill_spread
+from fitter.planning.placing.spill import MAX_COMBINED, most_within, spill_exact, spill_one, spill_spread
 
 _WINDOW, _WINDOW_OF_MANY, _MANY = 12, 8, 5
 """How many layers around its proportional place a boundary between two devices is tried at; where there are many

@@ -34,8 +34,8 @@ from fitter.planning.search.levers import Candidate, changes, improve, pulled, u
 from fitter.planning.search.load_calls import DummyLoads as DummyLoads
 from fitter.planning.search.load_calls import LoadCalls as LoadCalls
 from fitter.planning.search.load_reserve import reserve_for, with_reserve
-from fitter.planning.search.order import search
-from fitter.planning.search.split_candidate import split_candidate
+from fitter.planning.search.search_order import search
+from fitter.planning.search.tensor_split_search import split_candidate
 from fitter.planning.speed.explain import Choice
 
 _T = TypeVar("_T")

@@ -17,8 +17,8 @@ from fitter.planning.request.given import user_chose_devices, wants_layers_on_de
 from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search import choices
 from fitter.planning.search.capacity import is_too_large
-from fitter.planning.search.contexts import best_on
-from fitter.planning.search.expected import expected, expected_partial
+from fitter.planning.search.context_choice import best_on
+from fitter.planning.search.expectations import expected, expected_partial
 from fitter.planning.search.search_state import CutShort, SearchState
 from fitter.planning.speed.explain import FAR
 

@@ -20,8 +20,9 @@ from fitter.planning.pricing.trial import Trial, missing_of
 from fitter.planning.request import context_limit, given, shared_margin
 from fitter.planning.request.request import DeviceLimit, Measure, Record, Request
 from fitter.planning.search import proposals
+from fitter.planning.search.compute_buffers import Buffers
 from fitter.planning.search.proposals import Situation
-from fitter.planning.search.room import Buffers, Room, off_by, room_left_by
+from fitter.planning.search.room import Room, off_by, room_left_by
 from fitter.planning.speed.explain import Choice
 
 _T = TypeVar("_T")

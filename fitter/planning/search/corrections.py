@@ -11,7 +11,7 @@ from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import is_worth_a_correction, is_worth_a_load, rank
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.search import choices
-from fitter.planning.search.expected import expected_partial, styles
+from fitter.planning.search.expectations import expected_partial, styles
 from fitter.planning.search.proposals import Situation, fastest, whole
 from fitter.planning.search.search_state import SearchState
 

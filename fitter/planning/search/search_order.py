@@ -19,9 +19,9 @@ from fitter.planning.request import context_limit
 from fitter.planning.request.given import usable_devices
 from fitter.planning.request.request import Measure, Record, Request
 from fitter.planning.request.shared import remembered
-from fitter.planning.search import attention
+from fitter.planning.search import flash_attention
 from fitter.planning.search.device_choice import Devices, in_better_order
-from fitter.planning.search.remotes import worth_their_network
+from fitter.planning.search.remote_devices import worth_their_network
 from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
 from fitter.planning.speed.explain import Choice
 
@@ -52,7 +52,7 @@ def search(
         best, distance = _best(state)
     except CutShort as cut:
         return cut.best
-    is_open = attention.is_open(request) and best.fits and best.seconds is not None
+    is_open = flash_attention.is_open(request) and best.fits and best.seconds is not None
     return _with_other_attention(state, best, distance, seen) if is_open else best
 
 
@@ -62,7 +62,7 @@ def _with_other_attention(state: SearchState, best: Trial, distance: float, seen
         # whether the devices can compute it at all
         with suppress(LlamaCppError, CutShort):
             state.trial(state.default, state.smallest_context)
-    for other in tuple(attention.decided(state.request, best, distance, seen)):
+    for other in tuple(flash_attention.decided(state.request, best, distance, seen)):
         best = _better_with(other, state, best)
     return best
 
@@ -77,7 +77,7 @@ def _better_with(other: Request, state: SearchState, best: Trial) -> Trial:
         return best
     if not is_better(state.request, trial, best):
         return best
-    if choice := attention.which(trial, best):
+    if choice := flash_attention.which(trial, best):
         state.callbacks.on_choice(choice)
     return trial
 

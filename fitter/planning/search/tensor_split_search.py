@@ -12,18 +12,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 
 from fitter.errors import LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride
 from fitter.planning.placing.memory import HOST, Unit, units_of
 from fitter.planning.placing.placement import Placement, merged, pattern_for
-from fitter.planning.pricing.objective import is_better, rank
+from fitter.planning.pricing.objective import is_better, objective_seconds, rank
+from fitter.planning.pricing.pricing import Price
+from fitter.planning.pricing.split_price import price_split
 from fitter.planning.pricing.trial import Trial, missing_of
 from fitter.planning.request.constraints import check_split_devices
 from fitter.planning.request.given import units_on_devices, usable_devices
 from fitter.planning.request.request import DeviceLimit, Measure, Record, Request
+from fitter.planning.search.levers import Candidate
 
 PARTS = 10000
 """A share of a device is a whole number of these: less than llama.cpp's steps."""
@@ -91,6 +94,26 @@ def search_split(
     if best.fits:
         on_candidate(best.params)
     return best
+
+
+def split_candidate(
+    request: Request, measure: Measure, record: Record, on_candidate: Callable[[Params], None]
+) -> Candidate:
+    """Find the best plan with split mode ``tensor``, with its price. Raises what ``search_split`` raises."""
+    prices: dict[Params, Price | None] = {}
+    recorded = cache(record)
+
+    def seconds(params: Params, breakdown: Breakdown, placement: Placement) -> float | None:
+        try:
+            layout = recorded(replace(request.params, n_ctx=request.n_ctx_min))
+        except LlamaCppError:
+            # the plan holds without a price
+            return None
+        price = prices[params] = price_split(request, params, breakdown, layout, placement)
+        return None if price is None else objective_seconds(request, price.estimate)
+
+    trial = search_split(request, measure, recorded, seconds, on_candidate)
+    return Candidate(request, trial, prices.get(trial.params))
 
 
 class _Search:

@@ -13,9 +13,9 @@ from fitter.errors import LlamaCppCrashError
 from fitter.planning.pricing.objective import GAIN, beats, is_better
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.search.capacity import context_in_total, is_tight, is_too_large, target, used
-from fitter.planning.search.expected import expected_partial, last_true, promises_host, promises_whole, styles
+from fitter.planning.search.corrections import settle_fastest, settle_partial, settle_whole
+from fitter.planning.search.expectations import expected_partial, last_true, promises_host, promises_whole, styles
 from fitter.planning.search.search_state import SearchState
-from fitter.planning.search.settling import settle_fastest, settle_partial, settle_whole
 
 _MAX_CONTEXTS = 40
 """How many contexts are tried between one that fits and one that does not; the last half of them halve what is left."""

@@ -12,7 +12,7 @@ from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import pinned_devices
 from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search import choices
-from fitter.planning.search.contexts import best_on
+from fitter.planning.search.context_choice import best_on
 from fitter.planning.search.search_state import SearchState
 
 
