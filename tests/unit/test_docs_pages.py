@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tools.docs.markdown import paragraphs
 from tools.docs.pages import same
 
 
@@ -21,3 +22,26 @@ from tools.docs.pages import same
 )
 def test_same(written: str, printed: str, is_own: bool, expected: bool) -> None:
     assert same(written, printed, is_own=is_own) is expected
+
+
+def test_sections_of_a_docstring_become_markdown() -> None:
+    docstring = """Plan it.
+
+    Args:
+        model: The path of
+            a model.
+        n_ctx: Tokens.
+
+    Returns:
+        The plan.
+
+    Raises:
+        UsageError: if ``n_ctx`` is wrong.
+        ModelError: if there is no model.
+    """
+    assert paragraphs(docstring) == [
+        "Plan it.",
+        "- `model`: The path of a model.\n- `n_ctx`: Tokens.",
+        "Returns the plan.",
+        "Raises `UsageError`: if `n_ctx` is wrong; `ModelError`: if there is no model.",
+    ]

@@ -19,10 +19,27 @@ def plain(text: str) -> str:
 
 
 def paragraphs(docstring: str | None) -> list[str]:
-    """The paragraphs of a docstring as Markdown, each on one line unless it is a list."""
+    """The paragraphs of a docstring as Markdown, each on one line unless it is a list.
+
+    A section ``Args:`` becomes a list, ``Returns:`` and ``Raises:`` a paragraph that begins with the word.
+    """
     text = _ROLE.sub(r"`\1`", inspect.cleandoc(docstring or "")).replace("``", "`")
     found = [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
-    return [part if part.startswith("- ") else " ".join(part.split()) for part in found]
+    return [part if part.startswith("- ") else _section(part) or " ".join(part.split()) for part in found]
+
+
+def _section(part: str) -> str:
+    """A section of a docstring in Google's layout; empty for any other paragraph."""
+    head, _, body = part.partition("\n")
+    if head not in ("Args:", "Returns:", "Raises:") or not body:
+        return ""
+    entries = [" ".join(each.split()) for each in re.split(r"\n(?=\S)", inspect.cleandoc(body))]
+    if head == "Returns:":
+        return f"Returns {' '.join(entries)[0].lower()}{' '.join(entries)[1:]}"
+    named = [re.sub(r"^`?([\w.*]+)`?( \(.*?\))?: ", r"`\1`\2: ", each) for each in entries]
+    if head == "Args:":
+        return "\n".join(f"- {each}" for each in named)
+    return f"Raises {'; '.join(each.rstrip('.') for each in named)}."
 
 
 def sentence(docstring: str | None) -> str:
