@@ -29,7 +29,7 @@ from fitter.model.header import Model, open_model
 from fitter.model.tensors import Role, layer_of, role_of
 from fitter.parameters.table import Measuring, taken_by
 from fitter.parameters.values import parse_overrides
-from fitter.planning.placing.memory import HOST
+from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.placing.placement import counts_for_split
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.constraints import workload_of

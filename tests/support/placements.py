@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fitter.llama.types import Array, MetadataValue, Params, TensorBuftOverride, TensorInfo
 from fitter.model.header import Model
-from fitter.planning.placing.memory import HOST, Item
+from fitter.planning.placing.layer_sizes import HOST, Item
 from fitter.planning.placing.placement import Placement, overrides_of
 from fitter.planning.speed.work import ModelFacts, facts_of
 from tools.shapes import SHAPES, Shape

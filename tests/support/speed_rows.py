@@ -19,7 +19,7 @@ from fitter.llama.types import VirtualDevice
 from fitter.machine import gpu_catalogue
 from fitter.machine.gpu_catalogue import CatalogueGpu
 from fitter.machine.speed import DeviceSpeed, HostSpeed, named, speed_of
-from fitter.planning.placing.memory import HOST
+from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.speed.cost import Attention, Layer, Weights, Work
 
 if sys.version_info >= (3, 11):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fitter.planning.placing.boundaries import Times
-from fitter.planning.placing.memory import HOST, Item, Unit
+from fitter.planning.placing.layer_sizes import HOST, Item, Unit
 from fitter.planning.placing.packing import pack
 from fitter.planning.placing.placement import Placement, caches_on, weights_on
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fitter.machine.speed import DeviceSpeed, HostSpeed
-from fitter.planning.placing.memory import HOST, Unit
+from fitter.planning.placing.layer_sizes import HOST, Unit
 from fitter.planning.speed.bound import lower_bound
 from fitter.planning.speed.cost import Attention, Costs, Family, HostCosts, Work, Workload, default, price
 from fitter.planning.speed.work import Kept, LayerFacts, ModelFacts, Pieces, WeightFacts

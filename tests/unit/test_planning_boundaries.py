@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fitter.planning.placing.boundaries import Sums, Times, partial_counts, spread_counts, whole_counts
-from fitter.planning.placing.memory import Item, Unit
+from fitter.planning.placing.layer_sizes import Item, Unit
 
 UNITS = [
     Unit(i, 10, 5, (Item(i, f"blk.{i}.a", ("weight",), 20), Item(i, f"blk.{i}.b", ("weight",), 30))) for i in range(4)

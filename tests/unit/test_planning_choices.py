@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fitter.llama.types import Breakdown, Params
-from fitter.planning.placing.memory import HOST, Item
+from fitter.planning.placing.layer_sizes import HOST, Item
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.search import choices

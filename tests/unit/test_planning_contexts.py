@@ -10,7 +10,7 @@ import pytest
 from fitter.errors import LlamaCppCrashError
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.machine.speed import DeviceSpeed
-from fitter.planning.placing.memory import HOST
+from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.placing.placement import Placement
 from fitter.planning.request.request import SHARED_ROW, DeviceLimit, HostLimit, Request
 from fitter.planning.search.capacity import context_in_total, is_tight, is_too_large, target

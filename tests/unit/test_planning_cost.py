@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fitter.machine.speed import DeviceSpeed, HostSpeed
-from fitter.planning.placing.memory import HOST
+from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.speed import cost
 from fitter.planning.speed.cost import MIN_OFFLOAD_BATCH, Attention, Estimate, Layer, Weights, Work, Workload, price
 from fitter.planning.speed.work import LOOKED_UP

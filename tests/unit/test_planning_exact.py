@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fitter.planning.placing.memory import Item, Unit
+from fitter.planning.placing.layer_sizes import Item, Unit
 from fitter.planning.placing.packing import pack, pack_fastest
 from fitter.planning.placing.placement import Placement, caches_on, pattern_for, weights_on
 from fitter.planning.search.compute_buffers import LearnedCompute

@@ -8,7 +8,7 @@ import pytest
 
 from fitter.errors import TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params, Row, TensorBuftOverride
-from fitter.planning.placing.memory import HOST, Unit
+from fitter.planning.placing.layer_sizes import HOST, Unit
 from fitter.planning.placing.placement import Placement
 from fitter.planning.request.request import SHARED_ROW, DeviceLimit
 from fitter.planning.search import proposals

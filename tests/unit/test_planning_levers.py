@@ -9,7 +9,7 @@ import pytest
 
 from fitter.errors import LlamaCppCrashError, UsageError
 from fitter.llama.types import Breakdown, Params
-from fitter.planning.placing.memory import HOST, Item
+from fitter.planning.placing.layer_sizes import HOST, Item
 from fitter.planning.placing.placement import Placement
 from fitter.planning.plan.plan import ModelSummary, Plan
 from fitter.planning.pricing.objective import GAIN

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fitter.errors import UsageError
 from fitter.llama.types import LAYOUT_DEVICE, DeviceInfo, Layout, LayoutEntry
 from fitter.parameters.values import parse_overrides
-from fitter.planning.placing.memory import HOST, Item, Unit, between, units_of
+from fitter.planning.placing.layer_sizes import HOST, Item, Unit, between, units_of
 from fitter.planning.placing.packing import brought, pack, pack_fastest, pack_whole
 from fitter.planning.placing.placement import (
     Placement,

@@ -8,7 +8,7 @@ import pytest
 
 from fitter.llama.types import Breakdown, Params
 from fitter.machine.speed import DeviceSpeed
-from fitter.planning.placing.memory import HOST, Unit, units_of
+from fitter.planning.placing.layer_sizes import HOST, Unit, units_of
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.prices import PriceList
 from fitter.planning.speed import cost

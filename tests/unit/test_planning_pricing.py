@@ -10,7 +10,7 @@ from fitter.errors import UsageError
 from fitter.llama.types import LAYOUT_DEVICE, Breakdown, Layout, LayoutEntry, Params, SplitMode
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.parameters.values import check_timeout
-from fitter.planning.placing.memory import HOST as ON_HOST
+from fitter.planning.placing.layer_sizes import HOST as ON_HOST
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.pricing import Price, Speeds, bound_of, price_params, price_placement
 from fitter.planning.request.constraints import (

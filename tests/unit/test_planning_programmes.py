@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fitter.planning.placing.boundaries import Times
-from fitter.planning.placing.memory import HOST, Item, Unit
+from fitter.planning.placing.layer_sizes import HOST, Item, Unit
 from fitter.planning.placing.packing import brought, pack, pack_fastest
 from fitter.planning.placing.placement import Placement
 from fitter.planning.placing.spill import spill_exact, spill_spread

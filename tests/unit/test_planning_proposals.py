@@ -8,7 +8,7 @@ import pytest
 
 from fitter.llama.types import Params
 from fitter.machine.speed import DeviceSpeed
-from fitter.planning.placing.memory import HOST, units_of
+from fitter.planning.placing.layer_sizes import HOST, units_of
 from fitter.planning.placing.packing import pack
 from fitter.planning.placing.placement import Placement, caches_on, weights_on
 from fitter.planning.pricing.prices import PriceList

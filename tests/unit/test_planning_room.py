@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fitter.llama.types import Breakdown, Params, Row
-from fitter.planning.placing.memory import Unit
+from fitter.planning.placing.layer_sizes import Unit
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.trial import Trial, missing_of
 from fitter.planning.request.request import SHARED_ROW

@@ -10,7 +10,7 @@ import pytest
 from fitter.errors import LlamaCppCrashError, LlamaCppError
 from fitter.llama.types import Breakdown, Params
 from fitter.machine.speed import DeviceSpeed
-from fitter.planning.placing.memory import HOST, Item
+from fitter.planning.placing.layer_sizes import HOST, Item
 from fitter.planning.placing.placement import Placement
 from fitter.planning.search.corrections import fill, settle, settle_fastest, settle_partial
 from fitter.planning.search.proposals import Situation

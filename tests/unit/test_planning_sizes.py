@@ -16,7 +16,7 @@ from fitter.llama.types import (
     Row,
     TensorBuftOverride,
 )
-from fitter.planning.placing.memory import HOST, Item, Unit, between, units_of
+from fitter.planning.placing.layer_sizes import HOST, Item, Unit, between, units_of
 from fitter.planning.placing.placement import Placement, counts_for_split, pattern_for
 from fitter.planning.pricing.objective import justifies_concession, lacks_less
 from fitter.planning.pricing.trial import Trial

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fitter.planning.placing.memory import Item, Unit
+from fitter.planning.placing.layer_sizes import Item, Unit
 from fitter.planning.placing.spill import most_within, spill_exact, spill_one, spill_spread
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fitter.machine.speed import DeviceSpeed, default_host
-from fitter.planning.placing.memory import HOST
+from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.pricing.split_price import Share, SumCosts, default_sums, pipelined, split_estimate
 from fitter.planning.speed.cost import Estimate, Layer, Part, Weights, Work, Workload
 from tests.support.split_speeds import fitted_on, in_order, judged_by, pairs

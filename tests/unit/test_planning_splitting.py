@@ -11,7 +11,7 @@ import pytest
 from fitter.errors import LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.types import Breakdown, Layout, Params, Row, TensorBuftOverride
 from fitter.machine.speed import DeviceSpeed
-from fitter.planning.placing.memory import HOST
+from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.search.tensor_split_search import Seconds, search_split, smallest

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fitter.llama.types import LAYOUT_DEVICE, Array, Layout, LayoutEntry, Params, TensorBuftOverride, TensorInfo
-from fitter.planning.placing.memory import HOST, Unit, between, units_of
+from fitter.planning.placing.layer_sizes import HOST, Unit, between, units_of
 from fitter.planning.placing.placement import Placement
 from fitter.planning.request.request import MIB
 from fitter.planning.speed.cost import Work

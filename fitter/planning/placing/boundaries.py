@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
-from fitter.planning.placing.memory import Item, Unit
+from fitter.planning.placing.layer_sizes import Item, Unit
 from fitter.planning.placing.spill import MAX_COMBINED, most_within, spill_exact, spill_one, spill_spread
 
 _WINDOW, _WINDOW_OF_MANY, _MANY = 12, 8, 5

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Literal
 
 from fitter.planning.placing.boundaries import Sums, Times, partial_counts, spread_counts, whole_counts
-from fitter.planning.placing.memory import HOST, Item, Unit
+from fitter.planning.placing.layer_sizes import HOST, Item, Unit
 from fitter.planning.placing.placement import Placement, caches_on, weights_on
 
 

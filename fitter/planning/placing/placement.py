@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fitter.llama.types import TensorBuftOverride
-from fitter.planning.placing.memory import HOST, Item, Unit
+from fitter.planning.placing.layer_sizes import HOST, Item, Unit
 
 _BACK_REFERENCE = re.compile(r"\\[1-9]")
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from fitter.planning.placing.memory import Item, Unit
+from fitter.planning.placing.layer_sizes import Item, Unit
 
 _MAX_CHOICES = 20_000
 """How many choices of numbers of items are looked at for one device before a greedy choice has to do."""

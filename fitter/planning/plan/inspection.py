@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fitter.llama.types import Breakdown, Layout, MetadataValue, Row
 from fitter.model.header import Model
 from fitter.model.tensors import Role, layer_of, role_of
-from fitter.planning.placing.memory import whole_units_of
+from fitter.planning.placing.layer_sizes import units_of
 from fitter.planning.request.summary import ModelSummary
 
 
@@ -61,7 +61,7 @@ class Inspection:
 
 def inspection_of(model: Model, breakdown: Breakdown, layout: Layout) -> Inspection:
     """What ``model`` is made of: ``breakdown`` and ``layout`` are of a load with everything on the host."""
-    units = whole_units_of(layout, model.n_layer)
+    units = units_of(layout, model.n_layer)
     layers = [_layer_size(model, None, units[-1].cache)]
     layers += [_layer_size(model, unit.index, unit.cache) for unit in units[:-1]]
     return Inspection(

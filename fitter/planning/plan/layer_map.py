@@ -9,7 +9,7 @@ from typing import Any
 from fitter.llama.types import LAYOUT_DEVICE, Layout
 from fitter.model.header import Model
 from fitter.model.tensors import Role, role_of, stays_on_host
-from fitter.planning.placing.memory import HOST, cache_layer, is_state, layer_index
+from fitter.planning.placing.layer_sizes import HOST, cache_layer, is_state, layer_index
 from fitter.planning.placing.placement import split_by
 from fitter.planning.plan.plan import Plan
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fitter.errors import UsageError
 from fitter.llama.types import Breakdown, Params
 from fitter.machine.shared_memory import Limit, limit_of
-from fitter.planning.placing.memory import HOST
+from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import MIB, PoolLimit, Request
 from fitter.planning.request.shared import HOST_NAME, later_of, taken

@@ -15,7 +15,7 @@ from fitter.machine.unaccounted import has_half_experts, unaccounted
 from fitter.model.header import Model
 from fitter.model.tensors import is_expert, stays_on_host
 from fitter.parameters.table import MAPPED, MAX_TOKENS, PARAMETERS
-from fitter.planning.placing.memory import HOST
+from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.plan.pool_use import check_pools
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import (

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from fitter.llama.types import Breakdown, Layout
 from fitter.planning.placing.boundaries import Times
-from fitter.planning.placing.memory import HOST, Unit
+from fitter.planning.placing.layer_sizes import HOST, Unit
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import objective_seconds
 from fitter.planning.request.given import devices_in_use

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.machine.speed import DeviceSpeed, HostSpeed
-from fitter.planning.placing.memory import HOST, whole_units_of
+from fitter.planning.placing.layer_sizes import HOST, units_of
 from fitter.planning.placing.placement import Placement
 from fitter.planning.request.given import pinned_devices
 from fitter.planning.request.request import DeviceLimit, Request
@@ -222,7 +222,7 @@ def bound_of(
         workload = Workload(0, workload.generate, workload.cached + workload.prompt)
     elif request.objective == "prompt":
         workload = replace(workload, generate=0)
-    units = whole_units_of(layout, request.n_layer)
+    units = units_of(layout, request.n_layer)
     # whatever is computed on a device takes some of it; what the user has put on one is there all the same
     taken = compute or {}
     named = pinned_devices(request)
@@ -287,7 +287,7 @@ def pieces_at(
 
     ``largest_tensors``: what each device takes in one tensor, ``None`` where it names no limit.
     """
-    units = whole_units_of(layout, facts.n_layer)
+    units = units_of(layout, facts.n_layer)
     kept = kept_on_host(facts, layout, largest_tensors)
     return pieces_of(facts, units, layout.n_ctx, params, breakdown.flash_attn, pinned, kept)
 

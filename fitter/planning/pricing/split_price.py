@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.machine.speed import DeviceSpeed, HostSpeed
-from fitter.planning.placing.memory import HOST
+from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.pricing import Price, Speeds, joined, named, pieces_at, price_params, sources_of
 from fitter.planning.request.request import Request

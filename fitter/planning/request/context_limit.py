@@ -13,7 +13,7 @@ from functools import cache
 
 from fitter.errors import LlamaCppError
 from fitter.llama.types import LAYOUT_DEVICE
-from fitter.planning.placing.memory import cache_layer, is_state
+from fitter.planning.placing.layer_sizes import cache_layer, is_state
 from fitter.planning.request.given import pinned_devices
 from fitter.planning.request.request import MIB, DeviceLimit, Record, Request
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fitter.llama.types import MAX_USED_DEVICES, Params
-from fitter.planning.placing.memory import HOST
+from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.placing.placement import Placement, merged, overrides_of, split_by
 from fitter.planning.request.request import DeviceLimit, Request
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fitter.errors import LlamaCppCrashError, LlamaCppError
-from fitter.planning.placing.memory import HOST
+from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import is_worth_a_correction, is_worth_a_load, rank
 from fitter.planning.pricing.trial import Trial

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cmp_to_key
 
 from fitter.errors import LlamaCppError, TimeLimitError
-from fitter.planning.placing.memory import HOST
+from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.pricing.objective import GAIN, beats, is_better, is_worth_a_load, ordered
 from fitter.planning.pricing.pricing import bound_of, kept_by_all
 from fitter.planning.pricing.trial import Trial

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fitter.llama.types import Params
-from fitter.planning.placing.memory import HOST
+from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.pricing.objective import does_as_well, justifies_concession, objective_seconds
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.pricing.trial import Trial, missing_of

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Literal
 
 from fitter.planning.placing.boundaries import Times
-from fitter.planning.placing.memory import HOST, Unit
+from fitter.planning.placing.layer_sizes import HOST, Unit
 from fitter.planning.placing.packing import brought, pack, pack_fastest, pack_whole
 from fitter.planning.placing.placement import Placement, caches_on, weights_on
 from fitter.planning.pricing.objective import GAIN

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fitter.planning.placing.memory import Unit
+from fitter.planning.placing.layer_sizes import Unit
 from fitter.planning.placing.placement import Placement, caches_on, weights_on
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import DeviceLimit

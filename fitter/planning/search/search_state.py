@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from fitter.errors import TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params
-from fitter.planning.placing.memory import HOST, Unit, between, units_of
+from fitter.planning.placing.layer_sizes import HOST, Unit, between, units_of
 from fitter.planning.placing.placement import Placement, caches_on
 from fitter.planning.pricing.objective import is_better, lacks_less, rank
 from fitter.planning.pricing.prices import PriceList, Prices

@@ -17,7 +17,7 @@ from itertools import accumulate
 
 from fitter.errors import LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride
-from fitter.planning.placing.memory import HOST, Unit, units_of
+from fitter.planning.placing.layer_sizes import HOST, Unit, units_of
 from fitter.planning.placing.placement import Placement, merged, pattern_for
 from fitter.planning.pricing.objective import is_better, objective_seconds, rank
 from fitter.planning.pricing.pricing import Price

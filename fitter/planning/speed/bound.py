@@ -10,7 +10,7 @@ from operator import add
 from typing import NamedTuple
 
 from fitter.machine.speed import DeviceSpeed, HostSpeed
-from fitter.planning.placing.memory import HOST, Unit
+from fitter.planning.placing.layer_sizes import HOST, Unit
 from fitter.planning.speed.cost import (
     Attention,
     Costs,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fitter.machine.speed import DeviceSpeed, HostSpeed
-from fitter.planning.placing.memory import HOST
+from fitter.planning.placing.layer_sizes import HOST
 
 MIN_OFFLOAD_BATCH = 32
 """Tokens from which a device computes with weights that are on the host (``op_offload``); llama.cpp's default."""

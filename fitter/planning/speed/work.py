@@ -16,7 +16,7 @@ from fitter.llama.types import Array, Layout, MetadataValue, Params
 from fitter.model.header import Model
 from fitter.model.tensors import Role, is_expert, layer_of, role_of, stays_on_host
 from fitter.parameters.table import MAPPED, PARAMETERS
-from fitter.planning.placing.memory import HOST, Unit
+from fitter.planning.placing.layer_sizes import HOST, Unit
 from fitter.planning.placing.placement import Placement, split_by
 from fitter.planning.speed.cost import Attention, Layer, Weights, Work
 

@@ -1,4 +1,7 @@
-"""What a model's layers weigh: per layer, from the sizes that llama.cpp itself asked of a buffer type. Bytes."""
+"""Sizes of a model's layers: weights and caches of each, as llama.cpp asked a buffer type for them. Bytes.
+
+The placements of this package are made from these units; the search records them once for each context.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ _CACHE_LAYER = re.compile(r"_l(\d+)(?:$|\D)")
 _STATE = re.compile(r"^cache_(?:ple_)?[rs]_l")
 
 HOST = -1
-"""Stands for the host where the index of a device is expected."""
+"""The host, where a device's index is expected."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """Tensors of one layer that can be placed apart from it, together: a weight with its bias and scales.
+    """Tensors of one layer that are placed together, apart from their layer: a weight with its bias and scales.
 
-    ``stem`` is the common name (``blk.3.ffn_up_exps``), ``suffixes`` what follows it (``weight``, ``bias``).
+    ``stem`` is their common name (``blk.3.ffn_up_exps``), ``suffixes`` the ends of their names (``weight``, ``bias``).
     """
 
     layer: int
@@ -33,10 +36,14 @@ class Item:
 
 @dataclass(frozen=True)
 class Unit:
-    """A layer, or as the last unit the output: what moves when ``n_gpu_layers`` or ``tensor_split`` changes.
+    """A layer, or the output as the last unit: ``n_gpu_layers`` and ``tensor_split`` place whole units.
 
-    ``fixed``: weights that go where the layer goes, ``rest`` what they are. ``cache``: its part of the KV cache or
-    recurrent state, of which ``state`` is the latter.
+    Attributes:
+        fixed: weights that stay with their layer.
+        cache: the layer's part of the KV cache and of recurrent states.
+        items: weights that can leave their layer.
+        state: the part of ``cache`` that is a recurrent state.
+        rest: the tensors that ``fixed`` counts.
     """
 
     index: int
@@ -48,7 +55,7 @@ class Unit:
 
     @property
     def can_be_bare(self) -> bool:
-        """Whether a layer's cache can be on a device without any of its weights: not where it is a recurrent state."""
+        """Whether a device can have the layer's cache without any of its weights. A recurrent state stays with them."""
         return bool(self.rest and self.cache) and not self.state
 
     @cached_property
@@ -58,19 +65,19 @@ class Unit:
 
     @cached_property
     def movable(self) -> int:
-        """Weights that can be placed elsewhere."""
+        """Weights that can leave their layer."""
         return sum(item.bytes for item in self.items)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Bytes of the items, in their order: layers with the same are alike."""
+        """Size of each item, in order. Layers with equal sizes are alike."""
         return tuple(item.bytes for item in self.items)
 
     @cached_property
     def choices(self) -> tuple[tuple[int, tuple[Item, ...]], ...]:
-        """Every choice of items, with its bytes."""
-        chosen = [c for size in range(len(self.items) + 1) for c in combinations(self.items, size)]
-        return tuple((sum(item.bytes for item in items), items) for items in chosen)
+        """Every subset of the items, with its bytes."""
+        subsets = [subset for size in range(len(self.items) + 1) for subset in combinations(self.items, size)]
+        return tuple((sum(item.bytes for item in items), items) for items in subsets)
 
     @cached_property
     def weights(self) -> int:
@@ -79,37 +86,36 @@ class Unit:
 
     @cached_property
     def need(self) -> int:
-        """The least that a device must hold to have this layer at all."""
+        """The least bytes that a device must hold to have this layer."""
         return self.fixed + self.cache
 
 
-def units_of(
-    layout: Layout, n_layer: int, is_movable: Callable[[str], bool], pinned: Mapping[str, int] | None = None
-) -> tuple[Unit, ...]:
-    """Sum a recorded layout up into ``n_layer`` layers and the output.
+def _stays(_: str) -> bool:
+    """Let no tensor leave its layer."""
+    return False
 
-    ``is_movable`` says of a tensor's name whether it may leave its layer. ``pinned`` holds tensors that are where they
-    are, whatever their layer's place: they count for no layer. Tensors without a layer count for the output;
-    those that llama.cpp keeps on the host even with all layers on the device count for none.
+
+def units_of(
+    layout: Layout, n_layer: int, is_movable: Callable[[str], bool] = _stays, pinned: Mapping[str, int] | None = None
+) -> tuple[Unit, ...]:
+    """Add a recorded layout up to ``n_layer`` layers and the output.
+
+    Tensors without a layer count for the output. Tensors that llama.cpp keeps on the host even with all layers on the
+    device count for no unit.
+
+    Args:
+        is_movable: whether the tensor with this name may leave its layer.
+        pinned: tensors with a fixed place, whatever their layer's place. They count for no unit.
     """
     return _units_of(layout, n_layer, is_movable, frozenset((pinned or {}).items()))
 
 
-def whole_units_of(layout: Layout, n_layer: int) -> tuple[Unit, ...]:
-    """The same where no tensor leaves its layer."""
-    return _units_of(layout, n_layer, _is_kept, frozenset())
-
-
-def _is_kept(_: str) -> bool:
-    return False
-
-
-# Several parts of one fit ask for the same, and so does the next fit of a model.
+# Several parts of one fit ask for the same units, and so does the next fit of a model.
 @lru_cache(maxsize=16)
 def _units_of(
-    layout: Layout, n_layer: int, is_movable: Callable[[str], bool], placed: frozenset[tuple[str, int]]
+    layout: Layout, n_layer: int, is_movable: Callable[[str], bool], pinned_items: frozenset[tuple[str, int]]
 ) -> tuple[Unit, ...]:
-    pinned = dict(placed)
+    pinned = dict(pinned_items)
     fixed = [0] * (n_layer + 1)
     cache = [0] * (n_layer + 1)
     state = [0] * (n_layer + 1)
@@ -133,9 +139,9 @@ def _units_of(
             fixed[index] += size
         if layer is not None and entry.name.count(".") > 2:
             stem, _, suffix = entry.name.rpartition(".")
-            kind = items if is_item else rest
-            suffixes, total = kind[index].get(stem, ([], 0))
-            kind[index][stem] = ([*suffixes, suffix], total + size)
+            groups = (items if is_item else rest)[index]
+            suffixes, total = groups.get(stem, ([], 0))
+            groups[stem] = ([*suffixes, suffix], total + size)
     return tuple(
         Unit(
             index=index,
@@ -143,36 +149,36 @@ def _units_of(
             cache=cache[index],
             items=_items(index, items[index]),
             state=state[index],
-            # what a recurrent layer computes with goes where its state is
+            # a recurrent layer's weights stay where its state is
             rest=() if state[index] else _items(index, rest[index]),
         )
         for index in range(n_layer + 1)
     )
 
 
-def _items(layer: int, found: Mapping[str, tuple[list[str], int]]) -> tuple[Item, ...]:
-    return tuple(Item(layer, stem, tuple(suffixes), total) for stem, (suffixes, total) in sorted(found.items()))
+def _items(layer: int, groups: Mapping[str, tuple[list[str], int]]) -> tuple[Item, ...]:
+    return tuple(Item(layer, stem, tuple(suffixes), total) for stem, (suffixes, total) in sorted(groups.items()))
 
 
 def layer_index(name: str) -> int | None:
-    """Layer of a weight by its name, ``None`` where it belongs to none."""
+    """Read the layer from a weight's name; ``None`` for a weight of no layer."""
     match = _LAYER.match(name)
     return int(match.group(1)) if match else None
 
 
 def is_state(name: str) -> bool:
-    """Whether a tensor of a cache is a recurrent state, by its name."""
+    """Whether a cache tensor with this name is a recurrent state."""
     return _STATE.match(name) is not None
 
 
 def cache_layer(name: str, default: int) -> int:
-    """Layer of a tensor of a cache by its name, ``default`` where it belongs to none."""
+    """Read the layer from a cache tensor's name; ``default`` for a tensor of no layer."""
     match = _CACHE_LAYER.search(name)
     return int(match.group(1)) if match else default
 
 
 def between(low: Sequence[Unit], n_ctx_low: int, high: Sequence[Unit], n_ctx_high: int, n_ctx: int) -> tuple[Unit, ...]:
-    """Units at ``n_ctx``, caches interpolated between those of two recorded contexts (a proposal, never an answer)."""
+    """Estimate units at ``n_ctx``: interpolate caches between two recorded contexts. For proposals only."""
     if n_ctx_high == n_ctx_low:
         return tuple(high)
     share = (n_ctx - n_ctx_low) / (n_ctx_high - n_ctx_low)
