@@ -1,15 +1,16 @@
 """Sparse GGUF files with the headers of real models: every tensor described, not a byte of weights written.
 
-A dummy load reads nothing but the header, so llama.cpp plans on such a file exactly as on the real one. Dimensions are
-those of the published models; the quantization mixes are those that ``llama-quantize`` (``Q4_K_M``) or common
-downloads have.
+A dummy load reads nothing but the header, so llama.cpp plans on such a file exactly as on the real one. The headers are
+in ``tests/data/shapes``, whose README says where they are from.
 """
 
 from __future__ import annotations
 
 import functools
+import gzip
+import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,15 +20,11 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWrit
 Value = int | float | bool | str | list[int] | list[bool]
 
 F32 = GGMLQuantizationType.F32
-Q5_0 = GGMLQuantizationType.Q5_0
-Q4_0 = GGMLQuantizationType.Q4_0
 Q8_0 = GGMLQuantizationType.Q8_0
 Q4_K = GGMLQuantizationType.Q4_K
-Q5_K = GGMLQuantizationType.Q5_K
-Q6_K = GGMLQuantizationType.Q6_K
-MXFP4 = GGMLQuantizationType.MXFP4
 
 ALIGNMENT = 32
+DATA = Path(__file__).resolve().parents[1] / "tests" / "data" / "shapes"
 
 
 @dataclass(frozen=True)
@@ -195,449 +192,22 @@ def _byte_letters() -> list[str]:
     return [letters[byte] for byte in range(256)]
 
 
-# ---- quantization mixes
+# ---- the stored headers
 
 
-def more_bits(layer: int, n_layer: int) -> bool:
-    """Whether ``Q4_K_M`` gives ``attn_v`` and ``ffn_down`` of this layer ``Q6_K``."""
-    eighth = n_layer // 8
-    return layer < eighth or layer >= 7 * n_layer // 8 or (layer - eighth) % 3 == 2
+def shape(name: str) -> Shape:
+    """Read a shape of ``tests/data/shapes``."""
+    stored = json.loads(gzip.decompress((DATA / f"{name}.json.gz").read_bytes()))
+    rows = stored.pop("tensors")
+    tensors = tuple(Tensor(tensor, tuple(sizes), GGMLQuantizationType[kind]) for tensor, sizes, kind in rows)
+    return Shape(**stored, tensors=tensors)
 
 
-def _better(layer: int, n_layer: int) -> GGMLQuantizationType:
-    return Q6_K if more_bits(layer, n_layer) else Q4_K
+NAMES = (
+    *("llama-3.1-8b", "llama-3.1-70b", "qwen3-32b", "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3.1", "kimi-k2"),
+    *("glm45-air", "gemma3-12b", "gpt-oss-20b", "gpt-oss-120b", "qwen3-next-80b-a3b", "nemotron-h-9b"),
+)
+"""The large models; random draws of tests go through them in this order."""
 
-
-# ---- architectures
-
-
-def _common(
-    n_layer: int, n_ctx: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, **more: Value
-) -> dict[str, Value]:
-    return {
-        ".block_count": n_layer,
-        ".context_length": n_ctx,
-        ".embedding_length": n_embd,
-        ".feed_forward_length": n_ff,
-        ".attention.head_count": n_head,
-        ".attention.head_count_kv": n_head_kv,
-        ".attention.layer_norm_rms_epsilon": 1e-6,
-        **{"." + key.replace("__", "."): value for key, value in more.items()},
-    }
-
-
-def _ends(n_embd: int, n_vocab: int) -> list[Tensor]:
-    return [
-        Tensor("token_embd.weight", (n_embd, n_vocab), Q4_K),
-        Tensor("output_norm.weight", (n_embd,)),
-        Tensor("output.weight", (n_embd, n_vocab), Q6_K),
-    ]
-
-
-def _attention(
-    b: str, n_embd: int, q: int, kv: int, v_type: GGMLQuantizationType, norm: int = 0, gated: bool = False
-) -> list[Tensor]:
-    """Grouped-query attention of layer prefix ``b``; ``q`` and ``kv`` are heads times head size, ``norm`` of QK-norm.
-
-    Where it is ``gated``, the query projection also makes the output's gate.
-    """
-    return [
-        Tensor(f"{b}.attn_norm.weight", (n_embd,)),
-        Tensor(f"{b}.attn_q.weight", (n_embd, 2 * q if gated else q), Q4_K),
-        Tensor(f"{b}.attn_k.weight", (n_embd, kv), Q4_K),
-        Tensor(f"{b}.attn_v.weight", (n_embd, kv), v_type),
-        Tensor(f"{b}.attn_output.weight", (q, n_embd), Q4_K),
-        *([Tensor(f"{b}.attn_q_norm.weight", (norm,)), Tensor(f"{b}.attn_k_norm.weight", (norm,))] if norm else []),
-    ]
-
-
-def _ffn(
-    b: str, n_embd: int, n_ff: int, gate_up: GGMLQuantizationType, down: GGMLQuantizationType, suffix: str = ""
-) -> list[Tensor]:
-    return [
-        Tensor(f"{b}.ffn_gate{suffix}.weight", (n_embd, n_ff), gate_up),
-        Tensor(f"{b}.ffn_up{suffix}.weight", (n_embd, n_ff), gate_up),
-        Tensor(f"{b}.ffn_down{suffix}.weight", (n_ff, n_embd), down),
-    ]
-
-
-def _experts(
-    b: str, n_embd: int, n_ff_exp: int, n_expert: int, gate_up: GGMLQuantizationType, down: GGMLQuantizationType
-) -> list[Tensor]:
-    return [
-        Tensor(f"{b}.ffn_gate_inp.weight", (n_embd, n_expert)),
-        Tensor(f"{b}.ffn_gate_exps.weight", (n_embd, n_ff_exp, n_expert), gate_up),
-        Tensor(f"{b}.ffn_up_exps.weight", (n_embd, n_ff_exp, n_expert), gate_up),
-        Tensor(f"{b}.ffn_down_exps.weight", (n_ff_exp, n_embd, n_expert), down),
-    ]
-
-
-def llama(
-    title: str, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, bigger_v: bool = False
-) -> Shape:
-    head, n_vocab = 128, 128256
-    tensors = [Tensor("rope_freqs.weight", (head // 2,)), *_ends(n_embd, n_vocab)]
-    for i in range(n_layer):
-        # with eight heads to a KV head attn_v is small, and gets Q5_K at least
-        v_type = Q6_K if more_bits(i, n_layer) else Q5_K if bigger_v else Q4_K
-        tensors += _attention(f"blk.{i}", n_embd, n_head * head, n_head_kv * head, v_type)
-        tensors += [Tensor(f"blk.{i}.ffn_norm.weight", (n_embd,))]
-        tensors += _ffn(f"blk.{i}", n_embd, n_ff, Q4_K, _better(i, n_layer))
-    metadata = _common(
-        n_layer, 131072, n_embd, n_ff, n_head, n_head_kv, rope__freq_base=500000.0, rope__dimension_count=head
-    )
-    return Shape("llama", title, n_vocab, "llama-bpe", metadata, tuple(tensors))
-
-
-def qwen3(title: str, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_ff_exp: int = 0) -> Shape:
-    """Dense without ``n_ff_exp``; with it experts in all layers."""
-    head, n_vocab, n_expert = 128, 151936, 128
-    tensors = _ends(n_embd, n_vocab)
-    for i in range(n_layer):
-        b, better = f"blk.{i}", _better(i, n_layer)
-        tensors += _attention(b, n_embd, n_head * head, n_head_kv * head, better, head)
-        tensors += [Tensor(f"{b}.ffn_norm.weight", (n_embd,))]
-        if n_ff_exp:
-            tensors += _experts(b, n_embd, n_ff_exp, n_expert, Q4_K, better)
-        else:
-            tensors += _ffn(b, n_embd, n_ff, Q4_K, better)
-    experts = {"expert_count": n_expert, "expert_used_count": 8, "expert_feed_forward_length": n_ff_exp}
-    metadata = _common(
-        n_layer,
-        40960,
-        n_embd,
-        n_ff,
-        n_head,
-        n_head_kv,
-        rope__freq_base=1000000.0,
-        attention__key_length=head,
-        attention__value_length=head,
-        **(experts if n_ff_exp else {}),
-    )
-    return Shape("qwen3moe" if n_ff_exp else "qwen3", title, n_vocab, "qwen2", metadata, tuple(tensors))
-
-
-def _deepseek2(
-    title: str,
-    n_vocab: int,
-    pre: str,
-    n_head: int,
-    n_dense: int,
-    n_expert: int,
-    scale: float,
-    rope_base: float,
-    rope_factor: float,
-    n_ctx: int,
-) -> Shape:
-    """DeepSeek-V3 and its kin: latent attention, a few dense layers, then experts with one shared."""
-    n_layer, n_embd, n_ff, n_ff_exp = 61, 7168, 18432, 2048
-    q_rank, kv_rank, rope, nope, v_head = 1536, 512, 64, 128, 128
-    tensors = _ends(n_embd, n_vocab)
-    for i in range(n_layer):
-        b = f"blk.{i}"
-        tensors += [
-            Tensor(f"{b}.attn_norm.weight", (n_embd,)),
-            Tensor(f"{b}.attn_q_a_norm.weight", (q_rank,)),
-            Tensor(f"{b}.attn_kv_a_norm.weight", (kv_rank,)),
-            Tensor(f"{b}.attn_q_a.weight", (n_embd, q_rank), Q8_0),
-            Tensor(f"{b}.attn_q_b.weight", (q_rank, n_head * (nope + rope)), Q8_0),
-            Tensor(f"{b}.attn_kv_a_mqa.weight", (n_embd, kv_rank + rope), Q8_0),
-            Tensor(f"{b}.attn_k_b.weight", (nope, kv_rank, n_head), Q8_0),
-            Tensor(f"{b}.attn_v_b.weight", (kv_rank, v_head, n_head), Q8_0),
-            Tensor(f"{b}.attn_output.weight", (n_head * v_head, n_embd), Q8_0),
-            Tensor(f"{b}.ffn_norm.weight", (n_embd,)),
-        ]
-        if i < n_dense:
-            tensors += _ffn(b, n_embd, n_ff, Q8_0, Q8_0)
-        else:
-            tensors += _experts(b, n_embd, n_ff_exp, n_expert, Q4_K, Q6_K)
-            tensors += [Tensor(f"{b}.exp_probs_b.bias", (n_expert,))]
-            tensors += _ffn(b, n_embd, n_ff_exp, Q8_0, Q8_0, "_shexp")
-    metadata = _common(
-        n_layer,
-        n_ctx,
-        n_embd,
-        n_ff,
-        n_head,
-        1,
-        rope__freq_base=rope_base,
-        rope__dimension_count=rope,
-        rope__scaling__type="yarn",
-        rope__scaling__factor=rope_factor,
-        rope__scaling__original_context_length=4096,
-        rope__scaling__yarn_log_multiplier=0.1,
-        leading_dense_block_count=n_dense,
-        attention__q_lora_rank=q_rank,
-        attention__kv_lora_rank=kv_rank,
-        attention__key_length=kv_rank + rope,
-        attention__value_length=kv_rank,
-        attention__key_length_mla=nope + rope,
-        attention__value_length_mla=v_head,
-        expert_feed_forward_length=n_ff_exp,
-        expert_count=n_expert,
-        expert_used_count=8,
-        expert_shared_count=1,
-        expert_weights_scale=scale,
-        expert_weights_norm=True,
-        expert_gating_func=2,
-    )
-    return Shape("deepseek2", title, n_vocab, pre, metadata, tuple(tensors))
-
-
-def gemma3(title: str, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int) -> Shape:
-    """Five layers with a sliding window to one without; the embedding is the output too."""
-    head, n_vocab = 256, 262208
-    tensors = [Tensor("token_embd.weight", (n_embd, n_vocab), Q6_K), Tensor("output_norm.weight", (n_embd,))]
-    for i in range(n_layer):
-        b = f"blk.{i}"
-        tensors += _attention(b, n_embd, n_head * head, n_head_kv * head, _better(i, n_layer), head)
-        tensors += [
-            Tensor(f"{b}.post_attention_norm.weight", (n_embd,)),
-            Tensor(f"{b}.ffn_norm.weight", (n_embd,)),
-            Tensor(f"{b}.post_ffw_norm.weight", (n_embd,)),
-        ]
-        tensors += _ffn(b, n_embd, n_ff, Q4_K, _better(i, n_layer))
-    metadata = _common(
-        n_layer,
-        131072,
-        n_embd,
-        n_ff,
-        n_head,
-        n_head_kv,
-        rope__freq_base=1000000.0,
-        rope__scaling__type="linear",
-        rope__scaling__factor=8.0,
-        attention__key_length=head,
-        attention__value_length=head,
-        attention__sliding_window=1024,
-    )
-    return Shape("gemma3", title, n_vocab, "default", metadata, tuple(tensors))
-
-
-def _glm4_moe(title: str, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_ff_exp: int) -> Shape:
-    """One dense layer, then experts with one shared; after ``n_layer`` layers one more, for multi-token prediction."""
-    head, n_vocab, n_expert = 128, 151552, 128
-    tensors = _ends(n_embd, n_vocab)
-    for i in range(n_layer + 1):
-        b = f"blk.{i}"
-        tensors += _attention(b, n_embd, n_head * head, n_head_kv * head, _better(i, n_layer))
-        for name, rows in ("q", n_head * head), ("k", n_head_kv * head), ("v", n_head_kv * head):
-            tensors += [Tensor(f"{b}.attn_{name}.bias", (rows,))]
-        tensors += [Tensor(f"{b}.post_attention_norm.weight", (n_embd,))]
-        # rows of no whole blocks of 256: what llama-quantize takes instead of Q6_K and Q4_K
-        down = Q8_0 if _better(i, n_layer) == Q6_K else Q5_0
-        if i == 0:
-            tensors += _ffn(b, n_embd, n_ff, Q4_K, down)
-            continue
-        tensors += _experts(b, n_embd, n_ff_exp, n_expert, Q4_K, down)
-        tensors += [Tensor(f"{b}.exp_probs_b.bias", (n_expert,))]
-        tensors += _ffn(b, n_embd, n_ff_exp, Q4_K, down, "_shexp")
-        if i == n_layer:
-            tensors += [
-                Tensor(f"{b}.nextn.eh_proj.weight", (2 * n_embd, n_embd), Q8_0),
-                *(Tensor(f"{b}.nextn.{name}.weight", (n_embd,)) for name in ("enorm", "hnorm", "shared_head_norm")),
-                Tensor(f"{b}.nextn.embed_tokens.weight", (n_embd, n_vocab), Q4_K),
-                Tensor(f"{b}.nextn.shared_head_head.weight", (n_embd, n_vocab), Q4_K),
-            ]
-    metadata = _common(
-        n_layer + 1,
-        131072,
-        n_embd,
-        n_ff,
-        n_head,
-        n_head_kv,
-        rope__freq_base=1000000.0,
-        rope__dimension_count=head // 2,
-        attention__key_length=head,
-        attention__value_length=head,
-        leading_dense_block_count=1,
-        expert_feed_forward_length=n_ff_exp,
-        expert_count=n_expert,
-        expert_used_count=8,
-        expert_shared_count=1,
-        expert_weights_scale=1.0,
-        expert_weights_norm=True,
-        expert_gating_func=2,
-        nextn_predict_layers=1,
-    )
-    return Shape("glm4moe", title, n_vocab, "glm4", metadata, tuple(tensors))
-
-
-def _gpt_oss(title: str, n_layer: int, n_expert: int) -> Shape:
-    """Experts in MXFP4 with biases, attention sinks, every second layer with a short window."""
-    n_embd, n_ff, n_head, n_head_kv, head, n_vocab = 2880, 2880, 64, 8, 64, 201088
-    tensors = [
-        Tensor("token_embd.weight", (n_embd, n_vocab), Q8_0),
-        Tensor("output_norm.weight", (n_embd,)),
-        Tensor("output.weight", (n_embd, n_vocab), Q8_0),
-    ]
-    for i in range(n_layer):
-        b = f"blk.{i}"
-        tensors += [Tensor(f"{b}.attn_norm.weight", (n_embd,))]
-        for name, rows in ("q", n_head * head), ("k", n_head_kv * head), ("v", n_head_kv * head):
-            tensors += [
-                Tensor(f"{b}.attn_{name}.weight", (n_embd, rows), Q8_0),
-                Tensor(f"{b}.attn_{name}.bias", (rows,)),
-            ]
-        tensors += [
-            Tensor(f"{b}.attn_output.weight", (n_head * head, n_embd), Q8_0),
-            Tensor(f"{b}.attn_output.bias", (n_embd,)),
-            Tensor(f"{b}.attn_sinks.weight", (n_head,)),
-            Tensor(f"{b}.post_attention_norm.weight", (n_embd,)),
-            *_experts(b, n_embd, n_ff, n_expert, MXFP4, MXFP4),
-            Tensor(f"{b}.ffn_gate_inp.bias", (n_expert,)),
-            Tensor(f"{b}.ffn_gate_exps.bias", (n_ff, n_expert)),
-            Tensor(f"{b}.ffn_up_exps.bias", (n_ff, n_expert)),
-            Tensor(f"{b}.ffn_down_exps.bias", (n_embd, n_expert)),
-        ]
-    metadata = _common(
-        n_layer,
-        131072,
-        n_embd,
-        n_ff,
-        n_head,
-        n_head_kv,
-        rope__freq_base=150000.0,
-        rope__scaling__type="yarn",
-        rope__scaling__factor=32.0,
-        rope__scaling__original_context_length=4096,
-        attention__key_length=head,
-        attention__value_length=head,
-        attention__sliding_window=128,
-        expert_count=n_expert,
-        expert_used_count=4,
-        expert_feed_forward_length=n_ff,
-    )
-    return Shape("gpt-oss", title, n_vocab, "gpt-4o", metadata, tuple(tensors))
-
-
-def _qwen3next(title: str) -> Shape:
-    """Three layers of gated delta net (recurrent) to one of attention, experts in all of them."""
-    n_layer, n_embd, n_head, n_head_kv, head, n_vocab = 48, 2048, 16, 2, 256, 151936
-    n_expert, n_ff_exp, state, groups, dt_rank, conv = 512, 512, 128, 16, 32, 4
-    value, qkv = state * dt_rank, 2 * state * groups + state * dt_rank
-    tensors = _ends(n_embd, n_vocab)
-    for i in range(n_layer):
-        b = f"blk.{i}"
-        if (i + 1) % 4 == 0:
-            tensors += _attention(b, n_embd, n_head * head, n_head_kv * head, _better(i, n_layer), head, gated=True)
-        else:
-            tensors += [
-                Tensor(f"{b}.attn_norm.weight", (n_embd,)),
-                Tensor(f"{b}.attn_qkv.weight", (n_embd, qkv), Q4_K),
-                Tensor(f"{b}.attn_gate.weight", (n_embd, value), Q4_K),
-                Tensor(f"{b}.ssm_conv1d.weight", (conv, qkv)),
-                Tensor(f"{b}.ssm_dt.bias", (dt_rank,)),
-                Tensor(f"{b}.ssm_a", (dt_rank,)),
-                Tensor(f"{b}.ssm_ba.weight", (n_embd, 2 * dt_rank), Q4_K),
-                Tensor(f"{b}.ssm_norm.weight", (state,)),
-                Tensor(f"{b}.ssm_out.weight", (value, n_embd), Q4_K),
-            ]
-        tensors += [
-            Tensor(f"{b}.post_attention_norm.weight", (n_embd,)),
-            *_experts(b, n_embd, n_ff_exp, n_expert, Q4_K, _better(i, n_layer)),
-            Tensor(f"{b}.ffn_gate_inp_shexp.weight", (n_embd,)),
-            *_ffn(b, n_embd, n_ff_exp, Q4_K, _better(i, n_layer), "_shexp"),
-        ]
-    metadata = _common(
-        n_layer,
-        262144,
-        n_embd,
-        5120,
-        n_head,
-        n_head_kv,
-        rope__freq_base=10000000.0,
-        rope__dimension_count=64,
-        attention__key_length=head,
-        attention__value_length=head,
-        expert_count=n_expert,
-        expert_used_count=10,
-        expert_feed_forward_length=n_ff_exp,
-        expert_shared_feed_forward_length=n_ff_exp,
-        ssm__conv_kernel=conv,
-        ssm__inner_size=value,
-        ssm__state_size=state,
-        ssm__time_step_rank=dt_rank,
-        ssm__group_count=groups,
-    )
-    return Shape("qwen3next", title, n_vocab, "qwen2", metadata, tuple(tensors))
-
-
-def _nemotron_h(title: str) -> Shape:
-    """A hybrid: each layer is a Mamba-2 mixer (M), an FFN (-) or attention (*), and nothing else."""
-    pattern = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
-    n_embd, n_ff, n_head, n_head_kv, head, n_vocab = 4480, 15680, 40, 8, 128, 131072
-    inner, state, dt_rank, groups, conv = 10240, 128, 128, 8, 4
-    mixed = inner + 2 * groups * state
-    tensors = [
-        Tensor("token_embd.weight", (n_embd, n_vocab), Q4_0),
-        Tensor("output_norm.weight", (n_embd,)),
-        Tensor("output.weight", (n_embd, n_vocab), Q8_0),
-    ]
-    for i, kind in enumerate(pattern):
-        b = f"blk.{i}"
-        tensors += [Tensor(f"{b}.attn_norm.weight", (n_embd,))]
-        if kind == "M":
-            tensors += [
-                Tensor(f"{b}.ssm_in.weight", (n_embd, inner + mixed + dt_rank), Q4_0),
-                Tensor(f"{b}.ssm_conv1d.weight", (conv, mixed)),
-                Tensor(f"{b}.ssm_conv1d.bias", (mixed,)),
-                Tensor(f"{b}.ssm_dt.bias", (dt_rank,)),
-                Tensor(f"{b}.ssm_a", (1, dt_rank)),
-                Tensor(f"{b}.ssm_d", (1, dt_rank)),
-                Tensor(f"{b}.ssm_norm.weight", (inner // groups, groups)),
-                Tensor(f"{b}.ssm_out.weight", (inner, n_embd), Q4_0),
-            ]
-        elif kind == "-":
-            tensors += [
-                Tensor(f"{b}.ffn_up.weight", (n_embd, n_ff), Q4_0),
-                Tensor(f"{b}.ffn_down.weight", (n_ff, n_embd), Q4_0),
-            ]
-        else:
-            tensors += [
-                Tensor(f"{b}.attn_q.weight", (n_embd, n_head * head), Q4_0),
-                Tensor(f"{b}.attn_k.weight", (n_embd, n_head_kv * head), Q4_0),
-                Tensor(f"{b}.attn_v.weight", (n_embd, n_head_kv * head), Q4_0),
-                Tensor(f"{b}.attn_output.weight", (n_head * head, n_embd), Q4_0),
-            ]
-    metadata: dict[str, Value] = {
-        ".block_count": len(pattern),
-        ".context_length": 131072,
-        ".embedding_length": n_embd,
-        ".feed_forward_length": [n_ff if kind == "-" else 0 for kind in pattern],
-        ".attention.head_count": n_head,
-        ".attention.head_count_kv": [n_head_kv if kind == "*" else 0 for kind in pattern],
-        ".attention.layer_norm_rms_epsilon": 1e-5,
-        ".attention.layer_norm_epsilon": 1e-5,
-        ".attention.key_length": head,
-        ".attention.value_length": head,
-        ".rope.dimension_count": head,
-        ".ssm.conv_kernel": conv,
-        ".ssm.inner_size": inner,
-        ".ssm.state_size": state,
-        ".ssm.time_step_rank": dt_rank,
-        ".ssm.group_count": groups,
-    }
-    return Shape("nemotron_h", title, n_vocab, "tekken", metadata, tuple(tensors))
-
-
-_BUILDERS: dict[str, Callable[[], Shape]] = {
-    "llama-3.1-8b": lambda: llama("Llama 3.1 8B Instruct", 32, 4096, 14336, 32, 8),
-    "llama-3.1-70b": lambda: llama("Llama 3.1 70B Instruct", 80, 8192, 28672, 64, 8, bigger_v=True),
-    "qwen3-32b": lambda: qwen3("Qwen3 32B", 64, 5120, 25600, 64, 8),
-    "qwen3-30b-a3b": lambda: qwen3("Qwen3 30B A3B", 48, 2048, 6144, 32, 4, 768),
-    "qwen3-235b-a22b": lambda: qwen3("Qwen3 235B A22B", 94, 4096, 12288, 64, 4, 1536),
-    "deepseek-v3.1": lambda: _deepseek2(
-        "DeepSeek V3.1", 129280, "deepseek-v3", 128, 3, 256, 2.5, 10000.0, 40.0, 163840
-    ),
-    "kimi-k2": lambda: _deepseek2("Kimi K2 Instruct", 163840, "kimi-k2", 64, 1, 384, 2.827, 50000.0, 32.0, 131072),
-    "glm45-air": lambda: _glm4_moe("GLM 4.5 Air", 46, 4096, 10944, 96, 8, 1408),
-    "gemma3-12b": lambda: gemma3("Gemma 3 12B", 48, 3840, 15360, 16, 8),
-    "gpt-oss-20b": lambda: _gpt_oss("gpt-oss 20B", 24, 32),
-    "gpt-oss-120b": lambda: _gpt_oss("gpt-oss 120B", 36, 128),
-    "qwen3-next-80b-a3b": lambda: _qwen3next("Qwen3 Next 80B A3B"),
-    "nemotron-h-9b": lambda: _nemotron_h("Nemotron Nano 9B v2"),
-}
-
-SHAPES: dict[str, Shape] = {name: build() for name, build in _BUILDERS.items()}
-"""Every shape by the name that tests use."""
+SHAPES: dict[str, Shape] = {name: shape(name) for name in NAMES}
+"""Every shape of ``NAMES`` by its name."""

@@ -36,7 +36,7 @@ CHECKPOINTED = ("swa", "hybrid")
 
 SHAPES = {
     "llama-3.1-8b": shapes.SHAPES["llama-3.1-8b"],
-    "qwen3-0.6b": shapes.qwen3("Qwen3 0.6B", 28, 1024, 3072, 16, 8),
+    "qwen3-0.6b": shapes.shape("qwen3-0.6b"),
     "qwen3-30b-a3b": shapes.SHAPES["qwen3-30b-a3b"],
     "gemma3-12b": shapes.SHAPES["gemma3-12b"],
 }

@@ -22,9 +22,9 @@ from fitter.planning.request.request import DEFAULT_HOST_MARGIN
 from tools import shapes
 
 MODELS = {
-    "dense": shapes.llama("Dense", 6, 512, 1536, 4, 2),
-    "experts": shapes.qwen3("Experts", 6, 1024, 3072, 8, 2, 512),
-    "windows": shapes.gemma3("Windows", 8, 1024, 4096, 4, 2),
+    "dense": shapes.shape("small-dense"),
+    "experts": shapes.shape("small-experts"),
+    "windows": shapes.shape("small-windows"),
 }
 
 GPUS = (
