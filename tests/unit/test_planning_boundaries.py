@@ -79,7 +79,7 @@ def test_partial(budgets: list[int], seconds: Times | None, expected: tuple[int,
 )
 def test_sums_know_the_most_that_a_device_keeps(budget: int, most: int | None) -> None:
     sums = Sums(UNITS)
-    kept = sums.keep(0, 2, budget, spread=True)
+    kept = sums.fit(0, 2, budget, spread=True)
     assert sums.most(0, 2, budget) == most == (kept and kept.weights)
     assert sums.most(1, 1, -5) == 0
 
@@ -218,7 +218,7 @@ def test_items_of_many_sizes_are_within_the_budget(budget: int) -> None:
     # more combinations than are looked at
     units = [unit_of(i, 10, 0, range(3 + i, 9 + i)) for i in range(20)]
     sums = Sums(units)
-    kept, most = sums.keep(0, 20, budget, spread=True), sums.most(0, 20, budget)
+    kept, most = sums.fit(0, 20, budget, spread=True), sums.most(0, 20, budget)
     total = sum(unit.weights for unit in units)
     assert (kept is None) == (most is None) == (budget < 200)
     assert kept is None or most == kept.weights == total - sum(item.bytes for item in kept.spilled) <= budget

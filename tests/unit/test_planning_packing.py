@@ -15,7 +15,7 @@ from fitter.errors import UsageError
 from fitter.llama.types import LAYOUT_DEVICE, DeviceInfo, Layout, LayoutEntry
 from fitter.parameters.values import parse_overrides
 from fitter.planning.placing.layer_sizes import HOST, Item, Unit, between, units_of
-from fitter.planning.placing.packing import brought, pack, pack_fastest, pack_whole
+from fitter.planning.placing.packing import bring_back, pack, pack_fastest, pack_whole
 from fitter.planning.placing.placement import (
     Placement,
     caches_on,
@@ -364,14 +364,14 @@ def test_layers_on_the_host_bring_their_tensors_to_devices_with_room() -> None:
     budgets = [85 * 2 + 15 + 70 + 15]
     base = pack(units, budgets, spread=True, first=2)
     assert base is not None
-    items = brought(units, budgets, base, "items")
+    items = bring_back(units, budgets, base, "items")
     assert items.counts == (3,)
     assert {(item.layer, item.stem[-4:]) for item, target in items.moved if target == 0} == {
         (0, "down"), (1, "down"), (0, "gate"),
     }  # fmt: skip
-    together = brought(units, budgets, base, "layers")
+    together = bring_back(units, budgets, base, "layers")
     assert {item.layer for item, _ in together.moved} == {1} and len(together.moved) == 3
-    whole = brought(units, budgets, base, "all")
+    whole = bring_back(units, budgets, base, "all")
     assert {item.layer for item, _ in whole.moved} == {1} and len(whole.moved) == 4
     for placement in (items, together, whole):
         assert weights_on(units, placement)[0] + caches_on(units, placement)[0] <= budgets[0]
@@ -381,7 +381,7 @@ def test_layers_on_the_host_bring_their_tensors_to_devices_with_room() -> None:
 @pytest.mark.parametrize("bring", ["items", "layers", "all"])
 def test_layers_on_the_host_stay_there_where_all_devices_are_far(bring: Literal["items", "layers", "all"]) -> None:
     nowhere = Placement(5, (0,))
-    assert brought(with_rest(model(4)), [1000], nowhere, bring, far=(0,)) == nowhere
+    assert bring_back(with_rest(model(4)), [1000], nowhere, bring, far=(0,)) == nowhere
 
 
 def test_what_leaves_a_device_leaves_room_for_others_tensors() -> None:

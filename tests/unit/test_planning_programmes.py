@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fitter.planning.placing.boundaries import Times
 from fitter.planning.placing.layer_sizes import HOST, Item, Unit
-from fitter.planning.placing.packing import brought, pack, pack_fastest
+from fitter.planning.placing.packing import bring_back, pack, pack_fastest
 from fitter.planning.placing.placement import Placement
 from fitter.planning.placing.spill import spill_exact, spill_spread
 
@@ -94,7 +94,7 @@ BROUGHT = {
 def test_single_items_are_brought_where_there_is_room(more: tuple[int, int], expected: dict[str, int]) -> None:
     base = Placement(2, (1, 2))
     budgets = [WHOLE + more[0], WHOLE + 15 + more[1]]
-    found = brought(UNITS, budgets, base, "items")
+    found = bring_back(UNITS, budgets, base, "items")
     assert {item.stem: target for item, target in found.moved} == expected
 
 
@@ -112,7 +112,7 @@ LAYERS = {
 def test_layers_are_brought_whole(more: tuple[int, int], expected: dict[int, int]) -> None:
     base = Placement(2, (1, 2))
     budgets = [WHOLE + more[0], WHOLE + 15 + more[1]]
-    found = brought(UNITS, budgets, base, "layers")
+    found = bring_back(UNITS, budgets, base, "layers")
     whole = {layer: {target for item, target in found.moved if item.layer == layer} for layer in expected}
     assert whole == {layer: {target} for layer, target in expected.items()}
     for index in expected:
@@ -120,9 +120,9 @@ def test_layers_are_brought_whole(more: tuple[int, int], expected: dict[int, int
 
 
 def test_items_of_layers_that_cannot_come_whole_come_one_by_one() -> None:
-    found = brought(UNITS, [WHOLE + 20, WHOLE + 15 + 30], Placement(2, (1, 2)), "layers")
+    found = bring_back(UNITS, [WHOLE + 20, WHOLE + 15 + 30], Placement(2, (1, 2)), "layers")
     assert {item.stem: target for item, target in found.moved} == {"blk.0.a": 0, "blk.0.b": 1}
-    found = brought(UNITS, [WHOLE + 20, WHOLE + 15 + 20], Placement(2, (1, 2)), "layers")
+    found = bring_back(UNITS, [WHOLE + 20, WHOLE + 15 + 20], Placement(2, (1, 2)), "layers")
     assert {item.stem: target for item, target in found.moved} == {"blk.0.a": 0, "blk.1.a": 1}
 
 
@@ -131,9 +131,9 @@ def test_items_of_layers_that_cannot_come_whole_come_one_by_one() -> None:
     [pytest.param((), 1, id="none is far"), pytest.param((1,), None, id="it has no layer and is far")],
 )
 def test_nothing_is_brought_to_a_far_device_without_a_layer(far: tuple[int, ...], target: int | None) -> None:
-    found = brought(UNITS, [2 * WHOLE + 15, 20], Placement(2, (3, 0)), "items", far)
+    found = bring_back(UNITS, [2 * WHOLE + 15, 20], Placement(2, (3, 0)), "items", far)
     assert [where for _, where in found.moved] == ([] if target is None else [target])
-    at_hand = brought(UNITS, [WHOLE, WHOLE + 15 + 20], Placement(2, (1, 2)), "items", far)
+    at_hand = bring_back(UNITS, [WHOLE, WHOLE + 15 + 20], Placement(2, (1, 2)), "items", far)
     assert [where for _, where in at_hand.moved] == [1], "a far device that has a layer anyway"
 
 

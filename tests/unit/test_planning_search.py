@@ -12,7 +12,7 @@ from fitter.errors import LlamaCppCrashError, TimeLimitError
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride
 from fitter.machine.speed import DeviceSpeed
 from fitter.parameters.values import parse_overrides
-from fitter.planning.placing.placement import merged
+from fitter.planning.placing.placement import merge_overrides
 from fitter.planning.pricing.objective import is_better
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import DeviceLimit
@@ -167,7 +167,7 @@ def test_overrides_with_one_target_become_one_pattern() -> None:
     ],
 )
 def test_merged(given: str, expected: str) -> None:
-    assert merged(parse_overrides(given.split())) == parse_overrides(expected.split())
+    assert merge_overrides(parse_overrides(given.split())) == parse_overrides(expected.split())
 
 
 sizes = st.integers(1, 60).map(lambda n: n * 5 * MIB)

@@ -1,7 +1,8 @@
-"""Where one device ends and the next begins: programmes over the boundaries between devices. Bytes and seconds.
+"""Boundaries between devices: dynamic programmes that choose each device's range of layers. Bytes and seconds.
 
-Devices have ranges of layers in their order (``tensor_split``), so a choice of boundaries says which device has what.
-Each programme is exact in what it adds up, and keeps for every boundary the best way to reach it.
+Devices have ranges of layers in their order (``tensor_split``), so the boundaries say which device has which layers.
+Each programme is exact in its sums, and remembers the best way to reach every boundary. ``packing`` builds placements
+from them.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from fitter.planning.placing.layer_sizes import Item, Unit
 from fitter.planning.placing.spill import MAX_COMBINED, most_within, spill_exact, spill_one, spill_spread
 
 _WINDOW, _WINDOW_OF_MANY, _MANY = 12, 8, 5
-"""How many layers around its proportional place a boundary between two devices is tried at; where there are many
-devices fewer do, since the other boundaries make up for it."""
+"""How many layers around its proportional place a boundary is tried at. From ``_MANY`` devices on, fewer layers are
+enough: the other boundaries make up for it."""
 
 
 class Times(NamedTuple):
-    """What units take in time on devices that differ in speed. Seconds.
+    """Seconds of units on devices that differ in speed.
 
-    ``units``: of every device, each unit that is there as a whole; ``by_byte``: of every device, what a byte of a unit
-    there that is on the host costs more.
+    Attributes:
+        units: for each device, the seconds of each unit that it has as a whole.
+        host: seconds of each unit on the host.
+        by_byte: for each device, the extra seconds for a byte of its units that is on the host.
     """
 
     units: tuple[tuple[float, ...], ...]
@@ -33,14 +36,14 @@ class Times(NamedTuple):
 
 
 class RangeOnDevice(NamedTuple):
-    """What a device keeps of a range of units: weight bytes, and the items that it cannot hold."""
+    """A device's part of a range of units: its weight bytes, and the items for which it has no room."""
 
     weights: int
     spilled: tuple[Item, ...]
 
 
 class Sums:
-    """Units with sums over ranges of them."""
+    """Sums over ranges of units."""
 
     def __init__(self, units: Sequence[Unit], times: Times | None = None) -> None:
         self.units = units
@@ -52,20 +55,20 @@ class Sums:
 
     @cached_property
     def _counts(self) -> dict[int, list[int]]:
-        """For each size of items, the large ones first, how many there are up to every unit."""
+        """For each item size, largest first: the number of such items before each unit."""
         sizes = sorted({size for unit in self.units for size in unit.sizes}, reverse=True)
         return {size: list(accumulate((unit.sizes.count(size) for unit in self.units), initial=0)) for size in sizes}
 
-    def worth(self, device: int, start: int, stop: int, kept: int) -> float:
-        """What it is worth to keep so many weight bytes of a range on ``device``; only differences mean anything."""
+    def worth(self, device: int, start: int, stop: int, weights: int) -> float:
+        """Rate a range with ``weights`` bytes on ``device``. Only differences mean anything; larger is better."""
         if self._times is None:
-            return kept
-        spilled = self.weights[stop] - self.weights[start] - kept
+            return weights
+        spilled = self.weights[stop] - self.weights[start] - weights
         seconds = self._seconds[device][stop] - self._seconds[device][start]
         return -(seconds + spilled * self._times.by_byte[device])
 
     def most(self, start: int, stop: int, budget: int) -> int | None:
-        """The most weight bytes that a device can keep of a range, any items spilled; ``None`` as ``keep`` says it."""
+        """Find the most weight bytes of a range that ``budget`` holds, any items spilled; ``None`` as in ``fit``."""
         if start == stop:
             return 0
         gap = budget - (self.need[stop] - self.need[start])
@@ -77,14 +80,16 @@ class Sums:
             return weights
         counts = tuple((size, up[stop] - up[start]) for size, up in self._counts.items() if up[stop] > up[start])
         if math.prod(count + 1 for _, count in counts[:-1]) > MAX_COMBINED:
-            kept = self.keep(start, stop, budget, spread=True)
-            return kept and kept.weights
+            part = self.fit(start, stop, budget, spread=True)
+            return part and part.weights
         return fixed + most_within(counts, gap)
 
-    def keep(self, start: int, stop: int, budget: int, spread: bool, apart: int | None = None) -> RangeOnDevice | None:
-        """What a device with ``budget`` keeps of a range, ``None`` where it cannot have those units at all.
+    def fit(self, start: int, stop: int, budget: int, spread: bool, apart: int | None = None) -> RangeOnDevice | None:
+        """Fit a range into a device's budget; ``None`` where even the units without their items are too large.
 
-        ``apart``: choose exactly (see ``spill_exact``), which takes longer.
+        Args:
+            spread: spill items of any units, not of a single one.
+            apart: choose the items exactly (see ``spill_exact``), which takes longer.
         """
         if start == stop:
             return RangeOnDevice(0, ())
@@ -104,6 +109,7 @@ class Sums:
 
 
 def whole_counts(units: Sequence[Unit], budgets: Sequence[int], first: int) -> tuple[int, ...] | None:
+    """Fill the devices one after the other with whole units from ``first`` on; ``None`` where some are left."""
     counts = []
     index = first
     for budget in budgets:
@@ -118,7 +124,7 @@ def whole_counts(units: Sequence[Unit], budgets: Sequence[int], first: int) -> t
 def spread_counts(
     units: Sequence[Unit], budgets: Sequence[int], first: int, times: Times | None
 ) -> tuple[int, ...] | None:
-    """Units per device with the most weights on devices, or the least time, all from ``first`` on being there."""
+    """Count units on each device for the most weights, or the least time, with all units from ``first`` on devices."""
     need = sum(unit.need for unit in units[first:])
     total = sum(max(budget, 0) for budget in budgets)
     movable = sum(unit.movable for unit in units[first:])
@@ -151,26 +157,24 @@ def _proportional(units: Sequence[Unit], budgets: Sequence[int], first: int, sha
 def _best_boundaries(
     sums: Sums, budgets: Sequence[int], first: int, centers: Sequence[int], window: int
 ) -> tuple[int, ...] | None:
-    """Dynamic programme over the boundaries between devices, each within ``window`` layers of its center."""
+    """Choose boundaries by a dynamic programme, each within ``window`` layers of its center."""
     n_units, n_devices = len(sums.units), len(budgets)
-    # what devices have up to a boundary is worth, and the boundaries before it
+    # by boundary: the worth of the devices before it, and their counts of units
     states: dict[int, tuple[float, tuple[int, ...]]] = {first: (0, ())}
     for device, budget in enumerate(budgets):
-        last = device == n_devices - 1
-        stops = (
-            [n_units]
-            if last
-            else range(max(first, centers[device + 1] - window), min(n_units, centers[device + 1] + window) + 1)
-        )
+        center = centers[device + 1]
+        stops = range(max(first, center - window), min(n_units, center + window) + 1)
+        if device == n_devices - 1:
+            stops = range(n_units, n_units + 1)
         following: dict[int, tuple[float, tuple[int, ...]]] = {}
         for start, (before, counts) in states.items():
             for stop in stops:
                 if stop < start:
                     continue
-                kept = sums.most(start, stop, budget)
-                if kept is None:
+                weights = sums.most(start, stop, budget)
+                if weights is None:
                     break
-                worth = before + sums.worth(device, start, stop, kept)
+                worth = before + sums.worth(device, start, stop, weights)
                 if stop not in following or worth > following[stop][0]:
                     following[stop] = (worth, (*counts, stop - start))
         states = following
@@ -178,8 +182,8 @@ def _best_boundaries(
 
 
 def partial_counts(units: Sequence[Unit], budgets: Sequence[int], times: Times | None) -> tuple[int, ...] | None:
-    """Units per device with the most weights on devices, or the least time: whole layers, but for one on each."""
-    # what devices d.. are worth with units stop.., built from the last device to the first
+    """Count units on each device for the most weights, or the least time. A device spills items of one unit at most."""
+    # by boundary: the worth of the devices after it, and their counts of units, from the last device to the first
     states: dict[int, tuple[float, tuple[int, ...]]] = {len(units): (0, ())}
     sums = Sums(units, times)
     for device in reversed(range(len(budgets))):
@@ -187,10 +191,10 @@ def partial_counts(units: Sequence[Unit], budgets: Sequence[int], times: Times |
         following: dict[int, tuple[float, tuple[int, ...]]] = {}
         for stop, (before, counts) in states.items():
             for start in range(stop, -1, -1):
-                kept = sums.keep(start, stop, budget, spread=False)
-                if kept is None:
+                part = sums.fit(start, stop, budget, spread=False)
+                if part is None:
                     break
-                worth = before + sums.worth(device, start, stop, kept.weights)
+                worth = before + sums.worth(device, start, stop, part.weights)
                 if start not in following or worth > following[start][0]:
                     following[start] = (worth, (stop - start, *counts))
         states = following

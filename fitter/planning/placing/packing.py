@@ -1,7 +1,7 @@
-"""Packing layers and tensors into budgets: pure functions, bytes in, placements out.
+"""Packing of layers and tensors into budgets: pure functions, bytes in, placements out.
 
-A budget is what a device may hold of weights and caches: its free memory less margin and compute buffer. Nothing here
-decides that a plan fits; these are proposals, which llama.cpp then measures.
+A budget is the bytes that a device may hold of weights and caches: free memory less margin and compute buffer. These
+placements are proposals: nothing here decides that a plan fits. ``search.proposals`` chooses the function to call.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from fitter.planning.placing.placement import Placement, caches_on, weights_on
 
 
 def pack_whole(units: Sequence[Unit], budgets: Sequence[int], first: int = 0) -> Placement | None:
-    """All units from ``first`` on, whole, with what is left spread over the devices; ``None`` where they do not fit.
+    """Place all units from ``first`` on, whole, with the same slack on every device; ``None`` where they do not fit.
 
-    Leaving the same slack everywhere protects against compute buffers that the next measurement finds larger.
+    The slack protects against compute buffers that the next measurement finds larger.
     """
     best = whole_counts(units, budgets, first)
     if best is None:
@@ -43,11 +43,14 @@ def pack_fastest(
     first: int = 0,
     visits: Sequence[float] = (),
 ) -> Placement | None:
-    """All units from ``first`` on, whole, where they take the least time; ``None`` where they do not fit.
+    """Place all units from ``first`` on, whole, where they take the least time; ``None`` where they do not fit.
 
-    ``seconds`` has, for every device, those of each unit there; ``hop`` is what passing on to another device costs,
-    ``visits`` what going to each and back costs beside that, wherever from.
-    Exact, by a dynamic programme over the boundaries between devices; a device may get nothing.
+    Exact, by a dynamic programme over the boundaries between devices. A device may get nothing.
+
+    Args:
+        seconds: for each device, the seconds of each unit there.
+        hop: seconds to pass on to another device.
+        visits: for each device, further seconds to go there and back, from anywhere.
     """
     n_units = len(units)
     size = list(accumulate((unit.weights + unit.cache for unit in units), initial=0))
@@ -56,7 +59,7 @@ def pack_fastest(
         spent = list(accumulate(seconds[device], initial=0.0))
         visit = visits[device] if visits else 0.0
         following: dict[int, tuple[float, tuple[int, ...]]] = {}
-        # of equal devices the first one has the layers
+        # of equal devices the first one gets the layers
         for start, (before, counts) in sorted(states.items(), reverse=True):
             stop = start
             while stop <= n_units and (stop == start or size[stop] - size[start] <= budget):
@@ -86,71 +89,75 @@ def pack(
     bare: int = 0,
     times: Times | None = None,
 ) -> Placement | None:
-    """The placement with the most weight bytes on devices, ``None`` where not even one exists.
+    """Place the most weight bytes on devices; ``None`` where no placement exists.
 
-    With ``times`` that which takes the least, as far as they tell: which device has what is theirs to say.
-    With ``spread`` (mixture of experts) as many layers as possible are on devices, with as many of their items as fit
-    beside them. Without it a device takes whole layers and at most one whose items are partly elsewhere. ``first``
-    fixes the first unit on devices; ``counts`` fixes the units per device. Items that their own device cannot hold go
-    to another that can and is none of ``far``, else to the host. ``apart``: how many bytes on a device are worth one
-    layer less that has items elsewhere. Of the first ``bare`` layers on devices only the caches are there, and what
-    items have room.
+    Items that their own device has no room for go to another device, else to the host.
+
+    Args:
+        spread: have as many layers as possible on devices, with as many of their items as fit (mixture of experts).
+            Without it a device has whole layers, and at most one whose items are partly elsewhere.
+        first: the first unit on devices; ``None`` to choose it.
+        counts: units of each device; ``None`` to choose them.
+        apart: bytes on a device that are worth one layer less with items elsewhere.
+        far: devices that take no items of other devices.
+        bare: of so many layers, the first on devices, devices have only the caches, and the items that fit.
+        times: choose the least time, as far as these tell, in place of the most bytes.
     """
     if bare:
         return _pack_bare(units, budgets, first or 0, bare, apart, far, times)
-    if counts is not None:
-        chosen: tuple[int, ...] | None = tuple(counts)
-        spread = True
-    elif spread or first is not None:
+    spread = spread or first is not None or counts is not None
+    if counts is None and spread:
         starts = range(len(units)) if first is None else (first,)
-        chosen = next((found for start in starts if (found := spread_counts(units, budgets, start, times))), None)
-        spread = True
-    else:
-        chosen = partial_counts(units, budgets, times)
-    if chosen is None:
+        counts = next(filter(None, (spread_counts(units, budgets, start, times) for start in starts)), None)
+    elif counts is None:
+        counts = partial_counts(units, budgets, times)
+    if counts is None:
         return None
-    placement = Placement(len(units) - sum(chosen), chosen)
+    placement = Placement(len(units) - sum(counts), tuple(counts))
     spilled: list[Item] = []
     sums = Sums(units)
     for budget, (start, stop) in zip(budgets, placement.ranges(), strict=True):
-        kept = sums.keep(start, stop, budget, spread, apart)
-        if kept is None:
+        part = sums.fit(start, stop, budget, spread, apart)
+        if part is None:
             return None
-        spilled += kept.spilled
-    return _move(units, budgets, placement, spilled, far)
+        spilled += part.spilled
+    gaps = _gaps(units, budgets, replace(placement, moved=tuple((item, HOST) for item in spilled)))
+    return replace(placement, moved=tuple(_placed(spilled, gaps, placement, _with_layers(placement, far))))
 
 
-def brought(
+def bring_back(
     units: Sequence[Unit],
     budgets: Sequence[int],
     placement: Placement,
     bring: Literal["items", "layers", "all"],
     far: Collection[int] = (),
 ) -> Placement:
-    """``placement`` with weights of layers on the host where there is room, the last layer first.
+    """Fill the room that ``placement`` leaves on devices with weights of layers on the host, the last layer first.
 
-    Single ``items``, those of whole ``layers``, or ``all`` weights of layers: these go together where they can, and
-    next to those of the layer after it. To any device, but to those of ``far`` only where they have a layer anyway.
+    Args:
+        bring: single ``items``, the items of whole ``layers``, or ``all`` weights of layers. A layer's weights go
+            together where they can, and next to those of the layer after it.
+        far: devices that get such weights only if they have a layer anyway.
     """
     gaps = _gaps(units, budgets, placement)
     open_to = [d for d in range(len(gaps)) if placement.counts[d] or d not in far]
     moved = list(placement.moved)
-    left: list[Item] = []
+    single: list[Item] = []
     target = HOST
     for unit in reversed(units[: placement.first]):
         if bring == "items":
-            left += unit.items
+            single += unit.items
             continue
         items = (*unit.items, *unit.rest) if bring == "all" else unit.items
         size = sum(item.bytes for item in items)
         if target == HOST or gaps[target] < size:
             target = max(open_to, key=lambda d: gaps[d], default=HOST)
         if target == HOST or gaps[target] < size:
-            left += unit.items
+            single += unit.items
             continue
         gaps[target] -= size
         moved += [(item, target) for item in items]
-    moved += _placed(left, gaps, placement, open_to)
+    moved += _placed(single, gaps, placement, open_to)
     moved.sort(key=lambda pair: (pair[1], pair[0].layer, pair[0].stem))
     return replace(placement, moved=tuple(moved))
 
@@ -173,28 +180,14 @@ def _pack_bare(
     if not all(unit.can_be_bare for unit in stripped):
         return None
     others = [*units[:first], *(unit.bare for unit in stripped), *units[first + bare :]]
-    found = pack(others, budgets, spread=True, first=first, apart=apart, far=far, times=times)
-    if found is None:
+    placement = pack(others, budgets, spread=True, first=first, apart=apart, far=far, times=times)
+    if placement is None:
         return None
     rest = tuple((item, HOST) for unit in stripped for item in unit.rest)
     items = [item for unit in stripped for item in unit.items]
-    away = replace(found, moved=(*found.moved, *rest, *((item, HOST) for item in items)))
-    room = _gaps(units, budgets, away)
-    return replace(found, moved=(*found.moved, *rest, *_placed(items, room, found, _with_layers(found, far))))
-
-
-def _move(
-    units: Sequence[Unit],
-    budgets: Sequence[int],
-    placement: Placement,
-    spilled: Sequence[Item],
-    far: Collection[int] = (),
-) -> Placement:
-    """Give every spilled item to a device that has room for it, nearest in size first, else to the host."""
-    at_home = Placement(placement.first, placement.counts, tuple((item, HOST) for item in spilled))
-    gaps = _gaps(units, budgets, at_home)
-    moved = _placed(spilled, gaps, placement, _with_layers(placement, far))
-    return Placement(placement.first, placement.counts, tuple(moved))
+    moved = (*placement.moved, *rest)
+    gaps = _gaps(units, budgets, replace(placement, moved=(*moved, *((item, HOST) for item in items))))
+    return replace(placement, moved=(*moved, *_placed(items, gaps, placement, _with_layers(placement, far))))
 
 
 def _with_layers(placement: Placement, far: Collection[int]) -> list[int]:
@@ -204,18 +197,16 @@ def _with_layers(placement: Placement, far: Collection[int]) -> list[int]:
 def _placed(
     spilled: Sequence[Item], gaps: list[int], placement: Placement, open_to: Collection[int]
 ) -> list[tuple[Item, int]]:
-    """A target for every item, those left out that stay with their layer on the host; takes from ``gaps``."""
+    """Give every item to the device with the smallest gap that holds it, else to the host. Takes from ``gaps``.
+
+    Items that stay with their layer on the host are left out.
+    """
     moved = []
     for item in sorted(spilled, key=lambda item: (-item.bytes, item.layer, item.stem)):
-        target = min(
-            (d for d in open_to if gaps[d] >= item.bytes),
-            key=lambda d: gaps[d],
-            default=HOST,
-        )
+        target = min((d for d in open_to if gaps[d] >= item.bytes), key=lambda d: gaps[d], default=HOST)
         if target != HOST:
             gaps[target] -= item.bytes
         elif item.layer < placement.first:
-            # that is where its layer is
             continue
         moved.append((item, target))
     moved.sort(key=lambda pair: (pair[1], pair[0].layer, pair[0].stem))

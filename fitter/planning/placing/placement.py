@@ -1,4 +1,7 @@
-"""Where layers and single tensors go, and how that is said to llama.cpp."""
+"""Placements of layers and single tensors, and the ``-ot`` patterns that give them to llama.cpp.
+
+Every proposal of the search is a ``Placement``; ``planning.request.given`` turns it into parameters.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,12 @@ _BACK_REFERENCE = re.compile(r"\\[1-9]")
 
 @dataclass(frozen=True)
 class Placement:
-    """Contiguous ranges of layers on devices, and single tensors elsewhere.
+    """Contiguous ranges of units on devices, and single tensors elsewhere. The last unit is the output.
 
-    Units before ``first`` are on the host; device ``d`` has the next ``counts[d]``; the last unit is the output.
-    ``moved`` pairs items with the target they have apart from their layer: a device's index, or ``HOST``.
+    Attributes:
+        first: the first unit on a device; those before it are on the host.
+        counts: for each device, in order, how many units it has.
+        moved: items apart from their layer, each with its target: a device's index, or ``HOST``.
     """
 
     first: int
@@ -32,11 +37,11 @@ class Placement:
 
     @property
     def homes(self) -> list[int]:
-        """The place of each unit, in order: a device's index, or ``HOST``."""
+        """Place of each unit, in order: a device's index, or ``HOST``."""
         return [HOST] * self.first + [device for device, count in enumerate(self.counts) for _ in range(count)]
 
     def ranges(self) -> list[tuple[int, int]]:
-        """First and one past the last unit of each device."""
+        """Return the first unit of each device, and one past its last."""
         ranges = []
         start = self.first
         for count in self.counts:
@@ -44,21 +49,21 @@ class Placement:
             start += count
         return ranges
 
-    def on(self, kept: Sequence[int]) -> Placement:
-        """The same on the devices with these indices alone, which have all that is on any."""
-        index_of = {d: i for i, d in enumerate(kept)}
+    def on(self, devices: Sequence[int]) -> Placement:
+        """Leave out all devices but these indices. The others must hold nothing."""
+        index_of = {d: i for i, d in enumerate(devices)}
         moved = tuple((item, index_of.get(target, HOST)) for item, target in self.moved)
-        return Placement(self.first, tuple(self.counts[d] for d in kept), moved)
+        return Placement(self.first, tuple(self.counts[d] for d in devices), moved)
 
     @property
     def idle(self) -> tuple[int, ...]:
-        """Indices of devices that get neither a layer nor a tensor."""
+        """Indices of devices that have neither a layer nor a tensor."""
         targets = {target for _, target in self.moved}
         return tuple(d for d, count in enumerate(self.counts) if count == 0 and d not in targets)
 
 
 def weights_on(units: Sequence[Unit], placement: Placement) -> list[int]:
-    """Weight bytes per device."""
+    """Add up the weights on each device, in bytes."""
     totals = [sum(unit.weights for unit in units[start:stop]) for start, stop in placement.ranges()]
     home = placement.homes
     for item, target in placement.moved:
@@ -70,14 +75,17 @@ def weights_on(units: Sequence[Unit], placement: Placement) -> list[int]:
 
 
 def caches_on(units: Sequence[Unit], placement: Placement) -> list[int]:
-    """Cache bytes per device."""
+    """Add up the caches on each device, in bytes."""
     return [sum(unit.cache for unit in units[start:stop]) for start, stop in placement.ranges()]
 
 
 def overrides_of(placement: Placement, buffer_types: Sequence[str]) -> tuple[TensorBuftOverride, ...]:
-    """One override per target buffer type; ``buffer_types`` has a name per device, the host's is ``CPU``.
+    """Write the moved items as overrides, one for each target.
 
     llama.cpp compiles every pattern again for every tensor, so few patterns load faster than many.
+
+    Args:
+        buffer_types: name of each device's buffer type. The host's is ``CPU``.
     """
     targets: dict[int, list[Item]] = {}
     for item, target in placement.moved:
@@ -88,11 +96,11 @@ def overrides_of(placement: Placement, buffer_types: Sequence[str]) -> tuple[Ten
     )
 
 
-def merged(overrides: Sequence[TensorBuftOverride]) -> tuple[TensorBuftOverride, ...]:
-    """The same overrides in as few patterns as their order allows: neighbours with one target become alternatives.
+def merge_overrides(overrides: Sequence[TensorBuftOverride]) -> tuple[TensorBuftOverride, ...]:
+    """Join neighbours with one target into one pattern of alternatives.
 
-    llama.cpp takes the first pattern that matches, so only neighbours can be joined; a pattern with a back reference
-    counts groups from its own start, and stays as it is.
+    llama.cpp takes the first pattern that matches, so only neighbours can be joined. A pattern with a back reference
+    counts groups from its own start, so it is not joined.
     """
     result: list[TensorBuftOverride] = []
     for override in overrides:
@@ -108,11 +116,11 @@ def merged(overrides: Sequence[TensorBuftOverride]) -> tuple[TensorBuftOverride,
 
 
 def pattern_for(items: Sequence[Item]) -> str:
-    """A regular expression that finds exactly the tensors of ``items``.
+    """Write a regular expression that matches exactly the tensors of ``items``.
 
-    It keeps to characters that neither a shell's word splitting nor ``xargs`` changes: no backslash, quote, space,
-    comma, ``*``, ``?`` or ``[``. A dot stands for itself or any other character, so names are anchored at the start and
-    spelled to the end.
+    It has only characters that neither a shell's word splitting nor ``xargs`` changes: no backslash, quote, space,
+    comma, ``*``, ``?`` or ``[``. A dot matches any character, so names are anchored at the start and spelled to the
+    end.
     """
     tails: dict[tuple[str, ...], dict[str, set[int]]] = {}
     for item in items:
@@ -125,7 +133,7 @@ def pattern_for(items: Sequence[Item]) -> str:
 
 
 def _tensors(layers: Sequence[int], names: Sequence[str]) -> str:
-    """Every one of ``names`` in every one of ``layers``; what the names begin and end with is written once."""
+    """Write a pattern for all ``names`` in all ``layers``. The common start and end of the names are written once."""
     start = _common_start(names)
     end = _common_start([name[len(start) :][::-1] for name in names])[::-1]
     middles = [name[len(start) : len(name) - len(end)] for name in names]
@@ -133,16 +141,16 @@ def _tensors(layers: Sequence[int], names: Sequence[str]) -> str:
 
 
 def _common_start(names: Sequence[str]) -> str:
-    # the names between the first and the last one begin with what those two have in common
+    # all names between the first and the last share the start that these two share
     first, last = min(names), max(names)
     same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     return first[:same]
 
 
 def _groups(layers_of: Mapping[str, set[int]]) -> list[tuple[list[int], list[str]]]:
-    """Layers with the names that each of them has, every pair of both in one group, so that few numbers are written.
+    """Group layers and names so that every pair of both is in one group, and few numbers are written.
 
-    Those that have all names come first; the others are grouped by name, or by layer where that is shorter.
+    Layers with all names come first. The others are grouped by name, or by layer where that is shorter.
     """
     common = set.intersection(*layers_of.values())
     names_of: dict[int, list[str]] = {}
@@ -162,9 +170,9 @@ def _groups(layers_of: Mapping[str, set[int]]) -> list[tuple[list[int], list[str
 
 
 def _numbers(layers: Sequence[int]) -> list[str]:
-    """Numbers as few short expressions, since llama.cpp compiles the pattern for every tensor: ``3(7|8|9)`` and ``4.``.
+    """Write numbers as few short expressions, such as ``3(7|8|9)`` and ``4.``.
 
-    A whole ten is a dot, which stands for one digit there: what follows the number is spelled out.
+    A dot stands for all ten digits: the text after the number is spelled out, so the dot matches nothing else.
     """
     tens: dict[int, list[int]] = {}
     for layer in layers:
@@ -176,11 +184,16 @@ def _any_of(choices: Sequence[object]) -> str:
     return str(choices[0]) if len(choices) == 1 else "(" + "|".join(map(str, choices)) + ")"
 
 
-def split_by(n_units: int, n_gpu_layers: int, tensor_split: Sequence[float] | None, free: Sequence[int]) -> Placement:
-    """Where llama.cpp puts ``n_units`` layers, the output counted as one, with so many of them on devices.
+def llama_placement(
+    n_units: int, n_gpu_layers: int, tensor_split: Sequence[float] | None, free: Sequence[int]
+) -> Placement:
+    """Place units as llama.cpp does by itself.
 
-    ``n_gpu_layers`` below 0 are all. Without a ``tensor_split`` that is not all 0 they are shared out by the ``free``
-    bytes of the devices.
+    Args:
+        n_units: how many layers there are, with the output as one more.
+        n_gpu_layers: how many of them are on devices. Below 0 means all.
+        tensor_split: share of each device. ``None`` or all 0 means the shares of ``free``.
+        free: free bytes of each device.
     """
     if not free:
         return Placement(n_units, ())
@@ -191,7 +204,7 @@ def split_by(n_units: int, n_gpu_layers: int, tensor_split: Sequence[float] | No
 
 
 def counts_for_split(n_gpu_layers: int, tensor_split: Sequence[float]) -> tuple[int, ...]:
-    """Units per device that llama.cpp makes of a ``tensor_split``, in its own single precision.
+    """Count the units on each device by a ``tensor_split``, in single precision as llama.cpp does.
 
     Mirrors the split points of ``llama_model_base::load_tensors``.
     """

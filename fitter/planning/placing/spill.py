@@ -1,6 +1,7 @@
-"""Which items leave a device that cannot hold all of its layers: choices of single tensors. Bytes.
+"""Choices of the items to spill from a device that has no room for all of its layers. Bytes.
 
-Items of one size are alike, so that a choice is how many of each size stay; only then is said which layers lose theirs.
+Items of one size are alike. So the number of each size that stays is chosen first, then the layers that lose items.
+``boundaries`` asks for such a choice for every range of layers.
 """
 
 from __future__ import annotations
@@ -13,26 +14,26 @@ from functools import lru_cache
 from fitter.planning.placing.layer_sizes import Item, Unit
 
 _MAX_CHOICES = 20_000
-"""How many choices of numbers of items are looked at for one device before a greedy choice has to do."""
+"""With more choices of numbers than this for one device, the greedy choice is taken."""
 
 _MAX_FILLS_TRIED = 12
-"""For how many of those, the fullest first, it is found out which layers lose their items."""
+"""For so many of those choices, the fullest first, the layers that lose items are computed."""
 
 MAX_COMBINED = 300
-"""The same as the first for a programme over boundaries, which asks a thousand times."""
+"""``_MAX_CHOICES`` for a programme over boundaries, which asks a thousand times."""
 
 
 def spill_one(units: Sequence[Unit], over: int) -> tuple[Item, ...] | None:
-    """The smallest choice of items of a single layer that frees ``over`` bytes."""
+    """Choose the fewest bytes of items of a single layer that free ``over`` bytes; ``None`` if no layer has enough."""
     choices = [choice for unit in units if unit.movable >= over for choice in unit.choices if choice[0] >= over]
-    return min(choices, key=_size, default=(0, None))[1]
+    return min(choices, key=lambda choice: choice[0], default=(0, None))[1]
 
 
 def spill_spread(units: Sequence[Unit], gap: int) -> tuple[Item, ...]:
-    """Items to spill so that the rest fits into ``gap``: whole layers stay first, then parts of as few as possible.
+    """Choose items to spill so that the others fit into ``gap``. As many layers as possible stay whole.
 
-    Late layers are the ones to lose theirs: with some architectures llama.cpp's compute buffer on the first device is
-    much smaller then (486 instead of 864 MiB on Qwen3-Next).
+    Late layers lose their items: with some architectures llama.cpp's compute buffer on the first device is much smaller
+    then (486 instead of 864 MiB on Qwen3-Next).
     """
     whole: list[Unit] = []
     rest: list[Unit] = []
@@ -45,15 +46,15 @@ def spill_spread(units: Sequence[Unit], gap: int) -> tuple[Item, ...]:
     spilled: list[Item] = []
     while rest:
         alike = {unit.sizes: unit for unit in reversed(rest)}
-        (size, kept), unit = max(
+        (size, staying), unit = max(
             ((choice, unit) for unit in alike.values() for choice in unit.choices if choice[0] <= gap),
             key=lambda pair: pair[0][0],
         )
-        if not kept:
+        if not staying:
             break
         gap -= size
         rest.remove(unit)
-        spilled += [item for item in unit.items if item not in kept]
+        spilled += [item for item in unit.items if item not in staying]
     while exchange := _exchange(whole, rest, gap):
         leaving, entering = exchange
         gap -= entering.movable - leaving.movable
@@ -61,15 +62,10 @@ def spill_spread(units: Sequence[Unit], gap: int) -> tuple[Item, ...]:
     return (*spilled, *(item for unit in rest for item in unit.items))
 
 
-def _size(choice: tuple[int, tuple[Item, ...]]) -> int:
-    return choice[0]
-
-
 def spill_exact(units: Sequence[Unit], gap: int, apart: int) -> tuple[Item, ...]:
-    """Items to spill so that the rest uses the most of ``gap``, every layer that loses one counted as ``apart`` bytes.
+    """Choose items to spill so that the others use the most of ``gap``. A layer that loses items costs ``apart`` bytes.
 
-    Exact in what is kept of each size, as far as there are few sizes; which layers lose their items is then chosen so
-    that few do.
+    The number of each size that stays is exact, where there are few sizes. Then few layers are chosen to lose items.
     """
     best = spill_spread(units, gap)
     movable = sum(unit.movable for unit in units)
@@ -77,11 +73,11 @@ def spill_exact(units: Sequence[Unit], gap: int, apart: int) -> tuple[Item, ...]
     counts = Counter(size for unit in units for size in unit.sizes)
     if math.prod(count + 1 for count in counts.values()) > _MAX_CHOICES:
         return best
-    for kept, choice in sorted(_fills(sorted(counts.items(), reverse=True), gap), reverse=True)[:_MAX_FILLS_TRIED]:
-        if kept - apart <= value:
+    for size, choice in sorted(_fills(sorted(counts.items(), reverse=True), gap), reverse=True)[:_MAX_FILLS_TRIED]:
+        if size - apart <= value:
             break
-        spilled = _lose(units, {size: counts[size] - n for size, n in choice})
-        worth = kept - apart * len({item.layer for item in spilled})
+        spilled = _lose(units, {item_size: counts[item_size] - n for item_size, n in choice})
+        worth = size - apart * len({item.layer for item in spilled})
         if worth > value:
             best, value = spilled, worth
     return best
@@ -89,9 +85,9 @@ def spill_exact(units: Sequence[Unit], gap: int, apart: int) -> tuple[Item, ...]
 
 @lru_cache(maxsize=4096)
 def most_within(counts: tuple[tuple[int, int], ...], gap: int) -> int:
-    """The most bytes within ``gap`` that so many items of each size can give.
+    """Find the most bytes within ``gap`` from pairs of an item size and its number of items.
 
-    Kept, since layers are alike: the same is asked for many ranges of them.
+    Cached: layers are alike, so many ranges ask the same.
     """
     return _most_within(counts, gap)
 
@@ -110,48 +106,48 @@ def _most_within(counts: Sequence[tuple[int, int]], gap: int) -> int:
 
 
 def _fills(counts: Sequence[tuple[int, int]], gap: int) -> Iterator[tuple[int, tuple[tuple[int, int], ...]]]:
-    """Bytes, and the number of items of each size, of every choice that fits ``gap`` with as many of the last as do."""
+    """Yield all choices that fit ``gap``: bytes, and pairs of a size and its number. The last size fills the gap."""
     (size, count), *rest = counts
     most = min(count, gap // size) if size else count
     for n in range(most, -1, -1) if rest else (most,):
         if not rest:
             yield n * size, ((size, n),)
             continue
-        for kept, choice in _fills(rest, gap - n * size):
-            yield kept + n * size, ((size, n), *choice)
+        for others, choice in _fills(rest, gap - n * size):
+            yield others + n * size, ((size, n), *choice)
 
 
 def _lose(units: Sequence[Unit], numbers: dict[int, int]) -> tuple[Item, ...]:
-    """So many items of each size, of as few layers as a greedy choice finds, late ones first."""
-    left = dict(numbers)
+    """Choose the given number of items of each size, greedily from few layers, late layers first."""
+    remaining = dict(numbers)
     spilled: list[Item] = []
     rest = list(reversed(units))
     for wanted in range(max(len(unit.items) for unit in units), 0, -1):
         for unit in rest:
-            if len(items := _takeable(unit, left)) >= wanted:
+            if len(items := _takeable(unit, remaining)) >= wanted:
                 for item in items:
-                    left[item.bytes] -= 1
+                    remaining[item.bytes] -= 1
                 spilled += items
-        if not any(left.values()):
+        if not any(remaining.values()):
             break
-        gone = {item.layer for item in spilled}
-        rest = [unit for unit in rest if unit.index not in gone]
+        layers = {item.layer for item in spilled}
+        rest = [unit for unit in rest if unit.index not in layers]
     return tuple(spilled)
 
 
-def _takeable(unit: Unit, left: dict[int, int]) -> list[Item]:
-    """Items of a layer of which there are some left to take."""
-    taken: dict[int, int] = {}
+def _takeable(unit: Unit, numbers: dict[int, int]) -> list[Item]:
+    """Choose items of a layer, at most the given number of each size."""
+    taken = Counter[int]()
     items = []
     for item in unit.items:
-        if taken.get(item.bytes, 0) < left.get(item.bytes, 0):
-            taken[item.bytes] = taken.get(item.bytes, 0) + 1
+        if taken[item.bytes] < numbers.get(item.bytes, 0):
+            taken[item.bytes] += 1
             items.append(item)
     return items
 
 
 def _exchange(whole: Sequence[Unit], rest: Sequence[Unit], gap: int) -> tuple[Unit, Unit] | None:
-    """A whole layer to give up for a larger one that uses the most of ``gap``; ``None`` where nothing is gained."""
+    """Find a whole layer and a larger one to take its place so that the most of ``gap`` is used; ``None`` if none."""
     smaller = {unit.movable: unit for unit in whole}
     larger = {unit.movable: unit for unit in reversed(rest)}
     pairs = [(a, b) for a in smaller.values() for b in larger.values() if 0 < b.movable - a.movable <= gap]

@@ -10,7 +10,7 @@ from fitter.llama.types import LAYOUT_DEVICE, Layout
 from fitter.model.header import Model
 from fitter.model.tensors import Role, role_of, stays_on_host
 from fitter.planning.placing.layer_sizes import HOST, cache_layer, is_state, layer_index
-from fitter.planning.placing.placement import split_by
+from fitter.planning.placing.placement import llama_placement
 from fitter.planning.plan.plan import Plan
 
 HOST_NAME = "host"
@@ -189,7 +189,7 @@ def _homes(plan: Plan, n_units: int) -> list[int]:
     """The place of each layer, and of the output last, as llama.cpp chooses it."""
     free = {use.name: use.free for use in plan.devices}
     on_devices = [free.get(name, 0) for name in plan.breakdown.devices]
-    return split_by(n_units, plan.params.n_gpu_layers, plan.params.tensor_split, on_devices).homes
+    return llama_placement(n_units, plan.params.n_gpu_layers, plan.params.tensor_split, on_devices).homes
 
 
 def _cell_of(name: str, n_layer: int, on_device: bool) -> tuple[int, str]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from fitter.llama.types import MAX_USED_DEVICES, Params
 from fitter.planning.placing.layer_sizes import HOST
-from fitter.planning.placing.placement import Placement, merged, overrides_of, split_by
+from fitter.planning.placing.placement import Placement, llama_placement, merge_overrides, overrides_of
 from fitter.planning.request.request import DeviceLimit, Request
 
 
@@ -66,7 +66,7 @@ def units_on_devices(request: Request) -> int:
 def split_counts(request: Request, devices: Sequence[DeviceLimit], n_gpu_layers: int) -> tuple[int, ...]:
     """Layers per device as llama.cpp splits them: by the user's ``tensor_split``, else by free memory."""
     split = request.params.tensor_split if "tensor_split" in request.fixed else None
-    return split_by(request.n_layer + 1, n_gpu_layers, split, [device.free for device in devices]).counts
+    return llama_placement(request.n_layer + 1, n_gpu_layers, split, [device.free for device in devices]).counts
 
 
 def default_placement(request: Request, devices: Sequence[DeviceLimit]) -> Placement:
@@ -102,4 +102,4 @@ def params_of(request: Request, devices: Sequence[DeviceLimit], placement: Place
         several = len(names) > 1 and placement.n_gpu_layers > 0
         params = replace(params, tensor_split=tuple(float(placement.counts[d]) for d in used) if several else None)
     overrides = overrides_of(placement, [device.buffer_type for device in devices])
-    return replace(params, tensor_buft_overrides=merged((*request.params.tensor_buft_overrides, *overrides)))
+    return replace(params, tensor_buft_overrides=merge_overrides((*request.params.tensor_buft_overrides, *overrides)))

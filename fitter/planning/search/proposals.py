@@ -13,7 +13,7 @@ from typing import Literal
 
 from fitter.planning.placing.boundaries import Times
 from fitter.planning.placing.layer_sizes import HOST, Unit
-from fitter.planning.placing.packing import brought, pack, pack_fastest, pack_whole
+from fitter.planning.placing.packing import bring_back, pack, pack_fastest, pack_whole
 from fitter.planning.placing.placement import Placement, caches_on, weights_on
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.pricing.prices import PriceList
@@ -187,7 +187,7 @@ def _brought_back(at: Situation, first: int) -> list[Placement]:
     if base is None:
         return []
     far = [d for d in range(len(at.devices)) if prices.is_remote(d)]
-    return [brought(at.units, at.room.of(at.units, base), base, bring, far) for bring in _WAYS_TO_BRING]
+    return [bring_back(at.units, at.room.of(at.units, base), base, bring, far) for bring in _WAYS_TO_BRING]
 
 
 def _keeps_caches(at: Situation, found: Placement) -> bool:

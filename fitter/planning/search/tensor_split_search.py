@@ -18,7 +18,7 @@ from itertools import accumulate
 from fitter.errors import LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride
 from fitter.planning.placing.layer_sizes import HOST, Unit, units_of
-from fitter.planning.placing.placement import Placement, merged, pattern_for
+from fitter.planning.placing.placement import Placement, merge_overrides, pattern_for
 from fitter.planning.pricing.objective import is_better, objective_seconds, rank
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.pricing.split_price import price_split
@@ -362,7 +362,7 @@ class _Search:
         if not parted:
             return params
         own = TensorBuftOverride(pattern_for([item for unit in parted for item in unit.items]), "CPU")
-        return replace(params, tensor_buft_overrides=merged((*request.params.tensor_buft_overrides, own)))
+        return replace(params, tensor_buft_overrides=merge_overrides((*request.params.tensor_buft_overrides, own)))
 
     def _parted(self, way: _Way) -> tuple[Unit, ...]:
         if not way.parted:

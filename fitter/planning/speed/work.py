@@ -17,7 +17,7 @@ from fitter.model.header import Model
 from fitter.model.tensors import Role, is_expert, layer_of, role_of, stays_on_host
 from fitter.parameters.table import MAPPED, PARAMETERS
 from fitter.planning.placing.layer_sizes import HOST, Unit
-from fitter.planning.placing.placement import Placement, split_by
+from fitter.planning.placing.placement import Placement, llama_placement
 from fitter.planning.speed.cost import Attention, Layer, Weights, Work
 
 _FLOATS = ("f32", "f16", "bf16")
@@ -434,7 +434,7 @@ def work_of_params(
 
     ``targets`` has the place (a device's index or ``HOST``) of every tensor that an override catches.
     """
-    homes = split_by(pieces.facts.n_layer + 1, params.n_gpu_layers, params.tensor_split, free).homes
+    homes = llama_placement(pieces.facts.n_layer + 1, params.n_gpu_layers, params.tensor_split, free).homes
     caught: dict[int | None, list[tuple[str, int]]] = {}
     for name, target in targets.items():
         caught.setdefault(layer_of(name), []).append((name, target))
