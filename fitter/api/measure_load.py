@@ -15,7 +15,7 @@ from fitter.parameters.table import AnyPath as Path
 from fitter.parameters.table import Estimating, Measuring
 from fitter.planning.plan.request_of_machine import pinned_by
 from fitter.planning.pricing.pricing import Price, Speeds
-from fitter.planning.pricing.split_price import priced_as_placed
+from fitter.planning.pricing.split_price import price_any_split
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import check_live_tokens, check_split_mode, context_of_a_sequence, workload_of
 from fitter.planning.speed.cost import Workload
@@ -78,7 +78,7 @@ def estimate(
         every = load.worker.devices() if breakdown.devices else ()
         infos = choose(every, breakdown.devices)
         speeds = device_speeds(infos, every, ask.virtual, load.worker.speed, ask.remote_bandwidths)
-        return priced_as_placed(
+        return price_any_split(
             facts_of(load.model),
             layout,
             load.params,

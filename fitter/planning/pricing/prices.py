@@ -1,6 +1,6 @@
-"""What placements of one model are estimated to take on given devices, before anything was measured. Seconds.
+"""Estimated time of placements of one model on given devices, before a measurement. Seconds.
 
-An estimate tells placements apart; it never accepts one. What a load with measured parameters takes is in ``pricing``.
+The search compares proposals by it; only a dummy load accepts one. ``pricing`` estimates measured loads.
 """
 
 from __future__ import annotations
@@ -30,11 +30,20 @@ from fitter.planning.speed.cost import (
 from fitter.planning.speed.work import NOTHING_KEPT, Kept, Pieces, as_measured, kept_on_host, pieces_of, work_of
 
 
-class Prices:
-    """Prices of placements on ``devices``, in their order, by ``request``'s objective. Seconds.
+def pinned_on(request: Request, devices: Sequence[DeviceLimit]) -> dict[str, int]:
+    """Map the user's pinned tensors to indices of ``devices``, or ``HOST`` for devices that are not among them."""
+    index_of = {request.devices.index(device): d for d, device in enumerate(devices)}
+    return {name: index_of.get(target, HOST) for name, target in request.pinned.items()}
 
-    ``units`` are those recorded at a context of ``n_ctx``; prices hold at every context, since a token's part of the
-    cache does. ``kept``: what llama.cpp keeps on the host (``work.kept_on_host``).
+
+class Prices:
+    """Prices of placements on ``devices``, in their order, by the request's objective. Seconds.
+
+    They hold at every context, since a token's part of the cache does.
+
+    Args:
+        units: the units as recorded at a context of ``n_ctx``.
+        kept: tensors that llama.cpp keeps on the host (``work.kept_on_host``).
     """
 
     def __init__(
@@ -50,8 +59,7 @@ class Prices:
         self._names = [device.name for device in devices]
         self._devices = [request.speeds[name] for name in self._names]
         self._host = request.host_speed
-        index_of = {request.devices.index(device): d for d, device in enumerate(devices)}
-        pinned = {name: index_of.get(target, HOST) for name, target in request.pinned.items()}
+        pinned = pinned_on(request, devices)
         self._pieces: Pieces = pieces_of(request.facts, units, n_ctx, request.params, None, pinned, kept)
         self._flash: dict[bool | None, Pieces] = {}
         self._n_units = len(units)
@@ -59,11 +67,11 @@ class Prices:
 
     @property
     def kept(self) -> Kept:
-        """What llama.cpp keeps on the host of layers on these devices, as far as it was recorded."""
+        """Tensors that llama.cpp keeps on the host although their layer is on these devices, as far as recorded."""
         return self._pieces.kept
 
     def seconds(self, placement: Placement, measured: Breakdown | None = None) -> float:
-        """The objective with ``placement``, by the graph splits and the attention measured for it, or as expected."""
+        """Estimate the objective with ``placement``, by its graph splits and attention if measured."""
         pieces, n_splits = self._pieces, None
         if measured is not None:
             pieces, n_splits = self._with_flash(measured.flash_attn), measured.n_splits
@@ -80,7 +88,7 @@ class Prices:
         return self._flash[flash]
 
     def busy(self, placement: Placement) -> float:
-        """``seconds`` where every sequence has a request at once: weights are read once for all, each cache apart."""
+        """Estimate ``seconds`` with a request in every sequence: weights are read once for all, each cache apart."""
         return self.of(price(work_of(self._busy_pieces, placement), self._devices, self._host, self._request.workload))
 
     @cached_property
@@ -95,25 +103,25 @@ class Prices:
         )
 
     def of(self, estimate: Estimate) -> float:
-        """The objective of an estimate."""
+        """Return the objective of an estimate."""
         return objective_seconds(self._request, estimate)
 
     def unit_seconds(self, place: int) -> list[float]:
-        """The objective's part of every unit that is whole at ``place``, a device's index or ``HOST``."""
+        """Estimate the objective's part of each unit that is whole at ``place``: a device's index, or ``HOST``."""
         at, facts = self._setting, self._pieces.facts
         seconds = [0.0] * self._n_units
         for index in range(len(facts.layers) + 1):
             layer = self._pieces.layer(index, place)
-            found = layer_seconds(layer, at)
+            total = layer_seconds(layer, at)
             for weights in layer.weights:
-                found += tensor_seconds(weights, at)
+                total += tensor_seconds(weights, at)
             if index == len(facts.layers):
-                found += logits_seconds(layer, at)
-            seconds[index if index < len(facts.layers) else -1] = self._value(found)
+                total += logits_seconds(layer, at)
+            seconds[index if index < len(facts.layers) else -1] = self._value(total)
         return seconds
 
     def times(self, units: Sequence[Unit]) -> Times | None:
-        """What ``units`` take on each device; ``None`` where all are alike, so that only bytes count."""
+        """Estimate the seconds of ``units`` on each device; ``None`` where all are alike, so that only bytes count."""
         if len(set(self._devices)) < 2:
             return None
         if self._times is None:
@@ -128,29 +136,29 @@ class Prices:
 
     @cached_property
     def hop(self) -> float:
-        """Seconds for passing on from one device to the next."""
+        """Seconds to pass on from one device to the next."""
         costs = self._setting.costs
         return self._value(Seconds(costs.hop + costs.split, costs.hop + costs.split))
 
     @cached_property
     def visits(self) -> list[float]:
-        """Seconds for going to each device and back, where that takes a network."""
+        """Seconds to each device and back over its network; 0 for a local device."""
         return [self._value(visit_seconds(d, self._setting)) for d in range(len(self._devices))]
 
     def is_remote(self, device: int) -> bool:
-        """Whether a device is another machine's."""
+        """Whether a device is on another machine."""
         return self._devices[device].is_remote
 
     @cached_property
     def apart(self) -> float:
-        """Seconds that a layer costs more where some of its tensors are elsewhere."""
+        """Extra seconds of a layer that has some of its tensors elsewhere."""
         costs = self._setting.costs
         sync = costs.host.sync * self._setting.threads
         prompt = 3 * costs.split if self._setting.streams else 2 * costs.split + sync
         return self._value(Seconds(prompt, 2 * costs.split + sync)) + sum(self.visits[:1])
 
     def bare_gain(self, index: int) -> float:
-        """Seconds that a layer on the host would save by having its cache, and nothing else, on the first device."""
+        """Estimate the seconds that a layer on the host saves if only its cache is on the first device."""
         if index >= len(self._pieces.facts.layers):
             return 0.0
         at, host = self._setting, self._pieces.layer(index, HOST)
@@ -163,16 +171,16 @@ class Prices:
         )
 
     def streaming(self, device: int) -> float:
-        """Seconds that the largest layer on the host costs where prompts have it through ``device``, the first one."""
+        """Estimate the seconds of the largest host layer in prompts, streamed through ``device`` as the first."""
         at = self._setting.on((self._devices[device],))
         layers = [self._pieces.layer(index, HOST).weights for index in range(len(self._pieces.facts.layers))]
-        # what the user has put on a device is not streamed
+        # tensors that the user has put on a device are not streamed
         streamed = [[weights for weights in layer if weights.place == HOST] for layer in layers]
         largest = max(streamed, key=lambda layer: sum(weights.bytes for weights in layer))
         return self._value(sum((tensor_seconds(weights, at) for weights in largest), Seconds()))
 
     def saved_by_byte(self, unit: Unit, device: int = 0) -> float:
-        """Seconds that a byte of a unit's movable tensors saves on ``device``, instead of on the host."""
+        """Estimate the seconds that a byte of a unit's movable tensors saves on ``device`` instead of the host."""
         if not unit.movable:
             return 0.0
         apart = tuple((f"{item.stem}.{suffix}", HOST) for item in unit.items for suffix in item.suffixes)
@@ -198,10 +206,13 @@ class Prices:
 
 
 class PriceList:
-    """Prices on ``devices``, and on those of them alone that a placement has a use for: idle ones take no part.
+    """Prices on ``devices``, and for a placement with idle devices on its others alone: idle devices take no part.
 
-    ``recorded`` has the units of every context that was recorded so far, ``layouts`` what they were made of, where
-    llama.cpp may keep weights on the host. Prices are made when they are first asked for, with those of the largest.
+    Prices are made when they are first asked for, with the units of the largest context that is then recorded.
+
+    Args:
+        recorded: units by context, as far as recorded.
+        layouts: the layouts of those units, to tell which weights llama.cpp keeps on the host.
     """
 
     def __init__(
@@ -223,14 +234,14 @@ class PriceList:
         return self._on(range(len(self._devices)))
 
     def seconds(self, placement: Placement, measured: Breakdown | None = None) -> float:
-        """The objective with ``placement``; see ``Prices.seconds``."""
-        prices, on = self._of(placement)
-        return prices.seconds(on, measured)
+        """Estimate the objective with ``placement``; see ``Prices.seconds``."""
+        prices, on_used = self._of(placement)
+        return prices.seconds(on_used, measured)
 
     def busy(self, placement: Placement) -> float:
-        """The objective where every sequence has a request at once; see ``Prices.busy``."""
-        prices, on = self._of(placement)
-        return prices.busy(on)
+        """Estimate the objective with a request in every sequence; see ``Prices.busy``."""
+        prices, on_used = self._of(placement)
+        return prices.busy(on_used)
 
     def _of(self, placement: Placement) -> tuple[Prices, Placement]:
         used = tuple(devices_in_use(self._request, self._devices, placement))
@@ -238,11 +249,11 @@ class PriceList:
             self._in_use[used] = self.all if len(used) == len(self._devices) else self._on(used)
         return self._in_use[used], placement.on(used)
 
-    def _on(self, kept: Sequence[int]) -> Prices:
+    def _on(self, indices: Sequence[int]) -> Prices:
         n_ctx = max(self._recorded)
         layout, facts = self._layouts.get(n_ctx), self._request.facts
-        devices = [self._devices[d] for d in kept]
-        on_host = NOTHING_KEPT
+        devices = [self._devices[d] for d in indices]
+        kept = NOTHING_KEPT
         if facts and layout:
-            on_host = kept_on_host(facts, layout, [device.largest_tensor for device in devices])
-        return Prices(self._request, devices, self._recorded[n_ctx], n_ctx, on_host)
+            kept = kept_on_host(facts, layout, [device.largest_tensor for device in devices])
+        return Prices(self._request, devices, self._recorded[n_ctx], n_ctx, kept)

@@ -1,16 +1,20 @@
-"""What a load with measured parameters is estimated to take in time, and what that estimate rests on."""
+"""Estimated time of loads that llama.cpp measured, with its sources, and the lower bound of all placements. Seconds.
+
+A plan shows this price. Proposals are compared by ``prices`` before anything is measured.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning.placing.layer_sizes import HOST, units_of
 from fitter.planning.placing.placement import Placement
+from fitter.planning.pricing.prices import pinned_on
 from fitter.planning.request.given import pinned_devices
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.speed.bound import lower_bound
@@ -30,37 +34,37 @@ from fitter.planning.speed.work import (
 from fitter.text import human
 
 _WORTH_SAYING = 0.05
-"""The share by which a reason must raise the bound to be one."""
+"""A reason is named if it raises the bound by more than this share."""
 
 
 @dataclass(frozen=True)
 class SpeedSource:
-    """Where the speed of a device is from."""
+    """Source of a device's speed."""
 
     device: str
     """A device's name, or ``host``."""
     text: str
     """The source, in words."""
     is_default: bool
-    """Whether nobody knows the device, so that it has the speed of another one, which ``text`` names."""
+    """Whether the device is unknown, so it has another one's speed. ``text`` names that device."""
     is_remote: bool = False
-    """Whether it is a device of an rpc-server; ``text`` then says what its network takes."""
+    """Whether it is a device of an rpc-server. ``text`` then says the costs of its network."""
 
 
 @dataclass(frozen=True)
 class Price:
-    """The estimated time of a request, on average over it."""
+    """Estimated time of a request, on average over it."""
 
     estimate: Estimate
-    """Seconds per token, and of what."""
+    """Seconds per token, and their parts."""
     workload: Workload
-    """The request that is priced."""
+    """The priced request."""
     live_tokens: float
-    """Tokens in the cache when generation is priced."""
+    """Tokens in the cache at which generation is priced."""
     sources: tuple[SpeedSource, ...]
-    """Where every speed that matters is from."""
+    """Source of every speed that matters."""
     breakdown: Breakdown
-    """What llama.cpp measured for the same parameters."""
+    """Bytes that llama.cpp measured for the same parameters."""
 
     @property
     def prompt_tokens_per_second(self) -> float:
@@ -79,15 +83,15 @@ class Price:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What the time is spent on."""
+        """Parts of the time."""
         return self.estimate.parts
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """Names, speeds and free bytes of the devices that a model is on, in its order, and the host's speed.
+    """Names, speeds and free bytes of a model's devices, in its order, and the host's speed.
 
-    ``largest_tensors``: what each takes in one tensor, ``None`` where it names no limit.
+    ``largest_tensors``: bytes that each device takes in one tensor, ``None`` where it has no limit.
     """
 
     names: tuple[str, ...]
@@ -95,6 +99,13 @@ class Speeds:
     free: tuple[int, ...]
     host: HostSpeed
     largest_tensors: tuple[int | None, ...] = ()
+
+
+def speeds_of(request: Request, host_speed: HostSpeed, devices: Sequence[DeviceLimit]) -> Speeds:
+    """Look up the speeds of ``devices``."""
+    names = tuple(device.name for device in devices)
+    speeds = tuple(request.speeds[name] for name in names)
+    return Speeds(names, speeds, tuple(device.free for device in devices), host_speed)
 
 
 def price_params(
@@ -107,11 +118,13 @@ def price_params(
     workload: Workload,
     live_tokens: int | None = None,
 ) -> Price:
-    """The price of ``params``, for which llama.cpp measured ``breakdown``.
+    """Estimate the time of ``params``.
 
-    ``layout`` was recorded with the same parameters; its context may be another one. ``targets`` has the place (an
-    index of ``speeds``, or ``HOST``) of every tensor that an override catches. Generation is priced with
-    ``live_tokens`` in the cache, by default with what the workload has there on average.
+    Args:
+        layout: recorded with the same parameters, at any context.
+        breakdown: what llama.cpp measured for ``params``.
+        targets: the place of every tensor that an override matches: an index of ``speeds``, or ``HOST``.
+        live_tokens: tokens in the cache at which generation is priced; ``None`` for the workload's average.
     """
     pieces = pieces_at(facts, layout, params, breakdown, targets, speeds.largest_tensors)
     work = work_of_params(pieces, params, speeds.free, targets, breakdown.n_splits)
@@ -129,16 +142,13 @@ def price_placement(
     breakdown: Breakdown,
     layout: Layout,
 ) -> Price | None:
-    """The price of ``placement`` on ``devices``, as ``request`` wants it priced; ``None`` where it has no facts for it.
+    """Estimate the time of ``placement`` on ``devices``; ``None`` where ``request`` has no facts for it.
 
-    ``params`` say the same placement to llama.cpp, which measured ``breakdown`` for them.
+    ``params`` are the parameters of the placement, and ``breakdown`` what llama.cpp measured for them.
     """
     if request.facts is None or request.host_speed is None:
         return None
-    names = tuple(device.name for device in devices)
-    speeds = Speeds(
-        names, tuple(request.speeds[name] for name in names), tuple(d.free for d in devices), request.host_speed
-    )
+    speeds = speeds_of(request, request.host_speed, devices)
     pieces = _measured(request, request.facts, devices, placement, params, breakdown, layout)
     return _priced(work_of(pieces, placement, breakdown.n_splits), speeds, request.workload, breakdown, None)
 
@@ -146,22 +156,22 @@ def price_placement(
 def kept_by_all(
     request: Request, devices: Sequence[DeviceLimit], placement: Placement, breakdown: Breakdown, layout: Layout
 ) -> Kept:
-    """What llama.cpp keeps on the host on all devices of ``request``, as far as ``placement`` and ``layout`` tell.
+    """Find tensors that llama.cpp keeps on the host with any of the request's devices, by a measured placement.
 
-    ``breakdown`` is what it measured for ``placement`` on ``devices``. Remote devices are taken to compute with all.
+    Remote devices are taken to compute with all tensors.
     """
     if request.facts is None:
         return NOTHING_KEPT
     pieces = _measured(request, request.facts, devices, placement, request.params, breakdown, layout)
-    found = kept_on_host(request.facts, layout, [device.largest_tensor for device in request.devices])
-    is_of_all = not pieces.kept.takes and not any(speed.is_remote for speed in request.speeds.values())
-    return found if is_of_all else replace(found, without_kernels=frozenset())
+    kept = kept_on_host(request.facts, layout, [device.largest_tensor for device in request.devices])
+    is_for_all = not pieces.kept.takes and not any(speed.is_remote for speed in request.speeds.values())
+    return kept if is_for_all else replace(kept, without_kernels=frozenset())
 
 
 def kept_notes(
     request: Request, devices: Sequence[DeviceLimit], placement: Placement, breakdown: Breakdown, layout: Layout
 ) -> tuple[str, ...]:
-    """What is to be said of tensors that llama.cpp keeps on the host, of layers that are on devices."""
+    """Note the tensors that llama.cpp keeps on the host although their layers are on devices."""
     if request.facts is None:
         return ()
     pieces = _measured(request, request.facts, devices, placement, request.params, breakdown, layout)
@@ -192,11 +202,9 @@ def _measured(
     breakdown: Breakdown,
     layout: Layout,
 ) -> Pieces:
-    """The model with ``params`` on ``devices``, by what llama.cpp measured for ``placement`` there."""
-    index_of = {request.devices.index(device): d for d, device in enumerate(devices)}
-    pinned = {name: index_of.get(target, HOST) for name, target in request.pinned.items()}
+    """Describe the model with ``params`` on ``devices`` by llama.cpp's measurement of ``placement``."""
     largest_tensors = [device.largest_tensor for device in devices]
-    pieces = pieces_at(facts, layout, params, breakdown, pinned, largest_tensors)
+    pieces = pieces_at(facts, layout, params, breakdown, pinned_on(request, devices), largest_tensors)
     if not pieces.kept:
         return pieces
     return as_measured(pieces, work_of(pieces, placement), [breakdown.on(device.name).model for device in devices])
@@ -209,11 +217,13 @@ def bound_of(
     compute: Mapping[str, int] | None = None,
     kept: Kept = NOTHING_KEPT,
 ) -> Bound | None:
-    """What no placement on the devices of ``request`` is faster than, by its objective; ``None`` without prices.
+    """Compute the time below which no placement on the request's devices comes; ``None`` without prices.
 
-    ``layout`` was recorded at the context of the plan or a smaller one, which only lowers it. ``compute``: bytes that
-    compute buffers take of devices by name; none of those that are not there, which only lowers it as well.
-    ``trial_seconds``: the objective of the plan. ``kept``: tensors that are known to be on the host in every placement.
+    Args:
+        layout: recorded at the plan's context or a smaller one, which only lowers the bound.
+        trial_seconds: the plan's objective.
+        compute: bytes of compute buffers by device. A missing one counts 0, which only lowers the bound.
+        kept: tensors that are on the host in every placement.
     """
     if request.facts is None or request.host_speed is None or not request.devices:
         return None
@@ -223,17 +233,15 @@ def bound_of(
     elif request.objective == "prompt":
         workload = replace(workload, generate=0)
     units = units_of(layout, request.n_layer)
-    # whatever is computed on a device takes some of it; what the user has put on one is there all the same
-    taken = compute or {}
-    named = pinned_devices(request)
-    devices = [device for device in request.devices if device in named or device.target > taken.get(device.name, 0)]
-    index_of = {request.devices.index(device): d for d, device in enumerate(devices)}
-    pinned = {name: index_of.get(target, HOST) for name, target in request.pinned.items()}
-    pieces = pieces_of(request.facts, units, layout.n_ctx, request.params, None, pinned, kept)
+    # a device without room for its compute buffer computes nothing, unless the user has put tensors there
+    compute = compute or {}
+    by_user = pinned_devices(request)
+    devices = [device for device in request.devices if device in by_user or device.target > compute.get(device.name, 0)]
+    pieces = pieces_of(request.facts, units, layout.n_ctx, request.params, None, pinned_on(request, devices), kept)
     seconds = lower_bound(
         pieces,
         units,
-        [device.target - taken.get(device.name, 0) for device in devices],
+        [device.target - compute.get(device.name, 0) for device in devices],
         None if request.host.paging else request.host.target,
         [request.speeds[device.name] for device in devices],
         request.host_speed,
@@ -245,22 +253,24 @@ def bound_of(
 def reasons_of(
     request: Request, bound: Bound, layout: Layout, compute: Mapping[str, int], kept: Kept = NOTHING_KEPT
 ) -> tuple[Reason, ...]:
-    """What keeps a plan from ``bound``, step by step, where it is far from it; nothing where it is not.
+    """Explain step by step why a plan is far from its bound. Empty where it is not far.
 
-    ``layout`` was recorded at the context of the plan. ``compute``: bytes of compute buffers by device, those of the
-    plan, and of a device that it leaves out what llama.cpp asked for there when it was tried. ``kept`` as in
-    ``bound_of``.
+    Args:
+        layout: recorded at the plan's context.
+        compute: bytes of compute buffers by device: the plan's, and of devices without a part in it the size that
+            llama.cpp asked for in another trial.
+        kept: as in ``bound_of``.
     """
     reached = bound.reached or 0.0
     if not bound.is_far:
         return ()
-    found: list[Reason] = []
+    reasons: list[Reason] = []
     least = bound.seconds
 
     def step(reason: Reason) -> None:
         nonlocal least
         if reason.seconds > least * (1 + _WORTH_SAYING):
-            found.append(reason)
+            reasons.append(reason)
             least = reason.seconds
 
     at_context = bound_of(request, layout, reached, None, kept)
@@ -272,7 +282,7 @@ def reasons_of(
     if with_compute is not None:
         step(Reason("compute", min(with_compute.seconds, reached), sum(compute.values()), without_room))
     step(Reason("whole", reached))
-    return tuple(found)
+    return tuple(reasons)
 
 
 def pieces_at(
@@ -283,9 +293,9 @@ def pieces_at(
     pinned: Mapping[str, int] | None = None,
     largest_tensors: Sequence[int | None] = (),
 ) -> Pieces:
-    """The model at the context of ``layout``, with ``params`` that llama.cpp measured ``breakdown`` for.
+    """Describe the model at the layout's context, with ``params`` and llama.cpp's ``breakdown`` of them.
 
-    ``largest_tensors``: what each device takes in one tensor, ``None`` where it names no limit.
+    ``largest_tensors``: bytes that each device takes in one tensor, ``None`` where it has no limit.
     """
     units = units_of(layout, facts.n_layer)
     kept = kept_on_host(facts, layout, largest_tensors)
@@ -293,47 +303,57 @@ def pieces_at(
 
 
 def _priced(work: Work, speeds: Speeds, workload: Workload, breakdown: Breakdown, live_tokens: int | None) -> Price:
-    estimate = price(work, speeds.devices, speeds.host, workload)
+    places = {place for layer in work.layers for place in (layer.home, layer.cache, *(w.place for w in layer.weights))}
+    sources = sources_of(speeds, HOST in places, places)
+
+    def estimate(workload: Workload) -> Estimate:
+        return price(work, speeds.devices, speeds.host, workload)
+
+    return price_of(estimate, speeds, sources, workload, breakdown, live_tokens)
+
+
+def price_of(
+    estimate: Callable[[Workload], Estimate],
+    speeds: Speeds,
+    sources: tuple[SpeedSource, ...],
+    workload: Workload,
+    breakdown: Breakdown,
+    live_tokens: int | None,
+) -> Price:
+    """Make a price of ``estimate``, with generation at ``live_tokens`` in the cache (``None``: as in ``workload``)."""
+    average = estimate(workload)
     live = workload.cached + workload.prompt + workload.generate / 2
     if live_tokens is not None:
         live = live_tokens
-        at_depth = price(work, speeds.devices, speeds.host, replace(workload, prompt=0, generate=0, cached=live_tokens))
-        estimate = joined(estimate, at_depth, workload)
-    used = {place for layer in work.layers for place in (layer.home, layer.cache, *(w.place for w in layer.weights))}
-    kept = [d for d in range(len(speeds.devices)) if d in used]
-    of_devices = replace(
-        speeds, names=tuple(speeds.names[d] for d in kept), devices=tuple(speeds.devices[d] for d in kept)
-    )
-    sources = sources_of(of_devices, HOST in used)
-    return Price(named(estimate, speeds.names), workload, live, sources, breakdown)
+        average = _joined(average, estimate(Workload(0, 0, live_tokens)), workload)
+
+    def name(part: str) -> str:
+        match = re.match(r"device (\d+)(?=:)", part)
+        return speeds.names[int(match[1])] + part[match.end() :] if match else part
+
+    parts = tuple(replace(part, name=name(part.name)) for part in average.parts)
+    return Price(replace(average, parts=parts), workload, live, sources, breakdown)
 
 
-def sources_of(speeds: Speeds, is_on_host: bool) -> tuple[SpeedSource, ...]:
-    """Where the speeds of all devices are from, and the host's where something is there."""
+def sources_of(
+    speeds: Speeds, is_on_host: bool, devices: Collection[int | None] | None = None
+) -> tuple[SpeedSource, ...]:
+    """List the sources of the speeds of ``devices`` (indices; ``None`` for all), and of the host's where it is used."""
     sources = [
         SpeedSource(name, speed.source, not speed.known, speed.is_remote)
-        for name, speed in zip(speeds.names, speeds.devices, strict=True)
+        for d, (name, speed) in enumerate(zip(speeds.names, speeds.devices, strict=True))
+        if devices is None or d in devices
     ]
     if is_on_host:
         sources.append(SpeedSource("host", speeds.host.source, not speeds.host.known))
     return tuple(sources)
 
 
-def named(estimate: Estimate, names: Sequence[str]) -> Estimate:
-    """``estimate`` whose parts have the ``names`` of devices in place of their numbers (``device 0: weights``)."""
-
-    def name(part: str) -> str:
-        match = re.match(r"device (\d+)(?=:)", part)
-        return names[int(match[1])] + part[match.end() :] if match else part
-
-    return replace(estimate, parts=tuple(replace(part, name=name(part.name)) for part in estimate.parts))
-
-
-def joined(prompt: Estimate, generation: Estimate, workload: Workload) -> Estimate:
-    """What ``prompt`` says of the prompt, and ``generation`` of generation."""
+def _joined(prompt: Estimate, generation: Estimate, workload: Workload) -> Estimate:
+    """Join the prompt's part of one estimate and the generation's part of another."""
     parts = {part.name: replace(part, generation=0.0) for part in prompt.parts}
     for part in generation.parts:
         parts[part.name] = Part(part.name, parts[part.name].prompt if part.name in parts else 0.0, part.generation)
     seconds = workload.prompt * prompt.prompt_seconds + workload.generate * generation.generation_seconds
-    kept = tuple(part for part in parts.values() if part.prompt or part.generation)
-    return Estimate(prompt.prompt_seconds, generation.generation_seconds, seconds, kept)
+    costly = tuple(part for part in parts.values() if part.prompt or part.generation)
+    return Estimate(prompt.prompt_seconds, generation.generation_seconds, seconds, costly)

@@ -1,4 +1,7 @@
-"""A placement that llama.cpp measured, and what it lacks. Bytes."""
+"""A trial: a placement that llama.cpp measured with a dummy load, and the memory that it lacks. Bytes.
+
+The search accepts nothing but trials.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,12 @@ from fitter.planning.request.shared_margin import pools_missing
 
 @dataclass(frozen=True)
 class Trial:
-    """A placement that llama.cpp measured. ``missing`` pairs a device's or pool's name, or ``host``, with its lack.
+    """A placement that llama.cpp measured.
 
-    ``seconds`` is the objective as it is estimated, ``None`` where nothing is priced; ``expected`` is what it was
-    before llama.cpp counted the graph's splits, which is what to compare a proposal with.
+    Attributes:
+        missing: pairs of a device's or pool's name, or ``host``, and the bytes that it lacks.
+        seconds: the estimated objective; ``None`` where nothing is priced.
+        expected: the estimate before llama.cpp counted the graph's splits. Proposals are compared with this one.
     """
 
     placement: Placement
@@ -41,8 +46,8 @@ class Trial:
     def used(self) -> tuple[tuple[DeviceLimit, ...], Placement]:
         """The devices that llama.cpp was told of, and the placement on those."""
         names = self.params.devices or ()
-        kept = [d for d, device in enumerate(self.devices) if device.name in names]
-        return tuple(self.devices[d] for d in kept), self.placement.on(kept)
+        indices = [d for d, device in enumerate(self.devices) if device.name in names]
+        return tuple(self.devices[d] for d in indices), self.placement.on(indices)
 
     @property
     def deficit(self) -> int:
@@ -51,14 +56,14 @@ class Trial:
 
 
 def missing_of(request: Request, breakdown: Breakdown, devices: Sequence[DeviceLimit]) -> tuple[tuple[str, int], ...]:
-    """What each device, the host and each pool lack of their margin, those that lack nothing left out."""
+    """List the bytes that devices, host and pools lack of their margin. Those that lack nothing are left out."""
     occupied = {device.name for device in request.beside}
     every = (*devices, *(device for device in request.beside if device not in devices))
     lacks = [(device.name, breakdown.on(device.name).used - device.target) for device in every]
     host, target = breakdown.host, request.host.target
     if target is not None:
         lacks.append(("host", host.used - (host.model if request.host.paging else 0) - target))
-    # a device that nothing was put on has nothing to answer for, however little of it is free
+    # a device with nothing on it lacks nothing, however little of it is free
     used = occupied | {"host"} | {row.device for row in breakdown.rows if row.used and not row.is_host}
-    found = tuple((name, lack) for name, lack in lacks if lack > 0 and name in used)
-    return (*found, *((name, lack) for name, lack in pools_missing(request, breakdown) if lack > 0))
+    lacks = [(name, lack) for name, lack in lacks if name in used]
+    return tuple((name, lack) for name, lack in (*lacks, *pools_missing(request, breakdown)) if lack > 0)
