@@ -78,8 +78,9 @@ class HostSpeed:
 
 def default_host() -> HostSpeed:
     """The speed of a host that was not measured."""
-    source = "default: two channels of DDR4-3200 less a fifth, since it was not measured"
-    return HostSpeed(gpu_catalogue.default().host_bandwidth, source, known=False)
+    bandwidth = gpu_catalogue.default().host_bandwidth
+    source = f"{bandwidth / 1e9:.0f} GB/s, assumed (two channels of DDR4-3200): --host-bandwidth sets another"
+    return HostSpeed(bandwidth, source, known=False)
 
 
 def host_of_gpu(device: VirtualDevice) -> HostSpeed:
@@ -90,9 +91,7 @@ def host_of_gpu(device: VirtualDevice) -> HostSpeed:
     measured = [found for card in cards if (found := shared_memory.processor_bandwidth(card.key)) is not None]
     if measured:
         return HostSpeed(min(measured), "catalogue: measured of the processor beside this GPU")
-    return HostSpeed(
-        speed.bandwidth, f"that of the memory that it shares with the GPU ({speed.source})", known=speed.known
-    )
+    return HostSpeed(speed.bandwidth, f"the memory that it shares with the GPU ({speed.source})", known=speed.known)
 
 
 def speed_of(info: DeviceInfo | VirtualDevice) -> DeviceSpeed:

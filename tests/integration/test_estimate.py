@@ -104,7 +104,7 @@ def test_sources_say_what_they_are(price: Ask) -> None:
     unknown = price("llama-3.1-8b", "24GiB", n_gpu_layers=20, host_bandwidth=None)
     assert [(s.device, s.is_default, s.text[:8]) for s in unknown.sources] == [
         ("CUDA0", True, "default:"),
-        ("host", True, "default:"),
+        ("host", True, "40 GB/s,"),
     ]
 
 

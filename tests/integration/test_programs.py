@@ -337,7 +337,7 @@ def test_the_table_says_what_is_smaller_and_why(folder: Path) -> None:
     words = (folder / "gemma3-12b.gguf", "--gpu", "24GiB", "-c", "8192", "--host-memory", "8GiB")
     said = command(*words)
     assert said.arguments.endswith("-np 4 -kvu -cram 3788 -ctxcp 2 -fit off")
-    assert "the host has no room for more of it: -cram 3788 -ctxcp 2\n" in said.err
+    assert "reduced to fit host memory: -cram 3788 -ctxcp 2\n" in said.err
     given = command(*words, "-cram", "3788", "-ctxcp", "2")
     assert given.arguments == said.arguments
     assert "no room" not in given.err

@@ -102,7 +102,7 @@ def test_what_is_unknown_is_said_as_such() -> None:
     page = exploration_page(explored().to_dict())
     (section,) = re.findall(r'<section aria-labelledby="unknown">.*?</section>', page, re.DOTALL)
     assert "llama.cpp did not answer in 60 s" in section and "a lost card" in section and "small" not in section
-    assert "What is unknown" not in exploration_page(explored(*CELLS[:3]).to_dict())
+    assert ">Unknown<" not in exploration_page(explored(*CELLS[:3]).to_dict())
 
 
 def test_models_of_one_file_name_are_told_apart() -> None:
@@ -184,7 +184,7 @@ def test_a_price_that_is_unknown_has_no_dot() -> None:
     page = exploration_page(explored(*cells, cost="price").to_dict())
     assert "<title>a card" in page and "<title>unpriced" not in page
     assert [row["price"] for row in rows(page)] == ["100.0", "50.0", ""]
-    assert "Of 1 cell that fits the price is unknown" in page
+    assert "The price of 1 plan that fits is unknown" in page
     assert page.count('data-value="">unknown<') == 1
     # there is nothing to note
     assert "note" not in rows(page)[0]

@@ -81,7 +81,7 @@ def test_what_a_server_keeps_later() -> None:
 
 def test_what_a_server_keeps_is_made_smaller() -> None:
     smaller = Params(more=(("cache_ram", 2048), ("ctx_checkpoints", 8)))
-    said = "the host has no room for more of it: -cram 2048 -ctxcp 8\n"
+    said = "reduced to fit host memory: -cram 2048 -ctxcp 8\n"
     assert said in rendered(of_a_server(smaller, 16 * GIB))
     given = replace(of_a_server(smaller, 16 * GIB), fit_keywords={"cache_ram": 2048, "ctx_checkpoints": 8})
     assert "no room" not in rendered(given), "the user said so"

@@ -71,7 +71,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an override without a place": ({"override_tensor": "exps"}, "override 'exps' is not of the form <name"),
     "an adapter without its scale": ({"lora_scaled": ["style.gguf"]}, "'style.gguf' is not a scaled adapter"),
     "a reservation without a size": ({"reserve": ["CUDA0"]}, "'CUDA0' is not a reservation: write DEVICE=SIZE"),
-    "two that draft": ({"model_draft": "d.gguf", "mtp": True}, "cannot draft both"),
+    "two that draft": ({"model_draft": "d.gguf", "mtp": True}, "exclude each other"),
     "a draft's devices without one": ({"devices_draft": ["CUDA0"]}, "-devd is about a draft model"),
     "a draft's layers without one": ({"n_gpu_layers_draft": 3}, "-ngld is about a draft model"),
     "a draft's device twice": (

@@ -446,7 +446,7 @@ def _smaller(plan: Plan) -> list[str]:
     known = of_a_load()
     values = {name: plan.params.of_parameter(known[name]) for name in _OF_A_SERVER if name not in plan.fit_keywords}
     words = [f"{known[name].option} {value}" for name, value in values.items() if value is not None]
-    return [f"the host has no room for more of it: {' '.join(words)}"] if words and plan.fits else []
+    return [f"reduced to fit host memory: {' '.join(words)}"] if words and plan.fits else []
 
 
 def shared_text(shared: SharedUse) -> str:

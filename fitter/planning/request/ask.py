@@ -55,9 +55,7 @@ class Sharing:
         """Raise ``UsageError`` for what makes no sense whatever the model and the machine."""
         parse_reserve(self.reserve)
         if self.model_draft is not None and self.mtp:
-            raise UsageError(
-                "a draft model and the model's own layers (--mtp) cannot draft both: leave one of them out"
-            )
+            raise UsageError("-md and --mtp exclude each other: leave one of them out")
         value: object
         for option, value in (("-devd", self.devices_draft), ("-ngld", self.n_gpu_layers_draft)):
             if value is not None and self.model_draft is None:
