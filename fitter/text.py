@@ -6,6 +6,8 @@ are added by the code that writes such a format.
 
 from __future__ import annotations
 
+MIB = 2**20
+
 LONGEST_NAME = 200
 """The most characters of a name that are shown."""
 
@@ -57,3 +59,13 @@ def human(size: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} GiB"
+
+
+def mib(size: int | None) -> str:
+    """Convert ``size`` from bytes to whole MiB, rounded down as in llama.cpp's own tools; ``-`` for ``None``."""
+    return "-" if size is None else str(size // MIB)
+
+
+def mib_up(size: int) -> int:
+    """Convert ``size`` from bytes to whole MiB, rounded up, for memory that is needed or missing."""
+    return -(-size // MIB)

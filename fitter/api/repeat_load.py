@@ -11,10 +11,10 @@ from fitter.llama.types import Breakdown
 from fitter.output.formats.python import fit_kwargs
 from fitter.parameters.table import MachineKeywords, Measuring, RawKeywords, taken_by
 from fitter.planning.plan.plan import Plan
-from fitter.planning.request.request import MIB
 from fitter.planning.request.shared import HOST_NAME, taken
 from fitter.planning.request.summary import SharedUse
 from fitter.programs import LlamaCppPython
+from fitter.text import mib_up
 
 
 def same_load(plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def with_every_output(plan: Plan, measure: Callable[..., Breakdown]) -> Plan:
         where = "the host" if name == HOST_NAME else name
         raise PlanError(
             f"llama_cpp.Llama makes every token of a batch an output, which the plan does not count, and for which "
-            f"{where} lacks {-(-lacking // MIB)} MiB: use plan.load(), or fit with program='any'"
+            f"{where} lacks {mib_up(lacking)} MiB: use plan.load(), or fit with program='any'"
         )
     return replace(plan, params=replace(plan.params, n_outputs_max=0), breakdown=breakdown)
 

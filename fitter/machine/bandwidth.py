@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import platform
@@ -17,9 +16,10 @@ from pathlib import Path
 from fitter.errors import UsageError
 from fitter.machine.host import host_memory
 from fitter.machine.speed import HostSpeed, default_host
-from fitter.machine.stored import write_if_possible
-from fitter.parameters.values import MIB, UNITS, shown
-from fitter.storage import cache, files
+from fitter.parameters.values import UNITS, shown
+from fitter.storage import files
+from fitter.storage.folders import cache_folder
+from fitter.text import MIB
 
 _SCHEMA = 1
 
@@ -92,7 +92,7 @@ def host_speed(measure: Callable[[int], float] | None = None) -> HostSpeed:
 
 def cache_path() -> Path:
     """The file: ``llama-fitter/bandwidth.json`` in the platform's cache directory (``XDG_CACHE_HOME``)."""
-    return cache.folder() / "bandwidth.json"
+    return cache_folder() / "bandwidth.json"
 
 
 def this_host() -> Host:
@@ -202,7 +202,7 @@ def key_of(host: Host) -> str:
 
 def _entries() -> dict[str, float]:
     try:
-        document = json.loads(files.read(cache_path()))
+        document = files.read_json(cache_path())
         if document["schema"] != _SCHEMA:
             return {}
         return {str(key): float(value) for key, value in document["hosts"].items()}
@@ -216,4 +216,6 @@ def _read(host: Host) -> float | None:
 
 
 def _write(host: Host, bandwidth: float) -> None:
-    write_if_possible(cache_path(), {"schema": _SCHEMA, "hosts": {**_entries(), key_of(host): bandwidth}})
+    # without a place to write, the next process measures again
+    with contextlib.suppress(OSError):
+        files.write_json(cache_path(), {"schema": _SCHEMA, "hosts": {**_entries(), key_of(host): bandwidth}})

@@ -10,7 +10,8 @@ from typing import Any
 
 from fitter.errors import AnswerError
 from fitter.llama.types import DeviceInfo
-from fitter.machine.stored import write
+from fitter.storage.files import write_json
+from fitter.storage.folders import config_folder
 
 _SCHEMA = 1
 
@@ -33,9 +34,7 @@ class Calibrated:
 
 def store_path() -> Path:
     """The file: ``llama-fitter/calibration.json`` in the platform's configuration directory (``XDG_CONFIG_HOME``)."""
-    from platformdirs import user_config_path
-
-    return user_config_path("llama-fitter", appauthor=False) / "calibration.json"
+    return config_folder() / "calibration.json"
 
 
 def read() -> tuple[Calibrated, ...]:
@@ -56,7 +55,7 @@ def store(measured: Iterable[Calibrated]) -> Path:
     document = {"schema": _SCHEMA, "devices": [asdict(device) for device in devices.values()]}
     path = store_path()
     try:
-        write(path, document)
+        write_json(path, document)
     except OSError as error:
         raise AnswerError(
             f"{path} cannot be written ({error.strerror}): set XDG_CONFIG_HOME, or add --no-store"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fitter.machine import shared_memory
-from fitter.parameters.values import MIB
+from fitter.text import MIB
 
 
 @dataclass(frozen=True)

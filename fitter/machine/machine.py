@@ -10,7 +10,7 @@ from fitter.llama.types import RPC, DeviceInfo, MeasuredSpeed, VirtualDevice
 from fitter.machine.host import HostMemory, host_memory
 from fitter.machine.memory_pools import Pool, described_pools, pools_here, typed
 from fitter.machine.speed import DeviceSpeed, HostSpeed, default_host, host_of_gpu, speed_of
-from fitter.parameters.values import MIB
+from fitter.text import mib, mib_up
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _check_host(host: int | None, total: int, pools: Sequence[Pool]) -> None:
     """Raise ``UsageError`` where ``host`` is more than the ``total`` of the memory that it shares with devices."""
     if host is not None and host > total:
         raise UsageError(
-            f"--host-memory is {-(-host // MIB)} MiB, and {pools[0].name} share {total // MIB} MiB: leave it out, or "
+            f"--host-memory is {mib_up(host)} MiB, and {pools[0].name} share {mib(total)} MiB: leave it out, or "
             "give the most that the host's own part may take of them"
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +13,8 @@ from fitter.errors import LlamaCppError, UsageError
 from fitter.llama.types import RPC, DeviceInfo, MeasuredSpeed
 from fitter.machine import bandwidth, gpu_catalogue
 from fitter.machine.speed import REMOTE, DeviceSpeed, speed_of
-from fitter.machine.stored import write_if_possible
-from fitter.parameters.values import MIB
 from fitter.storage import files
+from fitter.text import MIB
 
 _SCHEMA = 1
 _GB = 10**9
@@ -135,7 +134,7 @@ def _key(device: DeviceInfo, before: Sequence[DeviceInfo]) -> str:
 def _entries() -> dict[str, tuple[MeasuredSpeed, float]]:
     """The entries in the file that are not too old, each with its time."""
     try:
-        document = json.loads(files.read(cache_path()))
+        document = files.read_json(cache_path())
         if document["schema"] != _SCHEMA:
             return {}
         entries = {}
@@ -160,4 +159,6 @@ def _read() -> dict[str, MeasuredSpeed]:
 def _write(measured: Mapping[str, MeasuredSpeed]) -> None:
     entries = {**_entries(), **{key: (speed, time.time()) for key, speed in measured.items()}}
     devices = {key: {**asdict(speed), "time": when} for key, (speed, when) in entries.items()}
-    write_if_possible(cache_path(), {"schema": _SCHEMA, "devices": devices})
+    # without a place to write, the next process measures again
+    with contextlib.suppress(OSError):
+        files.write_json(cache_path(), {"schema": _SCHEMA, "devices": devices})

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fitter.llama.types import DeviceInfo, SharedMemory
-from fitter.parameters.values import MIB
+from fitter.text import MIB
 
 _STEP = 2**14
 """The pages of a Mac; a limit is in whole ones."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fitter.llama.types import DeviceInfo, TensorInfo, VirtualDevice
-from fitter.parameters.values import MIB
+from fitter.text import MIB
 
 _PROFILES = {"CUDA": "cuda", "ROCm": "rocm", "HIP": "rocm", "Vulkan": "vulkan", "MTL": "metal", "Metal": "metal"}
 """The profile of each backend of ggml's."""

@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-from fitter.text import human as human
-
-MIB = 1024 * 1024
-
-
-def mib(size: int | None) -> str:
-    """``size`` bytes in whole MiB, rounded down as in llama.cpp's own tools; ``-`` for ``None``."""
-    return "-" if size is None else str(size // MIB)
-
 
 def scaled(figure: float | None, unit: int) -> str:
     """``figure`` in ``unit``, with one decimal below 100: ``1008``, ``31.5``; ``-`` if it is not known."""

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 from fitter.errors import PlanError, UsageError
 from fitter.parameters.values import (
     MAX_DEVICES,
-    MIB,
     Lora,
     TensorBuftOverride,
     check_timeout,
@@ -33,6 +32,7 @@ from fitter.parameters.values import (
     texts,
     whole,
 )
+from fitter.text import MIB
 
 _T = TypeVar("_T")
 

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from fitter.parameters import kinds
 from fitter.parameters.kinds import Described, Flag, Kind, Layers, Number, Seconds, Size, Texts, Whole
-from fitter.parameters.values import MAX_DEVICES, MIB
+from fitter.parameters.values import MAX_DEVICES
+from fitter.text import MIB
 
 FlashAttn = Literal["auto", "on", "off"]
 SplitMode = Literal["none", "layer", "row", "tensor", "auto"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fitter.errors import UsageError
+from fitter.text import MIB, mib
 
 MAX_DEVICES = 16
 """The most devices that llama.cpp can use (``llama_max_devices``)."""
@@ -42,8 +43,6 @@ UNITS = {
 
 SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 """A number and a unit."""
-
-MIB = 2**20
 _LEAST_SHARE, _MOST_SHARE = 1e-30, 1e30
 """Shares of a tensor split: llama.cpp stores them as ``float`` and adds them up."""
 
@@ -154,7 +153,7 @@ def size(called: str, value: object) -> int:
     if found > MOST_BYTES:
         raise UsageError(
             f"{called} is {shown(found // MIB)} MiB, which is more memory than any machine has: "
-            f"give {MOST_BYTES // MIB} MiB at most"
+            f"give {mib(MOST_BYTES)} MiB at most"
         )
     return found
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fitter.parameters.values import MIB
 from fitter.programs.facts import Facts
+from fitter.text import MIB
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
-from fitter.parameters.values import MIB
+from fitter.text import MIB
 
 Kind = Literal["model", "context", "compute", "lora", "output"]
 _Kept = TypeVar("_Kept")

@@ -15,12 +15,12 @@ from fitter.errors import FitterError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import Row
 from fitter.model.location import called, is_address, name_of
-from fitter.output.units import human
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.shared import HOST_NAME
 from fitter.regression.cases import Case, Growth
 from fitter.regression.compare import Move
 from fitter.regression.measuring import OnDone, go_on, in_workers, memory_of
+from fitter.text import human
 
 BESIDE = "beside the model"
 """Stands for the buffer type of what is beside the model."""

@@ -11,7 +11,6 @@ from typing import IO, TYPE_CHECKING, Any
 from fitter.api.compare_builds import OnBuild
 from fitter.errors import EXIT_FITS, EXIT_REGRESSION, AnswerError
 from fitter.model.files.source import show
-from fitter.output.units import human
 from fitter.planning.request.shared import HOST_NAME
 from fitter.regression.build_comparison import (
     Compared,
@@ -26,9 +25,9 @@ from fitter.regression.build_comparison import (
 )
 from fitter.regression.check_report import figure, literal, moves_table, table_cell
 from fitter.regression.compare import Move, change
-from fitter.regression.lockfile import replace_file
 from fitter.regression.regression_documents import BUILDS, Build, Builds, CaseOnBuild, CaseOnBuilds, MemoryOnBuild
-from fitter.text import printable
+from fitter.storage.files import replace_document
+from fitter.text import human, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -347,6 +346,6 @@ def badge(compared: Sequence[Compared], builds: Sequence[str]) -> dict[str, Any]
 def write(path: Path, text: str) -> None:
     """Write a report to ``path``. Raises ``AnswerError`` if it cannot be written."""
     try:
-        replace_file(path, text.encode())
+        replace_document(path, text.encode())
     except OSError as error:
         raise AnswerError(f"{show(path)} cannot be written: {error.strerror or error}") from None

@@ -10,13 +10,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 from fitter.errors import EXIT_FITS, EXIT_REGRESSION, EXIT_USAGE, AnswerError
 from fitter.model.files.source import show
-from fitter.output.units import human, speed
+from fitter.output.units import speed
 from fitter.regression.check_cases import CaseResult
 from fitter.regression.compare import Cause, Move, Unit, change, missing
-from fitter.regression.lockfile import replace_file
 from fitter.regression.measuring import Measured
 from fitter.regression.regression_documents import CHECK, Check
-from fitter.text import printable
+from fitter.storage.files import replace_document
+from fitter.text import human, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -258,7 +258,7 @@ def junit(outcomes: Sequence[CaseResult]) -> bytes:
 def write_junit(path: Path, outcomes: Sequence[CaseResult]) -> None:
     """Write JUnit XML to ``path``. Raises ``AnswerError`` if it cannot be written."""
     try:
-        replace_file(path, junit(outcomes))
+        replace_document(path, junit(outcomes))
     except OSError as error:
         raise AnswerError(f"{show(path)} cannot be written: {error.strerror or error}") from None
 

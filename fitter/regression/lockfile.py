@@ -9,7 +9,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ from fitter.llama.types import Params
 from fitter.model.files.source import show
 from fitter.regression.cases import CaseValue
 from fitter.regression.toml import read_toml
+from fitter.storage.files import replace_document
 from fitter.text import printable
 
 LOCK_FILE = "fitter.lock"
 SCHEMA = 1
 
-_ABANDONED_SECONDS = 60.0
 _TICK = 0.05
 """Seconds between two tries."""
 _EXACT = ("settings", "params")
@@ -216,7 +216,7 @@ def write_lock(path: Path, lock: Lock) -> None:
     check_can_be_written(path)
     text = dumps(lock)
     try:
-        replace_file(path, text.encode())
+        replace_document(path, text.encode())
     except OSError as error:
         raise AnswerError(f"{show(path)} cannot be written: {error.strerror or error}") from None
 
@@ -267,55 +267,6 @@ def dumps(lock: Lock) -> str:
 
     cases = {name: _document(snapshot) for name, snapshot in sorted(lock.cases.items())}
     return _HEAD + "\n" + tomli_w.dumps({"schema": SCHEMA, "cases": cases})
-
-
-def replace_file(path: Path, content: bytes, before_rename: Callable[[], object] = lambda: None) -> None:
-    """Replace a file at once, so that it always has either the old or all of the new content. Raises ``OSError``.
-
-    A process that is killed meanwhile leaves a file with another name beside it, which a later call removes. A pipe or
-    a device is written to.
-    """
-    import tempfile
-
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
-        target.write_bytes(content)
-        return
-    for left in target.parent.glob(f".{target.name}.*.partial"):
-        with contextlib.suppress(OSError):
-            # another process may still be writing a recent one
-            if left.stat().st_mtime < time.time() - _ABANDONED_SECONDS:
-                left.unlink()
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), _mode(target))
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        before_rename()
-        os.replace(name, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
-    directory = os.open(target.parent, os.O_RDONLY)
-    try:
-        # The rename itself survives a loss of power only then; some file systems cannot do this.
-        with contextlib.suppress(OSError):
-            os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def _mode(path: Path) -> int:
-    """The permissions of the file, or those of a new one if it does not exist."""
-    try:
-        return path.stat().st_mode & 0o7777
-    except OSError:
-        mask = os.umask(0o022)
-        os.umask(mask)
-        return 0o666 & ~mask
 
 
 def _shown(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Reading a file that fitter wrote itself, and writing one so that it appears whole or not at all."""
+"""Read files that fitter wrote itself, and replace a file whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,27 +6,31 @@ import contextlib
 import errno
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 _ITSELF = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""Open what is there, and not what a link points to; and wait for nobody to write into a pipe."""
+"""Open the file itself, not the target of a link, and do not wait for the other end of a pipe."""
+
+_ABANDONED_SECONDS = 60.0
+"""The age of a partial file whose writer is taken for dead."""
 
 
 def read(path: Path) -> bytes:
-    """The content of a regular file. Raises ``OSError``, also where there is a link, a pipe or a device."""
+    """Read a regular file. Raises ``OSError``, also for a link, a pipe or a device."""
     with _opened(path, os.O_RDONLY) as file:
         return file.read()
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Write a file that takes the place of the one at ``path`` once the block has ended. Raises ``OSError``.
+    """Write a file that replaces the file at ``path`` when the block ends. Raises ``OSError``.
 
-    After an error everything is as it was. Nobody can guess the name that it has until then.
+    After an error everything is as before. Until the end the new file has a name that nobody can guess.
     """
-    partial = path.with_name(f".partial-{os.urandom(8).hex()}")
+    partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}.partial")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _ITSELF, 0o666)
     try:
         with open(descriptor, "wb") as file:
@@ -38,9 +42,56 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+def replace_document(path: Path, content: bytes) -> None:
+    """Replace a file of the user: links and permissions stay, and the content survives a loss of power.
+
+    A killed process leaves a partial file, which a later call removes. A pipe or a device is written to.
+
+    Raises:
+        OSError: The file cannot be written; it is as before.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        target.write_bytes(content)
+        return
+    for left in target.parent.glob(f".{target.name}.*.partial"):
+        with contextlib.suppress(OSError):
+            if left.stat().st_mtime < time.time() - _ABANDONED_SECONDS:
+                left.unlink()
+    with replacing(target) as file:
+        with contextlib.suppress(FileNotFoundError):
+            os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    directory = os.open(target.parent, os.O_RDONLY)
+    try:
+        # The rename itself survives a loss of power only then; some file systems cannot do this.
+        with contextlib.suppress(OSError):
+            os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file that ``write_json`` wrote. Raises ``OSError``, ``ValueError`` and ``RecursionError``."""
+    import json
+
+    return json.loads(read(path))
+
+
+def write_json(path: Path, document: object) -> None:
+    """Replace the JSON file at ``path``, in a private directory. Raises ``OSError``."""
+    import json
+
+    make_private(path.parent)
+    with replacing(path) as file:
+        file.write(json.dumps(document, indent=1).encode() + b"\n")
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Have other processes wait that lock the file at ``path``, too. Raises ``OSError`` where it cannot be locked."""
+    """Wait for an exclusive lock of the file at ``path``, and hold it in the block. Raises ``OSError``."""
     import fcntl
 
     with _opened(path, os.O_RDWR | os.O_CREAT) as file:
@@ -49,7 +100,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def make_private(folder: Path) -> None:
-    """Make a directory, and those above it that are missing, for this user alone. Raises ``OSError``."""
+    """Make a directory and its missing parents, which only this user may read. Raises ``OSError``."""
     try:
         folder.mkdir(0o700, exist_ok=True)
     except FileNotFoundError:

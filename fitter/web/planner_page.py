@@ -18,10 +18,9 @@ from fitter.model.shapes.shape_addresses import DEFAULT_TYPE
 from fitter.output.pages import page as output_pages
 from fitter.output.pages import report_page
 from fitter.output.pictures.curves import tokens
-from fitter.output.units import MIB
 from fitter.parameters.table import DEFAULTS, PARAMETERS
 from fitter.programs import PROGRAMS
-from fitter.text import LONGEST_TEXT, printable
+from fitter.text import LONGEST_TEXT, MIB, printable
 from fitter.web.allowed_files import Root
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ import pytest
 
 from fitter.errors import ModelError
 from fitter.model.files import header_cache
+from fitter.storage.folders import cache_folder
 from fitter.text import human
 
 KIB = 1024
@@ -29,7 +30,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def entry(kind: str, name: str, hours: float, size: int = 64 * KIB, apparent: int = 0) -> Path:
     """An entry with a file of ``size`` bytes that was used ``hours`` ago; ``apparent``: how long the file seems."""
-    folder = header_cache.folder(kind) / name
+    folder = cache_folder(kind) / name
     folder.mkdir(parents=True)
     with (folder / "x.gguf").open("wb") as file:
         file.write(b"\1" * size)
@@ -41,7 +42,7 @@ def entry(kind: str, name: str, hours: float, size: int = 64 * KIB, apparent: in
 
 
 def put(name: str, size: int = 64 * KIB) -> Path:
-    folder = header_cache.folder(header_cache.HEADERS) / name
+    folder = cache_folder(header_cache.HEADERS) / name
 
     def fill(partial: Path) -> None:
         (partial / "x.gguf").write_bytes(b"\1" * size)
@@ -51,11 +52,7 @@ def put(name: str, size: int = 64 * KIB) -> Path:
 
 
 def left() -> set[str]:
-    return {
-        each.name
-        for name in (header_cache.HEADERS, header_cache.SHAPES)
-        for each in header_cache.folder(name).glob("*")
-    }
+    return {each.name for name in (header_cache.HEADERS, header_cache.SHAPES) for each in cache_folder(name).glob("*")}
 
 
 def taken(place: Path) -> int:
@@ -97,7 +94,7 @@ def test_every_write_looks_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(6):
         put(str(number))
         assert (
-            taken(header_cache.folder(header_cache.HEADERS)) + taken(header_cache.folder(header_cache.SHAPES))
+            taken(cache_folder(header_cache.HEADERS)) + taken(cache_folder(header_cache.SHAPES))
             <= 3 * size + 2 * 4 * KIB
         )
     assert left() == {"3", "4", "5"}
@@ -175,9 +172,10 @@ WRITERS, WRITES = 4, 25
 WRITING = f"""\
 import sys
 from fitter.model.files import header_cache as cache
+from fitter.storage.folders import cache_folder
 cache.MOST = {WRITERS + 2} * 72 * 1024
 for number in range({WRITES}):
-    entry = cache.folder(cache.HEADERS) / (sys.argv[1] + str(number) if number % 3 else f"of all {{number}}")
+    entry = cache_folder(cache.HEADERS) / (sys.argv[1] + str(number) if number % 3 else f"of all {{number}}")
     with cache.reading():
         if not cache.use(entry):
             cache.put(entry, lambda place: (place / "x").write_bytes(b"1" * 65536), (entry / "x").exists)
@@ -193,7 +191,7 @@ def test_processes_that_write_and_read_at_once_keep_the_limit() -> None:
         for number in range(WRITERS)
     ]
     assert [(process.communicate()[1], process.returncode) for process in started] == [("", 0)] * WRITERS
-    assert taken(header_cache.folder(header_cache.HEADERS)) <= (WRITERS + 3) * 72 * KIB
+    assert taken(cache_folder(header_cache.HEADERS)) <= (WRITERS + 3) * 72 * KIB
     assert not [name for name in left() if name.startswith(".")]
 
 
@@ -202,4 +200,4 @@ def test_no_folder_is_no_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (place / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "file"))
     assert header_cache.look_after()
-    assert not header_cache.use(header_cache.folder(header_cache.SHAPES) / "none")
+    assert not header_cache.use(cache_folder(header_cache.SHAPES) / "none")

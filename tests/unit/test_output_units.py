@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fitter.output.units import MIB, human, mib
+from fitter.text import MIB, human, mib
 
 
 @pytest.mark.parametrize(

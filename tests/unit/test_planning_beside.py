@@ -9,9 +9,10 @@ import pytest
 
 from fitter.llama.types import Breakdown, DeviceInfo, Lora, Params, Row
 from fitter.machine.speed import DeviceSpeed
-from fitter.planning.request.request import MIB, DeviceLimit
+from fitter.planning.request.request import DeviceLimit
 from fitter.planning.request.shared import Companions, Mtp, Projector, places, reservation
 from fitter.planning.request.summary import SharedUse
+from fitter.text import MIB
 
 CUDA = Row("CUDA0", "CUDA0", False, 100, 20, 3)
 SPLIT = Row("CUDA0_Split", "CUDA0", False, 400, 10, 6)

@@ -12,10 +12,11 @@ from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride, TensorInf
 from fitter.machine.gpu import parse_gpus
 from fitter.model.header import Model
 from fitter.planning.request import constraints
-from fitter.planning.request.request import MIB, DeviceLimit
+from fitter.planning.request.request import DeviceLimit
 from fitter.planning.request.shared import HOST_NAME
 from fitter.planning.request.summary import Problem
 from fitter.planning.speed.cost import Workload
+from fitter.text import MIB
 
 CARD = DeviceInfo("CUDA0", "a card", "gpu", "CUDA", 8192 * MIB, 8000 * MIB, buffer_type="CUDA0", largest_tensor=MIB)
 

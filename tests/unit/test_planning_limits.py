@@ -25,7 +25,7 @@ from fitter.parameters.table import LARGEST, MAX_TOKENS, PARAMETERS, of_a_case
 from fitter.parameters.values import MAX_OVERRIDES, MAX_PATTERNS, parse_overrides, shown
 from fitter.planning.request import limits
 from fitter.planning.request.constraints import check_targets, expert_overrides, for_model, params_of
-from fitter.planning.request.request import MIB
+from fitter.text import MIB
 
 HUGE = 2**70
 ENDLESS = 10**5000

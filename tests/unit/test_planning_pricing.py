@@ -21,8 +21,9 @@ from fitter.planning.request.constraints import (
     params_of,
     workload_of,
 )
-from fitter.planning.request.request import MIB, HostLimit, Request
+from fitter.planning.request.request import HostLimit, Request
 from fitter.planning.speed.cost import Workload
+from fitter.text import MIB
 from tests.support.placements import MODEL, PLACEMENTS, facts, said
 from tests.support.synthetic import limits
 

@@ -21,8 +21,9 @@ from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.plan.request_of_machine import Questions, limits_beside, request_of
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import expert_overrides
-from fitter.planning.request.request import MIB, Request
+from fitter.planning.request.request import Request
 from fitter.planning.speed.cost import Workload
+from fitter.text import MIB
 
 GPUS = ["24GiB", "8GiB"]
 HOST_SPEED = HostSpeed(4e10, "said here")

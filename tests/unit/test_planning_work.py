@@ -12,7 +12,6 @@ import pytest
 from fitter.llama.types import LAYOUT_DEVICE, Array, Layout, LayoutEntry, Params, TensorBuftOverride, TensorInfo
 from fitter.planning.placing.layer_sizes import HOST, Unit, between, units_of
 from fitter.planning.placing.placement import Placement
-from fitter.planning.request.request import MIB
 from fitter.planning.speed.cost import Work
 from fitter.planning.speed.work import (
     Kept,
@@ -25,6 +24,7 @@ from fitter.planning.speed.work import (
     work_of,
     work_of_params,
 )
+from fitter.text import MIB
 from tests.support.placements import MODEL, PLACEMENTS, facts, model_of, said
 from tools.shapes import SHAPES
 

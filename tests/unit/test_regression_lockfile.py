@@ -16,7 +16,8 @@ import pytest
 from fitter.errors import AnswerError, UsageError
 from fitter.llama.types import Params, TensorInfo
 from fitter.regression import headers
-from fitter.regression.lockfile import Lock, LockedPool, alone, dumps, read_lock, replace_file, write_lock
+from fitter.regression.lockfile import Lock, LockedPool, alone, dumps, read_lock, write_lock
+from fitter.storage.files import replace_document
 from tests.support.snapshots import SNAPSHOT
 
 NOT_FITTING = replace(SNAPSHOT, fits=False, estimate=None, params=Params(devices=()), devices={})
@@ -107,8 +108,9 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from fitter.regression.lockfile import replace_file
-replace_file(Path(sys.argv[1]), b"new" * 1000000, lambda: os.kill(os.getpid(), signal.SIGKILL))
+from fitter.storage.files import replace_document
+Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+replace_document(Path(sys.argv[1]), b"new" * 1000000)
 """
 
 
@@ -120,10 +122,10 @@ def test_killed_before_the_rename(tmp_path: Path) -> None:
     assert path.read_bytes() == b"old"
     left = [each for each in tmp_path.iterdir() if each != path]
     assert len(left) == 1
-    replace_file(path, b"newer")
+    replace_document(path, b"newer")
     assert left[0].exists(), "it could be another writer's"
     os.utime(left[0], (time.time() - 61, time.time() - 61))
-    replace_file(path, b"newest")
+    replace_document(path, b"newest")
     assert [each.name for each in tmp_path.iterdir()] == ["fitter.lock"]
     assert path.read_bytes() == b"newest"
 
@@ -131,11 +133,11 @@ def test_killed_before_the_rename(tmp_path: Path) -> None:
 WRITING = """
 import sys
 from pathlib import Path
-from fitter.regression.lockfile import replace_file
+from fitter.storage.files import replace_document
 print("ready", flush=True)
 while True:
     for sign in (b"a", b"b"):
-        replace_file(Path(sys.argv[1]), sign * 3000000)
+        replace_document(Path(sys.argv[1]), sign * 3000000)
 """
 
 
@@ -152,15 +154,16 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
         assert (len(content), len(set(content))) == (3000000, 1)
 
 
-def test_an_error_leaves_nothing(tmp_path: Path) -> None:
+def test_an_error_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "fitter.lock"
     path.write_bytes(b"old")
 
-    def fail() -> None:
+    def fail(*_: object) -> None:
         raise OSError("no")
 
+    monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(OSError, match="no"):
-        replace_file(path, b"new", fail)
+        replace_document(path, b"new")
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("fitter.lock", b"old")]
 
 
@@ -170,7 +173,7 @@ def test_permissions_and_links_stay(tmp_path: Path) -> None:
     target.chmod(0o640)
     link = tmp_path / "fitter.lock"
     link.symlink_to(target)
-    replace_file(link, b"new")
+    replace_document(link, b"new")
     assert (link.is_symlink(), target.read_bytes(), stat.S_IMODE(target.stat().st_mode)) == (True, b"new", 0o640)
 
 
@@ -178,7 +181,7 @@ def test_a_pipe_stays_one(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     with subprocess.Popen(["cat", str(path)], stdout=subprocess.PIPE) as process:
-        replace_file(path, b"new")
+        replace_document(path, b"new")
         assert process.communicate(timeout=120)[0] == b"new"
     assert stat.S_ISFIFO(path.stat().st_mode)
 
@@ -188,11 +191,12 @@ def test_a_pipe_stays_one(tmp_path: Path) -> None:
 COUNTING = """
 import sys
 from pathlib import Path
-from fitter.regression.lockfile import alone, replace_file
+from fitter.regression.lockfile import alone
+from fitter.storage.files import replace_document
 path = Path(sys.argv[1])
 for _ in range(25):
     with alone(path):
-        replace_file(path, b"%d" % (int(path.read_bytes()) + 1))
+        replace_document(path, b"%d" % (int(path.read_bytes()) + 1))
 """
 
 HOLDING = """

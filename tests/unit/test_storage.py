@@ -15,8 +15,8 @@ import pytest
 
 from fitter.llama.build import stored_answers
 from fitter.machine import bandwidth
-from fitter.model.files import header_cache as models
-from fitter.storage import cache, files, temporary
+from fitter.storage import files, temporary
+from fitter.storage.folders import cache_folder, is_lasting
 from fitter.storage.temporary import Directory
 
 # --- files
@@ -161,8 +161,7 @@ def test_a_cache_that_others_may_write_is_not_used(
         # it is said once
         warnings.simplefilter("error")
         assert stored_answers.read("name") == {"a": 1}, "the rest of this process has it"
-        assert not cache.is_lasting()
-        assert models.folder(models.HEADERS) == cache.folder("headers")
+        assert not is_lasting()
     assert not [*place.iterdir()]
     temporary.remove_all()
 
@@ -175,9 +174,9 @@ def test_a_cache_is_made_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.
         stored_answers.write("name", {"a": 1})
     finally:
         os.umask(before)
-    for path in (tmp_path / "a", tmp_path / "a/cache", cache.folder(), stored_answers.folder()):
+    for path in (tmp_path / "a", tmp_path / "a/cache", cache_folder(), stored_answers.folder()):
         assert path.stat().st_mode & 0o777 == 0o700
-    assert cache.is_lasting()
+    assert is_lasting()
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755])

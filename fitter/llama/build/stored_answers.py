@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fitter.storage import cache, files
+from fitter.storage import files
+from fitter.storage.folders import cache_folder
 
 
 def folder() -> Path:
     """``llama-fitter/llama-cpp`` in the cache directory (``XDG_CACHE_HOME``)."""
-    return cache.folder("llama-cpp")
+    return cache_folder("llama-cpp")
 
 
 def path_of(name: str) -> Path:
@@ -24,7 +24,7 @@ def path_of(name: str) -> Path:
 def read(name: str) -> dict[str, Any] | None:
     """What was kept under ``name``; ``None`` if nothing was, or if it cannot be read."""
     try:
-        found = json.loads(files.read(path_of(name)))
+        found = files.read_json(path_of(name))
     except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
@@ -32,11 +32,8 @@ def read(name: str) -> dict[str, Any] | None:
 
 def write(name: str, found: dict[str, Any]) -> None:
     """Keep ``found`` under ``name``, all of it or nothing; where that cannot be, it is found out again."""
-    path = path_of(name)
     with contextlib.suppress(OSError):
-        files.make_private(path.parent)
-        with files.replacing(path) as file:
-            file.write(json.dumps(found).encode() + b"\n")
+        files.write_json(path_of(name), found)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from fitter.llama.build import elf, stored_answers
 from fitter.llama.processes import interpreter, worker_environment
 from fitter.llama.build.location import Build
 from fitter.llama.processes.scarcity import is_of_the_machine
-from fitter.storage import cache
+from fitter.storage import folders
 
 _PATIENCE = 120.0
 """Seconds that the models may take: a crash is quick, and a loaded machine is slow."""
@@ -50,7 +50,7 @@ def problem_of(build: Build, own: tuple[str, ...]) -> str:
 
 def _again(build: Build, own: tuple[str, ...]) -> str:
     path = stored_answers.path_of(_placing(build, own))
-    return f"; delete {path} to have it tried again" if cache.is_lasting() and path.exists() else ""
+    return f"; delete {path} to have it tried again" if folders.is_lasting() and path.exists() else ""
 
 
 def _placing(build: Build, own: tuple[str, ...]) -> str:

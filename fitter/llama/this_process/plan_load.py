@@ -31,7 +31,7 @@ from fitter.llama.processes import rpc
 from fitter.llama.this_process import connections, guarded
 from fitter.llama.types import RPC, Breakdown, LlamaCpp, Params
 from fitter.parameters.table import of_a_struct
-from fitter.text import human
+from fitter.text import MIB, human
 
 
 class HostMemoryUse(Protocol):
@@ -226,7 +226,7 @@ def _refused(
         return "host", plan.host.used, f"the plan and llama-cpp-python ({_one_line(str(error)) or 'no memory'})"
     for line in reversed(log):
         if found := _REFUSED.search(line.text):
-            size = float(found["size"]) * (1024 * 1024 if found["mib"] else 1)
+            size = float(found["size"]) * (MIB if found["mib"] else 1)
             device = next((d.info.name for d in registry.default if d.buffer_type == found["buffer_type"]), "host")
             return device, int(size), f"a buffer of type {found['buffer_type']}"
     if any(_NO_MEMORY.search(line.text) for line in log):

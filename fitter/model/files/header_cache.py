@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fitter.errors import ModelError
-from fitter.storage.cache import folder as folder
 from fitter.storage.files import make_private
+from fitter.storage.folders import cache_folder
 from fitter.text import human
 
 HEADERS, SHAPES = "headers", "shapes"
@@ -110,7 +110,7 @@ def look_after() -> bool:
 
     Returns whether it does. What a process has left that was killed goes first.
     """
-    found = sorted(each for name in (HEADERS, SHAPES) for each in _entries(folder(name)))
+    found = sorted(each for name in (HEADERS, SHAPES) for each in _entries(cache_folder(name)))
     size, count = sum(each for _, _, each in found), len(found)
     for _, entry, taken in found:
         is_left = entry.name.startswith((_PARTIAL, _LEAVING))

@@ -19,6 +19,7 @@ from fitter.model.files import header_cache
 from fitter.model.files.addresses import Address
 from fitter.model.files.source import show
 from fitter.storage.files import read
+from fitter.storage.folders import cache_folder
 
 _ABOUT, _FILES, _PIECE = "about.json", "files", 1 << 20
 
@@ -90,7 +91,7 @@ def _digest_of(path: Path, size: int) -> str:
 
 def folder() -> Path:
     """Where they are kept."""
-    return header_cache.folder(header_cache.HEADERS)
+    return cache_folder(header_cache.HEADERS)
 
 
 def newest(model: Sequence[Address]) -> Entry | None:

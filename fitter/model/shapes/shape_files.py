@@ -25,6 +25,7 @@ from fitter.model.shapes.gguf import write
 from fitter.model.shapes.mapping import header_of
 from fitter.model.shapes.shape_addresses import CONFIG, CONVERTED, DEFAULT_TYPE, PACKED_TYPE, Wanted
 from fitter.model.shapes.shape_header import Header
+from fitter.storage.folders import cache_folder
 from fitter.storage.temporary import Directory
 from fitter.text import printable
 
@@ -160,7 +161,7 @@ def _data_bytes(sizes: Sequence[int]) -> int:
 
 
 def _folder(digest: str) -> Path:
-    return header_cache.folder(header_cache.SHAPES) / digest[:32]
+    return cache_folder(header_cache.SHAPES) / digest[:32]
 
 
 def _is_there(path: Path) -> bool:

@@ -13,7 +13,8 @@ from fitter.output.arguments import command_line
 from fitter.output.pages import page
 from fitter.output.pictures.drawing import text
 from fitter.output.tables.exploration_table import file_names
-from fitter.output.units import human, speed
+from fitter.output.units import speed
+from fitter.text import human
 
 _AXES = {
     "model": "model",

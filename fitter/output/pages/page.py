@@ -14,8 +14,8 @@ from fitter.errors import LibraryError
 from fitter.output.documents.document import dumps
 from fitter.output.pictures import drawing
 from fitter.output.pictures.drawing import NARROW, WIDE
-from fitter.output.units import duration, human, speed
-from fitter.text import printable
+from fitter.output.units import duration, speed
+from fitter.text import human, printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment

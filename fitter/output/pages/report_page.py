@@ -21,11 +21,11 @@ from fitter.output.pictures.drawing import WIDE
 from fitter.output.tables.explanation import default_speeds, explain_lines, far_lines
 from fitter.output.tables.plan_table import later_text, parameter_lines, shared_text
 from fitter.output.tables.pool_lines import pool_lines
-from fitter.output.units import MIB, dummy_loads, human, speed
+from fitter.output.units import dummy_loads, speed
 from fitter.planning.plan.context_points import ContextPoint
 from fitter.planning.plan.layer_map import HOST_NAME, LayerMap
 from fitter.planning.plan.plan import Plan, resolved
-from fitter.text import printable
+from fitter.text import MIB, human, printable
 
 _COLUMNS = (
     ("total", "total"),

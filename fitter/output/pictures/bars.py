@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fitter.output.pictures.drawing import EDGE, NAMES, NARROW, SMALL, WIDE, Part, fitting, hatch, legend, svg, text
-from fitter.output.units import human
+from fitter.text import human
 
 PARTS = {
     "model": "weights",

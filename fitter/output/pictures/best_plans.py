@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fitter.output.pictures.curves import drawn, labelled_ticks, new_chart
-from fitter.output.units import human, speed
-from fitter.text import printable
+from fitter.output.units import speed
+from fitter.text import human, printable
 
 _MOST = 12
 """So many charts at most: a grid of more models and types has its table."""

@@ -20,8 +20,8 @@ from fitter.output.pictures.drawing import (
     svg,
     text,
 )
-from fitter.output.units import human
 from fitter.planning.plan.layer_map import HOST_NAME, LayerMap, MapCell
+from fitter.text import human
 
 _ROW, _GAP = 20, 5
 _LABEL = 8.6

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fitter.output.pictures.drawing import EDGE, NARROW, Part, fitting, svg, text
-from fitter.output.units import human, speed
+from fitter.output.units import speed
+from fitter.text import human
 
 _BAR = 12
 

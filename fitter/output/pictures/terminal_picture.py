@@ -11,9 +11,8 @@ from rich.text import Text
 
 from fitter.output.pictures.bars import PARTS, parts_of, shown
 from fitter.output.tables.narrow import short_name
-from fitter.output.units import human
 from fitter.planning.plan.layer_map import HOST_NAME, LayerMap
-from fitter.text import printable
+from fitter.text import human, printable
 
 _SIGNS = {
     "model": ("w", "blue"),

@@ -19,9 +19,9 @@ from fitter.output.arguments import command_line
 from fitter.output.documents.document import dumps
 from fitter.output.documents.exploration_document import CELL, EXPLORATION
 from fitter.output.tables.narrow import NarrowTable
-from fitter.output.units import human, mib, speed
+from fitter.output.units import speed
 from fitter.storage.files import replacing
-from fitter.text import printable
+from fitter.text import human, mib, printable
 
 if TYPE_CHECKING:
     from fitter.planning.tables.exploration import Exploration, ExploredAnswer, ExploredCell

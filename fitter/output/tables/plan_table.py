@@ -17,14 +17,14 @@ from fitter.model.files.source import show
 from fitter.output.tables.explanation import default_speeds, explain_lines, far_lines
 from fitter.output.tables.narrow import NarrowTable, too_narrow
 from fitter.output.tables.pool_lines import pool_lines
-from fitter.output.units import MIB, dummy_loads, human, mib, scaled, speed
+from fitter.output.units import dummy_loads, scaled, speed
 from fitter.parameters.table import of_a_load
 from fitter.planning.plan.layer_map import HOST_NAME
 from fitter.planning.plan.plan import Plan
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.summary import DeviceUse, HostUse, PoolUse, SharedUse
 from fitter.programs.later import Later
-from fitter.text import LONGEST_NAME, as_log_line, printable
+from fitter.text import LONGEST_NAME, MIB, as_log_line, human, mib, printable
 
 if TYPE_CHECKING:
     from fitter.machine.gpu_catalogue import CatalogueGpu

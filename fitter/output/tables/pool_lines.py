@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fitter.output.units import MIB, human
 from fitter.planning.plan.plan import Plan
+from fitter.text import MIB, human
 
 
 def pool_lines(plan: Plan) -> list[str]:

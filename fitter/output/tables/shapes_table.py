@@ -9,8 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fitter.output.tables.narrow import NarrowTable
-from fitter.output.units import human
-from fitter.text import printable
+from fitter.text import human, printable
 
 if TYPE_CHECKING:
     from fitter.model.shapes.listing import ShapeInfo

@@ -9,9 +9,10 @@ from fitter.model.header import Model
 from fitter.model.tensors import Role, role_of
 from fitter.parameters.table import MAPPED, PARAMETERS
 from fitter.planning.plan.plan import Plan
-from fitter.planning.request.request import MIB, Request
+from fitter.planning.request.request import Request
 from fitter.planning.request.shared_margin import MAPS
 from fitter.planning.speed.cost import MIN_OFFLOAD_BATCH
+from fitter.text import MIB
 
 _PINNED = "_Host"
 """What the name of a buffer type of pinned host memory ends with: ``CUDA_Host``, ``ROCm_Host``, ``Vulkan_Host``."""

@@ -15,7 +15,6 @@ from fitter.llama.types import Breakdown, LlamaCpp, Params
 from fitter.model import location
 from fitter.parameters.table import DEFAULTS, AnyPath
 from fitter.planning.pricing.pricing import Price
-from fitter.planning.request.request import MIB
 from fitter.planning.request.summary import (
     DeviceUse,
     FileStamp,
@@ -30,7 +29,7 @@ from fitter.planning.request.summary import (
 )
 from fitter.planning.speed.explain import Bound, Choice
 from fitter.programs.later import Later
-from fitter.text import LONGEST_NAME, printable
+from fitter.text import LONGEST_NAME, mib, mib_up, printable
 
 if TYPE_CHECKING:
     from typing import final
@@ -267,18 +266,14 @@ def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _why_left_out(use: DeviceUse) -> str:
-    margin = f"its margin of {_mib_up(use.margin)} MiB"
+    margin = f"its margin of {mib_up(use.margin)} MiB"
     if use.margin > use.total:
-        why = f"{margin} is more than its memory of {use.total // MIB} MiB"
+        why = f"{margin} is more than its memory of {mib(use.total)} MiB"
     elif use.shared:
-        why = f"{margin} and {_mib_up(use.shared)} MiB reserved leave nothing of its {use.free // MIB} MiB free"
+        why = f"{margin} and {mib_up(use.shared)} MiB reserved leave nothing of its {mib(use.free)} MiB free"
     else:
-        why = f"{margin} leaves nothing of its {use.free // MIB} MiB free"
+        why = f"{margin} leaves nothing of its {mib(use.free)} MiB free"
     return f"{use.name} is left out: {why}; set a smaller margin with --fit-target"
-
-
-def _mib_up(size: int) -> int:
-    return -(-size // MIB)
 
 
 def check_fits(plan: Plan, remedy: str = "") -> None:

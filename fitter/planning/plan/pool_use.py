@@ -10,10 +10,11 @@ from fitter.llama.types import Breakdown, Params
 from fitter.machine.shared_memory import Limit, limit_of
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.pricing.trial import Trial
-from fitter.planning.request.request import MIB, PoolLimit, Request
+from fitter.planning.request.request import PoolLimit, Request
 from fitter.planning.request.shared import HOST_NAME, later_of, taken
 from fitter.planning.request.shared_margin import is_unmapped, mapped_twice
 from fitter.planning.request.summary import DeviceUse, HostUse, PoolUse, Problem, Setting, SharedUse
+from fitter.text import MIB, mib, mib_up
 
 _WORTH_SETTING = 256 * MIB
 """How much more a GPU must get for a setting of the system to be worth it."""
@@ -102,7 +103,7 @@ def _said(limit: Limit, pool: PoolLimit, device: DeviceUse, size: int, better: s
     return Setting(
         command,
         size,
-        f"{better} where {device.name} may use {size // MIB} MiB instead of {device.total // MIB}: {command} "
+        f"{better} where {device.name} may use {mib(size)} MiB instead of {mib(device.total)}: {command} "
         f"({limit.lasts}; {limit.risk})",
     )
 
@@ -112,16 +113,16 @@ def pool_problem(request: Request, use: PoolUse, missing: int, params: Params, u
     later = later_of(uses)
     beside = sum(taken(uses, None if name == HOST_NAME else name) for name in use.members) - later
     parts = ((beside, "beside the model"), (later, "for what the program keeps later"))
-    named = " and ".join(f"{-(-size // MIB)} MiB of them {what}" for size, what in parts if size)
+    named = " and ".join(f"{mib_up(size)} MiB of them {what}" for size, what in parts if size)
     remedies = ["a more quantized model", "a smaller margin with --host-margin"]
     if "n_ctx" in request.fixed and params.n_ctx > request.n_ctx_min:
         remedies.insert(0, "a smaller -c")
     return Problem(
         use.name,
         missing,
-        f"{' and '.join((', '.join(use.members[:-1]), use.members[-1]))} lack {-(-missing // MIB)} MiB of the memory "
-        f"that they share: {-(-use.used // MIB)} MiB are needed{f' ({named})' if named else ''} plus a margin of "
-        f"{use.margin // MIB} MiB, but {use.free // MIB} MiB are available; use {', '.join(remedies[:-1])} or "
+        f"{' and '.join((', '.join(use.members[:-1]), use.members[-1]))} lack {mib_up(missing)} MiB of the memory "
+        f"that they share: {mib_up(use.used)} MiB are needed{f' ({named})' if named else ''} plus a margin of "
+        f"{mib(use.margin)} MiB, but {mib(use.free)} MiB are available; use {', '.join(remedies[:-1])} or "
         f"{remedies[-1]}",
     )
 
@@ -131,7 +132,7 @@ def check_pools(pools: Sequence[PoolLimit]) -> None:
     for pool in pools:
         if pool.target <= 0:
             raise UsageError(
-                f"{pool.name} has {pool.free // MIB} MiB of shared memory available, and the margin of the host is "
-                f"{pool.margin // MIB} MiB, so nothing can be placed: use a smaller --host-margin, or a machine with "
+                f"{pool.name} has {mib(pool.free)} MiB of shared memory available, and the margin of the host is "
+                f"{mib(pool.margin)} MiB, so nothing can be placed: use a smaller --host-margin, or a machine with "
                 "more memory (available=SIZE in --gpu says what there is)"
             )

@@ -15,10 +15,11 @@ from fitter.model.tensors import layer_of
 from fitter.parameters.table import PARAMETERS, Measuring, of_a_load, taken_by
 from fitter.parameters.values import MAX_SCALE
 from fitter.planning.request import limits
-from fitter.planning.request.request import DEFAULT_MARGIN, LEVERS, MIB, OBJECTIVES, STRATEGIES, DeviceLimit
+from fitter.planning.request.request import DEFAULT_MARGIN, LEVERS, OBJECTIVES, STRATEGIES, DeviceLimit
 from fitter.planning.request.shared import HOST_NAME
 from fitter.planning.request.summary import Problem
 from fitter.planning.speed.cost import Workload
+from fitter.text import MIB, mib, mib_up
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -278,7 +279,7 @@ def check_targets(
         most = device.largest_tensor if device is not None else None
         if device is not None and most is not None and tensor.bytes > most:
             raise UsageError(
-                f"{said} of {-(-tensor.bytes // MIB)} MiB on {device.name}, which takes tensors of {most // MIB} MiB "
+                f"{said} of {mib_up(tensor.bytes)} MiB on {device.name}, which takes tensors of {mib(most)} MiB "
                 "at most: choose another buffer type for it"
             )
 
@@ -303,7 +304,7 @@ def device_limits(
             raise UsageError(f"{len(margins)} margins for {len(devices)} devices: give one for all, or one per device")
     for size in margins:
         if size < 0:
-            raise UsageError(f"a margin of {size // MIB} MiB is negative: give 0 or more, which must stay free")
+            raise UsageError(f"a margin of {mib(size)} MiB is negative: give 0 or more, which must stay free")
     return tuple(
         DeviceLimit(
             device.name,
@@ -322,13 +323,9 @@ def check_margins(devices: Sequence[DeviceLimit], problems: Sequence[Problem]) -
     """Raise ``UsageError`` where nothing fits, and no device has as much memory as the user wants free of it."""
     if not problems or not devices or any(device.margin <= device.total for device in devices):
         return
-    margins = ", ".join(
-        f"{device.margin // MIB} MiB of {device.name} with {device.total // MIB} MiB" for device in devices
-    )
+    margins = ", ".join(f"{mib(device.margin)} MiB of {device.name} with {mib(device.total)} MiB" for device in devices)
     host = next((problem.missing for problem in problems if problem.device == HOST_NAME), None)
-    why = (
-        "-ngl, -ts or -ot needs a device" if host is None else f"without a device the host lacks {-(-host // MIB)} MiB"
-    )
+    why = "-ngl, -ts or -ot needs a device" if host is None else f"without a device the host lacks {mib_up(host)} MiB"
     raise UsageError(
         f"the margin is larger than the device ({margins}), so nothing can be placed there, but {why}: "
         "use a smaller --fit-target"

@@ -15,7 +15,8 @@ from fitter.errors import LlamaCppError
 from fitter.llama.types import LAYOUT_DEVICE
 from fitter.planning.placing.layer_sizes import cache_layer, is_state
 from fitter.planning.request.given import pinned_devices
-from fitter.planning.request.request import MIB, DeviceLimit, Record, Request
+from fitter.planning.request.request import DeviceLimit, Record, Request
+from fitter.text import mib, mib_up
 
 EXPENSIVE = 1 << 20
 """Tokens of a context from which a load at it takes longer than finding out whether it can fit."""
@@ -52,8 +53,8 @@ class Excess:
             "-nkvo, which keeps it in host memory",
         ]
         return (
-            f"{self.device} cannot use a tensor of more than {self.most // MIB} MiB, but at a context of "
-            f"{self.requested} the {what} of a layer ({self.tensor}) has {-(-self.bytes // MIB)} MiB: use "
+            f"{self.device} cannot use a tensor of more than {mib(self.most)} MiB, but at a context of "
+            f"{self.requested} the {what} of a layer ({self.tensor}) has {mib_up(self.bytes)} MiB: use "
             f"{', or '.join(remedies)}"
         )
 

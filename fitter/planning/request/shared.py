@@ -17,9 +17,10 @@ from fitter.model.files.source import called
 from fitter.model.location import local_name
 from fitter.parameters.values import parse_size
 from fitter.parameters.values import size as whole_size
-from fitter.planning.request.request import MIB, SHARED_ROW, DeviceLimit, HostLimit, Measure, PoolLimit, Request
+from fitter.planning.request.request import SHARED_ROW, DeviceLimit, HostLimit, Measure, PoolLimit, Request
 from fitter.planning.request.shared_margin import less
 from fitter.planning.request.summary import SharedUse
+from fitter.text import mib, mib_up
 
 LATER = "later"
 """The kind of what is reserved for a program's use after the load."""
@@ -74,9 +75,7 @@ def reservation(
             raise UsageError(f"--reserve names an unknown device '{name}'; there are: {', '.join(totals)}")
         total = totals[name]
         if total is not None and size > total:
-            raise UsageError(
-                f"--reserve {name}: {-(-size // MIB)} MiB is more than its total memory of {total // MIB} MiB"
-            )
+            raise UsageError(f"--reserve {name}: {mib_up(size)} MiB is more than its total memory of {mib(total)} MiB")
     rows = tuple(
         Row("reserved", None if name == HOST_NAME else name, name == HOST_NAME, 0, 0, size)
         for name, size in sizes.items()

@@ -17,7 +17,7 @@ from fitter.planning.pricing.pricing import bound_of, kept_by_all, kept_notes, p
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request import context_limit
 from fitter.planning.request.context_limit import Excess
-from fitter.planning.request.request import MIB, DeviceLimit, Measure, Progress, Request
+from fitter.planning.request.request import DeviceLimit, Measure, Progress, Request
 from fitter.planning.request.shared import (
     Companions,
     beyond,
@@ -37,6 +37,7 @@ from fitter.planning.search.load_reserve import reserve_for, with_reserve
 from fitter.planning.search.search_order import search
 from fitter.planning.search.tensor_split_search import split_candidate
 from fitter.planning.speed.explain import Choice
+from fitter.text import mib, mib_up
 
 _T = TypeVar("_T")
 
@@ -153,7 +154,7 @@ class _Fit:
         while room := self._room_for(found):
             # twice as much as last time, so that few searches are enough where each finds one that takes a little more
             self.room = {name: max(size, 2 * self.room.get(name, 0)) for name, size in room.items()}
-            self._say(f"searching again: in use, it would take {_mib_up(max(room.values()))} MiB more")
+            self._say(f"searching again: in use, it would take {mib_up(max(room.values()))} MiB more")
             found = self._found()
         return found
 
@@ -468,17 +469,16 @@ def _problems(
             remedy = " or ".join([*freed, "use a smaller margin with --fit-target"])
         on_host = later_of(uses) if name == "host" else 0
         parts = ((shared - on_host, "beside the model"), (on_host, "for what the program keeps later"))
-        named = " and ".join(f"{_mib_up(size)} MiB of them {what}" for size, what in parts if size)
-        needed = f"{_mib_up(used)} MiB are needed" + (f" ({named})" if named else "")
-        extra = f"a margin of {margin // MIB} MiB"
+        named = " and ".join(f"{mib_up(size)} MiB of them {what}" for size, what in parts if size)
+        needed = f"{mib_up(used)} MiB are needed" + (f" ({named})" if named else "")
+        extra = f"a margin of {mib(margin)} MiB"
         if room.get(name, 0) > margin:
-            extra = f"up to {_mib_up(room[name])} MiB more in use"
+            extra = f"up to {mib_up(room[name])} MiB more in use"
         problems.append(
             Problem(
                 name,
                 missing,
-                f"{where} lacks {_mib_up(missing)} MiB: {needed} plus {extra}, but {free // MIB} MiB are free; "
-                f"{remedy}",
+                f"{where} lacks {mib_up(missing)} MiB: {needed} plus {extra}, but {mib(free)} MiB are free; {remedy}",
             )
         )
     return tuple(problems)
@@ -487,7 +487,3 @@ def _problems(
 def _is_of(pool: PoolUse, name: str, devices: Sequence[DeviceUse], host: HostUse) -> bool:
     """Whether what lacks there is the pool's: a device has no less by its own limit, the host no less than that."""
     return next((device.fits for device in devices if device.name == name), host.free == pool.free or host.fits)
-
-
-def _mib_up(size: int) -> int:
-    return -(-size // MIB)

@@ -11,8 +11,9 @@ from functools import cache
 from pathlib import Path
 
 from fitter.llama.types import Breakdown, Params
-from fitter.planning.request.request import MIB, Request
+from fitter.planning.request.request import Request
 from fitter.planning.speed.work import LayerFacts
+from fitter.text import MIB
 
 _BACKENDS = ("CUDA", "ROCm")
 """What the default buffer types of ggml-cuda begin with, on NVIDIA's and AMD's cards."""
