@@ -42,7 +42,7 @@ def trial(placement: Placement, flash_attn: bool, seconds: float = 2.0) -> Trial
     ],
 )
 def test_what_is_asked_for(best: Trial, distance: float, seen: Collection[bool | None], ways: list[str]) -> None:
-    found = list(flash_attention.decided(REQUEST, best, distance, seen))
+    found = list(flash_attention.alternatives(REQUEST, best, distance, seen))
     assert [each.params.flash_attn for each in found] == ways
     assert all(replace(each, params=REQUEST.params) == REQUEST for each in found)
 
@@ -50,25 +50,27 @@ def test_what_is_asked_for(best: Trial, distance: float, seen: Collection[bool |
 def test_a_plan_with_too_little_context_may_get_more() -> None:
     best = trial(ON_DEVICES, True)
     short = replace(best, params=replace(best.params, n_ctx=REQUEST.n_ctx_max // 2))
-    assert [each.params.flash_attn for each in flash_attention.decided(REQUEST, short, 1.0, {True, False})] == ["on"]
+    assert [each.params.flash_attn for each in flash_attention.alternatives(REQUEST, short, 1.0, {True, False})] == [
+        "on"
+    ]
 
 
 def test_a_context_that_the_user_chose_is_not_too_little() -> None:
     asked = replace(REQUEST, fixed=frozenset({"n_ctx"}))
     best = trial(ON_DEVICES, True)
     short = replace(best, params=replace(best.params, n_ctx=REQUEST.n_ctx_max // 2))
-    assert not list(flash_attention.decided(asked, short, 1.0, {True, False}))
+    assert not list(flash_attention.alternatives(asked, short, 1.0, {True, False}))
 
 
 @pytest.mark.parametrize("placement", [Placement(1, (4, 4)), Placement(8, (0, 1))], ids=["one-there", "one-here"])
 def test_a_single_layer_is_a_cache_on_the_host_or_a_device(placement: Placement) -> None:
-    found = flash_attention.decided(REQUEST, trial(placement, True), FAR + 0.1, {True})
+    found = flash_attention.alternatives(REQUEST, trial(placement, True), FAR + 0.1, {True})
     assert [each.params.flash_attn for each in found] == ["off"]
 
 
 def test_a_quantized_v_cache_needs_it() -> None:
     quantized = replace(REQUEST, params=replace(REQUEST.params, type_v="q8_0"))
-    assert not list(flash_attention.decided(quantized, trial(ON_HOST, True), 9.0, {True}))
+    assert not list(flash_attention.alternatives(quantized, trial(ON_HOST, True), 9.0, {True}))
 
 
 @pytest.mark.parametrize(
@@ -92,6 +94,6 @@ def test_what_the_user_sets_stays(changed: dict[str, Any], is_open: bool) -> Non
     ],
 )
 def test_what_is_said(chosen: bool, other: bool, words: tuple[str, str]) -> None:
-    choice = flash_attention.which(trial(ON_HOST, chosen), trial(ON_HOST, other, 3.0))
+    choice = flash_attention.choice_of(trial(ON_HOST, chosen), trial(ON_HOST, other, 3.0))
     assert choice is not None and (choice.chosen, choice.runner_up) == words
     assert (choice.seconds, choice.runner_up_seconds) == (2.0, 3.0)

@@ -13,16 +13,16 @@ from fitter.machine.speed import DeviceSpeed
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.placing.placement import Placement
 from fitter.planning.request.request import SHARED_ROW, DeviceLimit, HostLimit, Request
-from fitter.planning.search.capacity import context_in_total, is_tight, is_too_large, target
+from fitter.planning.search.capacity import context_in_total, is_tight, is_too_large, total_target
 from fitter.planning.search.context_choice import best_on
 from fitter.planning.search.corrections import fill, settle, settle_partial, settle_whole
 from fitter.planning.search.expectations import (
-    expected,
     expected_partial,
+    expected_plan,
     last_true,
-    promises_host,
-    promises_whole,
-    styles,
+    likely_fits_host,
+    likely_fits_whole,
+    spill_styles,
 )
 from fitter.planning.search.search_state import Callbacks, SearchState
 from tests.support.synthetic import (
@@ -143,7 +143,7 @@ def test_what_is_too_large_by_itself(mib: int, too_large: bool, tight: bool) -> 
     # weights on devices take 1060 MiB, the caches of 4096 tokens 128 less what is rounded
     model = replace(DENSE, cache=2048)
     found = known(mib, model=model)
-    assert target(found) == mib * MIB
+    assert total_target(found) == mib * MIB
     assert (is_too_large(found, 4096), is_tight(found, 4096)) == (too_large, tight)
 
 
@@ -183,17 +183,17 @@ def test_what_is_promised_is_what_then_fits() -> None:
     found = known(1500)
     found.trial(found.default, 4096)
     found.trial(found.default, 32768)
-    largest = last_true(16, 129, lambda n: promises_whole(found, 256 * n)) * 256
+    largest = last_true(16, 129, lambda n: likely_fits_whole(found, 256 * n)) * 256
     assert settle_whole(found, largest) is not None and settle_whole(found, largest + 256) is None
 
 
 @pytest.mark.parametrize(("host_mib", "expected"), [(None, True), (500, True), (120, False)])
 def test_promises_of_the_host(host_mib: int | None, expected: bool) -> None:
     found = known(8000, host_mib=host_mib)
-    assert promises_host(found, 32768), "nothing is known yet"
+    assert likely_fits_host(found, 32768), "nothing is known yet"
     found.trial(found.default, 4096)
     found.trial(found.default, 32768)
-    assert promises_host(found, 32768 * 60) is expected
+    assert likely_fits_host(found, 32768 * 60) is expected
 
 
 @pytest.mark.parametrize(
@@ -207,18 +207,18 @@ def test_a_host_holds_what_was_measured_there(more: int, paging: bool, expected:
     found = known(8000, host=HostLimit(used + more, used + more, 0, paging))
     found.trial(found.default, 4096)
     found.trial(found.default, 32768)
-    assert promises_host(found, 32768) is expected
-    assert promises_whole(found, 32768) is expected
+    assert likely_fits_host(found, 32768) is expected
+    assert likely_fits_whole(found, 32768) is expected
 
 
 @pytest.mark.parametrize(("free", "expected"), [(8 * MIB, True), (8 * MIB - 1, False)])
 def test_a_device_beside_the_models_holds_what_shares_the_memory(free: int, expected: bool) -> None:
     beside = replace(limits(1, 1)[1], free=free)
     found = known(8000, beside=(beside,))
-    assert promises_host(found, 4096), "nothing is known yet"
+    assert likely_fits_host(found, 4096), "nothing is known yet"
     draft = Row(SHARED_ROW, "CUDA1", False, 0, 0, 8 * MIB)
     found.buffers.learn(Breakdown((draft,), ("CUDA0",), 4096), 4096, True, {})
-    assert promises_host(found, 4096) is expected
+    assert likely_fits_host(found, 4096) is expected
 
 
 @pytest.mark.parametrize(
@@ -237,13 +237,13 @@ def test_a_device_beside_the_models_holds_what_shares_the_memory(free: int, expe
     ],
 )
 def test_styles(found: SearchState, expected: set[bool]) -> None:
-    assert set(styles(found, 4096)) == expected
+    assert set(spill_styles(found, 4096)) == expected
 
 
 @pytest.mark.parametrize("mib", [500, 700, 900, 1100])
 def test_the_more_promising_way_comes_first(mib: int) -> None:
     found = known(mib)
-    ways = styles(found, 4096)
+    ways = spill_styles(found, 4096)
     first, second = (expected_partial(found, 4096, spread) for spread in ways)
     assert len(ways) == 2 and first <= second < math.inf
 
@@ -266,10 +266,10 @@ def test_a_plan_is_expected_as_it_then_is(
 ) -> None:
     devices = limits(*mib)
     both = known_of(priced(request(model, devices), model, *speeds), model)
-    assert expected(both, best_on(known(900))) is None, "nothing is known"
+    assert expected_plan(both, best_on(known(900))) is None, "nothing is known"
     best = best_on(both)
     alone = both.on(devices[kept : kept + 1]).with_buffers_of(both)
-    likely, hoped = (expected(alone, best, optimistic=optimistic) for optimistic in (False, True))
+    likely, hoped = (expected_plan(alone, best, optimistic=optimistic) for optimistic in (False, True))
     trial = best_on(alone)
     assert likely is not None and likely[0] == trial.params.n_ctx
     assert likely[1] == pytest.approx(trial.expected, rel=0.05)

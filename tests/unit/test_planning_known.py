@@ -318,14 +318,14 @@ def test_a_plain_proposal_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None
         said.append(is_plain)
         return Placement(9, (0, 0))
 
-    monkeypatch.setattr(proposals, "partial", partial)
+    monkeypatch.setattr(proposals, "place_partial", partial)
     for is_plain in (False, True, True, False):
-        found.partial(at, True, is_plain=is_plain)
-    found.partial(at, False)
+        found.place_partial(at, True, is_plain=is_plain)
+    found.place_partial(at, False)
     found.be_plain()
-    found.partial(at, True)
+    found.place_partial(at, True)
     assert said == [False, True, False], "each is proposed once"
-    found.partial(at, False)
+    found.place_partial(at, False)
     assert said == [False, True, False, True], "what is plain is so for all"
     assert not at.is_short and found.situation(4096, at.room).is_short, "then bytes count, not time"
 

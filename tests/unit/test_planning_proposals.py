@@ -13,7 +13,15 @@ from fitter.planning.placing.packing import pack
 from fitter.planning.placing.placement import Placement, caches_on, weights_on
 from fitter.planning.pricing.prices import PriceList
 from fitter.planning.request.request import Request
-from fitter.planning.search.proposals import Situation, fastest, nearer, partial, whole, with_caches, without_caches
+from fitter.planning.search.proposals import (
+    Situation,
+    add_caches,
+    avoid_remote_tensors,
+    place_fastest,
+    place_partial,
+    place_whole,
+    swap_caches_for_weights,
+)
 from fitter.planning.search.room import Room
 from fitter.planning.speed.cost import Workload
 from tests.support.synthetic import (
@@ -75,7 +83,7 @@ def is_within(at: Situation, placement: Placement) -> bool:
     ],
 )
 def test_whole(at: Situation, counts: tuple[int, ...] | None) -> None:
-    found = whole(at)
+    found = place_whole(at)
     assert (found and found.counts) == counts
 
 
@@ -91,7 +99,7 @@ def test_whole(at: Situation, counts: tuple[int, ...] | None) -> None:
     ],
 )
 def test_fastest(speeds: tuple[DeviceSpeed, ...], mib: tuple[int, ...], counts: tuple[int, ...] | None) -> None:
-    found = fastest(situation(*mib, speeds=speeds))
+    found = place_fastest(situation(*mib, speeds=speeds))
     assert (found and found.counts) == counts
 
 
@@ -109,7 +117,7 @@ NGL = Params(n_gpu_layers=4)
     ],
 )
 def test_partial(at: Situation, spread: bool, first: int, layers_apart: int) -> None:
-    found = partial(at, spread)
+    found = place_partial(at, spread)
     assert found is not None and is_within(at, found)
     assert (found.first, len({item.layer for item, _ in found.moved})) == (first, layers_apart)
 
@@ -119,7 +127,7 @@ def test_partial(at: Situation, spread: bool, first: int, layers_apart: int) -> 
 def test_the_faster_device_has_what_it_holds(
     speeds: tuple[DeviceSpeed, ...], counts: tuple[int, ...], spread: bool
 ) -> None:
-    found = partial(situation(1000, 1000, speeds=speeds), spread, is_plain=True)
+    found = place_partial(situation(1000, 1000, speeds=speeds), spread, is_plain=True)
     assert found == Placement(0, counts)
 
 
@@ -134,27 +142,27 @@ def test_the_faster_device_has_what_it_holds(
 def test_partial_by_the_users_split(n_gpu_layers: int | None, mib: int, counts: tuple[int, ...] | None) -> None:
     fixed = SPLIT if n_gpu_layers is None else (*SPLIT, "n_gpu_layers")
     params = Params(tensor_split=(1.0, 1.0), n_gpu_layers=n_gpu_layers or -1)
-    found = partial(situation(mib, mib, fixed=fixed, params=params), False)
+    found = place_partial(situation(mib, mib, fixed=fixed, params=params), False)
     assert (found and found.counts) == counts
 
 
 def test_a_priced_proposal_is_none_the_slower_for_each_step() -> None:
     at = situation(700, 500, model=CACHES, speeds=(CARD, SLOW_CARD))
     assert at.prices is not None
-    plain, full = partial(at, True, is_plain=True), partial(at, True)
+    plain, full = place_partial(at, True, is_plain=True), place_partial(at, True)
     assert plain is not None and full is not None and is_within(at, full)
     assert at.prices.seconds(full) < at.prices.seconds(plain), "large caches should give way to weights"
 
 
 def test_without_prices_no_step_changes_anything() -> None:
     at, found = situation(500, is_priced=False), Placement(4, (5,))
-    assert [step(at, found) for step in (nearer, without_caches, with_caches)] == [found] * 3
+    assert [step(at, found) for step in (avoid_remote_tensors, swap_caches_for_weights, add_caches)] == [found] * 3
 
 
 def test_small_caches_stay_with_their_layers() -> None:
     at = situation(500, model=replace(DENSE, cache=512))
-    found = partial(at, False, is_plain=True)
-    assert found is not None and without_caches(at, found) is found
+    found = place_partial(at, False, is_plain=True)
+    assert found is not None and swap_caches_for_weights(at, found) is found
 
 
 @pytest.mark.parametrize(
@@ -172,7 +180,7 @@ def test_tensors_come_nearer_than_a_slow_remote_device(round_trip: float, host_m
     at = replace(at, request=replace(at.request, host=host))
     far = pack(at.units, at.room.with_caches, spread=True, counts=(4, 5))
     assert far is not None and {place for _, place in far.moved} == {1}
-    assert {place for _, place in nearer(at, far).moved} == {target}
+    assert {place for _, place in avoid_remote_tensors(at, far).moved} == {target}
 
 
 def test_what_the_host_has_of_layers_and_tensors_is_all_counted() -> None:
@@ -182,15 +190,15 @@ def test_what_the_host_has_of_layers_and_tensors_is_all_counted() -> None:
     on_host = sum(unit.weights + unit.cache for unit in at.units[:2]) + sum(item.bytes for item, _ in far.moved)
     for free, target in ((on_host, HOST), (on_host - 1, 1)):
         host = replace(at.request.host, free=at.request.host.margin + free)
-        found = nearer(replace(at, request=replace(at.request, host=host)), far)
+        found = avoid_remote_tensors(replace(at, request=replace(at.request, host=host)), far)
         assert {place for _, place in found.moved} == {target}
 
 
 def test_a_split_of_the_users_may_leave_a_single_layer() -> None:
     at = situation(250, 10, fixed=SPLIT, params=Params(tensor_split=(1.0, 0.0)))
-    found = partial(at, False)
+    found = place_partial(at, False)
     assert found is not None and found.counts == (2, 0)
-    found = partial(replace(at, room=Room((100 * MIB, 0), (100 * MIB, 0))), False)
+    found = place_partial(replace(at, room=Room((100 * MIB, 0), (100 * MIB, 0))), False)
     assert found is not None and found.counts == (1, 0), "the output alone"
 
 
@@ -203,7 +211,7 @@ FOR_TWO_LARGER = 2 * (20 + 16) * MIB + 2 * UNEQUAL.ffn[1] + 2 * UNEQUAL.ffn[2]
 def test_fewer_layers_lose_tensors() -> None:
     at = situation(1000, model=replace(UNEQUAL, n_layer=2))
     at = replace(at, room=Room((100 * MIB + FOR_TWO_LARGER,), (0,)))
-    found = partial(at, True, is_plain=True)
+    found = place_partial(at, True, is_plain=True)
     assert found is not None and found.first == 0 and {item.layer for item, _ in found.moved} == {1}
 
 
@@ -212,7 +220,7 @@ def test_fewer_layers_lose_tensors_where_the_user_splits() -> None:
     at = situation(1000, model=UNEQUAL, fixed=(*SPLIT, "n_gpu_layers"), params=params)
     at = replace(at, room=Room((100 * MIB + FOR_TWO_LARGER,), (0,)))
     for each, layers in ((at, {3}), (replace(at, prices=None), {2, 3})):
-        found = partial(each, True)
+        found = place_partial(each, True)
         assert found is not None and {item.layer for item, _ in found.moved} == layers
 
 
@@ -221,7 +229,7 @@ def test_fewer_layers_lose_tensors_to_the_host_than_to_a_slow_remote_device() ->
     at = replace(at, room=Room((FOR_TWO_LARGER, 8000 * MIB), (0, 0)))
     far = pack(at.units, at.room.with_caches, spread=True, counts=(2, 3))
     assert far is not None and {item.layer for item, _ in far.moved} == {0, 1}
-    assert {(item.layer, target) for item, target in nearer(at, far).moved} == {(1, HOST)}
+    assert {(item.layer, target) for item, target in avoid_remote_tensors(at, far).moved} == {(1, HOST)}
 
 
 TWO_LAYERS = replace(CACHES, n_layer=2)
@@ -240,7 +248,7 @@ def test_large_caches_give_way_to_what_is_on_the_host(mib: int, tensors_on_host:
     items = [item for unit in at.units for item in unit.items]
     found = Placement(0, (3,), tuple((item, HOST) for item in items)) if tensors_on_host else Placement(1, (2,))
     assert at.prices is not None and is_within(at, found)
-    better = without_caches(at, found)
+    better = swap_caches_for_weights(at, found)
     assert better.first == first and is_within(at, better)
     assert at.prices.seconds(better) < at.prices.seconds(found)
 
@@ -249,25 +257,25 @@ def test_large_caches_give_way_to_what_is_on_the_host(mib: int, tensors_on_host:
 def test_caches_give_way_where_all_requests_gain_together(n_seq_max: int, first: int) -> None:
     """A seventh of the time is gained by one request, a fifth is lost where four read a cache each at once."""
     at = situation(500, model=TWO_LAYERS, params=Params(n_seq_max=n_seq_max))
-    assert without_caches(at, Placement(1, (2,))).first == first
+    assert swap_caches_for_weights(at, Placement(1, (2,))).first == first
 
 
 def test_a_device_without_a_cache_has_more_room() -> None:
     at = situation(700, model=CACHES)
     at = replace(at, room=Room((90 * MIB,), (700 * MIB,)))
-    found = without_caches(at, Placement(9, (0,)))
+    found = swap_caches_for_weights(at, Placement(9, (0,)))
     assert found.first == 8 and weights_on(at.units, found) == [(100 + 6 * 100) * MIB]
 
 
 def test_weights_that_caches_give_way_to_go_to_the_faster_device() -> None:
     for speeds, counts in (((CARD, SLOW_CARD), (6, 3)), ((SLOW_CARD, CARD), (2, 7))):
         at = situation(1240, 1240, model=replace(CACHES, cache=16384), speeds=speeds)
-        assert without_caches(at, Placement(9, (0, 0))).counts == counts
+        assert swap_caches_for_weights(at, Placement(9, (0, 0))).counts == counts
 
 
 def test_no_single_tensor_goes_to_a_remote_device_without_a_layer() -> None:
     at = situation(242, 661, model=replace(CACHES, cache=16384), speeds=(replace(REMOTE_CARD, round_trip=5e-3), CARD))
-    found = without_caches(at, Placement(9, (0, 0)))
+    found = swap_caches_for_weights(at, Placement(9, (0, 0)))
     assert found.counts[0] == 0 and {target for _, target in found.moved} == {1}
 
 
@@ -288,15 +296,15 @@ def long_prompts(mib: int, gives: Workload, n_layer: int = 8) -> Situation:
 )
 def test_caches_come_to_the_device_for_long_prompts(mib: int, gives: Workload, first: int) -> None:
     at = long_prompts(mib, gives)
-    plain = partial(at, True, is_plain=True)
+    plain = place_partial(at, True, is_plain=True)
     assert plain is not None and at.prices is not None
-    found = with_caches(at, plain)
+    found = add_caches(at, plain)
     assert is_within(at, found) and found.first == first
     assert (found is plain) or at.prices.seconds(found) < at.prices.seconds(plain)
     assert (found is plain) is (plain.first == first)
     # nothing of a state can be there without its weights
     states = replace(at, units=tuple(replace(unit, state=unit.cache) for unit in at.units))
-    assert with_caches(states, plain) is plain
+    assert add_caches(states, plain) is plain
 
 
 @pytest.mark.parametrize(
@@ -305,9 +313,9 @@ def test_caches_come_to_the_device_for_long_prompts(mib: int, gives: Workload, f
 )
 def test_no_more_layers_are_bare_than_there_is_no_room_for(mib: int, first: int, count: int) -> None:
     at = long_prompts(mib, Workload(30000, 512))
-    plain = partial(at, True, is_plain=True)
+    plain = place_partial(at, True, is_plain=True)
     assert plain is not None
-    found = with_caches(at, plain)
+    found = add_caches(at, plain)
     bare = {item.layer for item, target in found.moved if "attn" in item.stem and target == HOST}
     assert found.first == first and bare == set(range(first, first + count))
     assert pack(at.units, at.room.with_caches, spread=True, first=first, bare=count - 1) is None
@@ -315,24 +323,26 @@ def test_no_more_layers_are_bare_than_there_is_no_room_for(mib: int, first: int,
 
 def test_many_caches_gain_what_one_of_them_does_not() -> None:
     at = long_prompts(3000, Workload(6000, 512), n_layer=60)
-    plain = partial(at, True, is_plain=True)
+    plain = place_partial(at, True, is_plain=True)
     assert plain is not None and at.prices is not None
     assert at.prices.all.bare_gain(0) < 0.02 * at.prices.seconds(plain)
-    assert with_caches(at, plain).first < plain.first
+    assert add_caches(at, plain).first < plain.first
 
 
 def test_room_without_caches_is_for_devices_that_have_none() -> None:
     at = situation(700, 500, model=CACHES, speeds=(CARD, SLOW_CARD))
-    plain = partial(at, True, is_plain=True)
+    plain = place_partial(at, True, is_plain=True)
     assert plain is not None
     wide = replace(at, room=replace(at.room, without=(2000 * MIB, 1500 * MIB)))
     for each in (at, wide):
-        found = without_caches(each, plain)
+        found = swap_caches_for_weights(each, plain)
         used = zip(weights_on(each.units, found), caches_on(each.units, found), strict=True)
         assert all(w + c <= room for (w, c), room in zip(used, each.room.of(each.units, found), strict=True))
 
 
 def test_everything_may_stay_on_the_host() -> None:
-    assert partial(situation(10, 10), False) == Placement(9, (0, 0))
-    assert partial(situation(10, fixed=("n_gpu_layers",), params=Params(n_gpu_layers=0)), False) == Placement(9, (0,))
-    assert partial(situation(10, fixed=("n_gpu_layers",), params=Params(n_gpu_layers=2)), False) is None
+    assert place_partial(situation(10, 10), False) == Placement(9, (0, 0))
+    assert place_partial(situation(10, fixed=("n_gpu_layers",), params=Params(n_gpu_layers=0)), False) == Placement(
+        9, (0,)
+    )
+    assert place_partial(situation(10, fixed=("n_gpu_layers",), params=Params(n_gpu_layers=2)), False) is None

@@ -12,7 +12,7 @@ _TIGHT = 0.95
 """Share of the devices' memory from which weights and caches are asked about at the smallest context first."""
 
 
-def target(state: SearchState) -> int:
+def total_target(state: SearchState) -> int:
     """The most that a plan may use of all devices."""
     return sum(max(0, device.target) for device in state.devices)
 
@@ -20,23 +20,23 @@ def target(state: SearchState) -> int:
 def is_too_large(state: SearchState, n_ctx: int) -> bool:
     """Whether all layers with their caches are more than all devices hold, compute buffers left out."""
     # a model that looks as if it fitted is better asked about at once
-    if not state.devices or state.request.model_bytes <= target(state):
+    if not state.devices or state.request.model_bytes <= total_target(state):
         return False
-    return _weights_and_caches(state, n_ctx) > target(state)
+    return _weights_and_caches(state, n_ctx) > total_target(state)
 
 
 def is_tight(state: SearchState, n_ctx: int) -> bool:
     """Whether all layers with their caches leave next to nothing for compute buffers."""
-    if not state.devices or state.request.model_bytes <= _TIGHT * target(state):
+    if not state.devices or state.request.model_bytes <= _TIGHT * total_target(state):
         return False
-    return _weights_and_caches(state, n_ctx) > _TIGHT * target(state)
+    return _weights_and_caches(state, n_ctx) > _TIGHT * total_target(state)
 
 
 def _weights_and_caches(state: SearchState, n_ctx: int) -> int:
     return sum(unit.weights + unit.cache for unit in state.units(n_ctx)[state.default.first :])
 
 
-def used(state: SearchState, trial: Trial, computing: Sequence[DeviceLimit]) -> int:
+def total_used(state: SearchState, trial: Trial, computing: Sequence[DeviceLimit]) -> int:
     """Bytes of weights and caches on all devices, and of compute buffers on those that are ``computing``."""
     rows = [trial.breakdown.on(device.name) for device in state.devices]
     compute = sum(trial.breakdown.on(device.name).compute for device in computing)
@@ -61,7 +61,7 @@ def _in_total(state: SearchState, top: Trial, bottom: Trial, devices: Sequence[D
     if len(devices) < 2:
         return low
     room = sum(device.target for device in devices)
-    used_top, used_bottom = (used(state, trial, devices) for trial in (top, bottom))
+    used_top, used_bottom = (total_used(state, trial, devices) for trial in (top, bottom))
     if used_top <= room:
         return high
     waste = top.weights // max(1, request.n_layer) // (6 if request.is_expert_model else 2)

@@ -12,9 +12,15 @@ from collections.abc import Callable
 from fitter.errors import LlamaCppCrashError
 from fitter.planning.pricing.objective import GAIN, beats, is_better
 from fitter.planning.pricing.trial import Trial
-from fitter.planning.search.capacity import context_in_total, is_tight, is_too_large, target, used
+from fitter.planning.search.capacity import context_in_total, is_tight, is_too_large, total_target, total_used
 from fitter.planning.search.corrections import settle_fastest, settle_partial, settle_whole
-from fitter.planning.search.expectations import expected_partial, last_true, promises_host, promises_whole, styles
+from fitter.planning.search.expectations import (
+    expected_partial,
+    last_true,
+    likely_fits_host,
+    likely_fits_whole,
+    spill_styles,
+)
 from fitter.planning.search.search_state import SearchState
 
 _MAX_CONTEXTS = 40
@@ -73,7 +79,7 @@ def _most_context(state: SearchState) -> Trial | None:
     if best is not None or low == high:
         return best
     best = attempt(low)
-    return best and _largest_context(state, best, high, attempt, promises_host)
+    return best and _largest_context(state, best, high, attempt, likely_fits_host)
 
 
 def _with_context(state: SearchState, floor: int | None) -> Trial | None:
@@ -83,7 +89,7 @@ def _with_context(state: SearchState, floor: int | None) -> Trial | None:
         return settle_partial(state, max(low, floor or 0))
     if low < high and is_tight(state, low):
         bottom = state.trial(state.default, low)
-        if used(state, bottom, state.devices) >= target(state):
+        if total_used(state, bottom, state.devices) >= total_target(state):
             # no larger context leaves room for more of the model
             return settle_whole(state, low) or settle_partial(state, max(low, floor or 0))
     if state.chooses_devices and (fastest := settle_fastest(state, high)):
@@ -104,7 +110,7 @@ def _below(state: SearchState, top: Trial, floor: int | None) -> Trial | None:
     best = bottom if bottom.fits else settle_whole(state, low)
     if best is None:
         return settle_partial(state, least) or (settle_partial(state, low) if least > low else None)
-    best = _largest_context(state, best, high, lambda n_ctx: settle_whole(state, n_ctx), promises_whole)
+    best = _largest_context(state, best, high, lambda n_ctx: settle_whole(state, n_ctx), likely_fits_whole)
     return best if best.params.n_ctx >= least else _spilled_beyond(state, best, least, floor)
 
 
@@ -134,7 +140,7 @@ def _worth_spilling(state: SearchState, whole: Trial, most: int) -> int:
 
     Little more context can cost much of the time, where no tensor is small enough for the room that is left.
     """
-    alignment, spread = state.request.alignment, styles(state, most, is_plain=True)[0]
+    alignment, spread = state.request.alignment, spill_styles(state, most, is_plain=True)[0]
     seconds: dict[int, float] = {}
 
     def expect(n_ctx: int) -> None:
@@ -230,4 +236,4 @@ def _on_host(state: SearchState, floor: int | None) -> Trial | None:
     if top.fits or top.params.n_ctx == low:
         return top
     bottom = state.trial(state.default, low)
-    return _largest_context(state, bottom, top.params.n_ctx, attempt, promises_host) if bottom.fits else None
+    return _largest_context(state, bottom, top.params.n_ctx, attempt, likely_fits_host) if bottom.fits else None

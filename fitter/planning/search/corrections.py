@@ -11,8 +11,8 @@ from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import is_worth_a_correction, is_worth_a_load, rank
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.search import choices
-from fitter.planning.search.expectations import expected_partial, styles
-from fitter.planning.search.proposals import Situation, fastest, whole
+from fitter.planning.search.expectations import expected_partial, spill_styles
+from fitter.planning.search.proposals import Situation, place_fastest, place_whole
 from fitter.planning.search.search_state import SearchState
 
 _MAX_CORRECTIONS = 12
@@ -90,14 +90,14 @@ def _gains(state: SearchState, placement: Placement, best: Trial | None) -> bool
 
 def settle_whole(state: SearchState, n_ctx: int) -> Trial | None:
     """All of the model on devices, with what is left spread over them."""
-    return settle(state, n_ctx, True, whole)
+    return settle(state, n_ctx, True, place_whole)
 
 
 def settle_fastest(state: SearchState, n_ctx: int) -> Trial | None:
     """All of the model on those devices where it takes the least time."""
     # by the smallest context, before a larger one is recorded
     state.prices()
-    trial = settle(state, n_ctx, True, fastest)
+    trial = settle(state, n_ctx, True, place_fastest)
     choice = trial and choices.which_devices_have_layers(trial, state.default, state.seconds)
     if choice:
         state.callbacks.on_choice(choice)
@@ -107,14 +107,14 @@ def settle_fastest(state: SearchState, n_ctx: int) -> Trial | None:
 def settle_partial(state: SearchState, n_ctx: int) -> Trial | None:
     """The best placement where the weights cannot all be on devices."""
     best: Trial | None = None
-    ways = styles(state, n_ctx)
+    ways = spill_styles(state, n_ctx)
     chosen = ways[0]
     for spread in ways:
         if best is not None and not _promises_better(state, n_ctx, spread, best):
             continue
 
         def propose(at: Situation, spread: bool = spread) -> Placement | None:
-            return state.partial(at, spread)
+            return state.place_partial(at, spread)
 
         trial = settle(state, n_ctx, False, propose)
         trial = trial and fill(state, trial)
@@ -128,7 +128,7 @@ def settle_partial(state: SearchState, n_ctx: int) -> Trial | None:
         if trial is not None and (best is None or rank(trial) > rank(best)):
             return trial
     if best is not None and best.fits and best.seconds is not None and len(ways) > 1:
-        other = state.partial(state.situation(n_ctx, state.room(n_ctx, False)), not chosen)
+        other = state.place_partial(state.situation(n_ctx, state.room(n_ctx, False)), not chosen)
         if choice := choices.where_weights_go(state.request, best, other, state.seconds):
             state.callbacks.on_choice(choice)
     return best

@@ -18,7 +18,7 @@ from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search import choices
 from fitter.planning.search.capacity import is_too_large
 from fitter.planning.search.context_choice import best_on
-from fitter.planning.search.expectations import expected, expected_partial
+from fitter.planning.search.expectations import expected_partial, expected_plan
 from fitter.planning.search.search_state import CutShort, SearchState
 from fitter.planning.speed.explain import FAR
 
@@ -180,7 +180,7 @@ class Devices:
         self, state: SearchState, best: Trial, *, is_plain: bool = False, optimistic: bool = False
     ) -> tuple[int, float] | None:
         state = state.with_buffers_of(self._done.get(_names(best.devices), self._first))
-        return expected(state, best, is_plain=is_plain, optimistic=optimistic)
+        return expected_plan(state, best, is_plain=is_plain, optimistic=optimistic)
 
     def _beats(self, likely: tuple[int, float], best: Trial) -> bool:
         return best.expected is None or beats(self._request, likely, (best.params.n_ctx, best.expected))

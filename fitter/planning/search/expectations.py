@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from fitter.planning.pricing.objective import beats
 from fitter.planning.pricing.trial import Trial
-from fitter.planning.search.proposals import fastest, whole
+from fitter.planning.search.proposals import place_fastest, place_whole
 from fitter.planning.search.search_state import SearchState
 
 
-def expected(
+def expected_plan(
     state: SearchState, best: Trial, *, is_plain: bool = False, optimistic: bool = False
 ) -> tuple[int, float] | None:
     """Context and seconds of the plan that these devices are likely to have, with whole layers only if ``is_plain``.
@@ -25,8 +25,10 @@ def expected(
     n_ctx = max(state.smallest_context, best.params.n_ctx)
     if all_of_it is not None and all_of_it[0] >= n_ctx:
         return all_of_it
-    spread = styles(state, n_ctx, is_plain=is_plain)[0]
-    placement = state.partial(state.situation(n_ctx, state.room(n_ctx, False, optimistic)), spread, is_plain=is_plain)
+    spread = spill_styles(state, n_ctx, is_plain=is_plain)[0]
+    placement = state.place_partial(
+        state.situation(n_ctx, state.room(n_ctx, False, optimistic)), spread, is_plain=is_plain
+    )
     part = None if placement is None else (n_ctx, state.seconds(placement))
     if all_of_it is None or part is None:
         return all_of_it or part
@@ -41,10 +43,10 @@ def _expected_whole(state: SearchState, best: Trial) -> tuple[int, float] | None
     n_ctx, step = best.params.n_ctx, request.alignment
     if "n_ctx" not in request.fixed:
         top = -(-request.n_ctx_max // step)
-        n_ctx = step * last_true(low // step, top + 1, lambda n: promises_whole(state, n * step))
+        n_ctx = step * last_true(low // step, top + 1, lambda n: likely_fits_whole(state, n * step))
         n_ctx = max(low, min(n_ctx, request.n_ctx_max))
     state.prices()
-    propose = fastest if state.chooses_devices else whole
+    propose = place_fastest if state.chooses_devices else place_whole
     placement = propose(state.situation(n_ctx, state.room(n_ctx, True)))
     return None if placement is None else (n_ctx, state.seconds(placement))
 
@@ -52,11 +54,11 @@ def _expected_whole(state: SearchState, best: Trial) -> tuple[int, float] | None
 def expected_partial(state: SearchState, n_ctx: int, spread: bool, *, is_plain: bool = False) -> float:
     """The objective with what a way to spill proposes by what is known now, of whole layers if ``is_plain``."""
     at = state.situation(n_ctx, state.room(n_ctx, False))
-    placement = state.partial(at, spread, is_plain=is_plain)
+    placement = state.place_partial(at, spread, is_plain=is_plain)
     return state.seconds(placement) if placement else math.inf
 
 
-def styles(state: SearchState, n_ctx: int, *, is_plain: bool = False) -> list[bool]:
+def spill_styles(state: SearchState, n_ctx: int, *, is_plain: bool = False) -> list[bool]:
     """Ways to spill, the more promising first: single tensors of any layer (``True``), or whole layers."""
     request = state.request
     # experts apart from a layer of a remote device take another trip there
@@ -68,12 +70,12 @@ def styles(state: SearchState, n_ctx: int, *, is_plain: bool = False) -> list[bo
     return sorted(seconds, key=lambda spread: seconds[spread])
 
 
-def promises_whole(state: SearchState, n_ctx: int) -> bool:
+def likely_fits_whole(state: SearchState, n_ctx: int) -> bool:
     """Whether all of the model is likely to fit on devices at ``n_ctx``."""
-    return promises_host(state, n_ctx) and whole(state.situation(n_ctx, state.room(n_ctx, True))) is not None
+    return likely_fits_host(state, n_ctx) and place_whole(state.situation(n_ctx, state.room(n_ctx, True))) is not None
 
 
-def promises_host(state: SearchState, n_ctx: int) -> bool:
+def likely_fits_host(state: SearchState, n_ctx: int) -> bool:
     """Whether host, pools, and devices with what shares the memory are likely to hold their part at ``n_ctx``."""
     host, used = state.request.host, state.buffers.on_host(n_ctx)
     if any((state.buffers.shared.at(device.name, n_ctx) or 0) > device.target for device in state.request.beside):

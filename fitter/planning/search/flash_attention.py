@@ -25,7 +25,7 @@ def is_open(request: Request) -> bool:
     return request.params.flash_attn == "auto" and "flash_attn" not in request.fixed
 
 
-def decided(request: Request, best: Trial, distance: float, seen: Collection[bool | None]) -> Iterator[Request]:
+def alternatives(request: Request, best: Trial, distance: float, seen: Collection[bool | None]) -> Iterator[Request]:
     """``request`` with flash attention decided in the ways that may be better than ``best``.
 
     ``distance`` is how many times its bound that takes. ``seen`` has what ``auto`` came to in every trial: where it was
@@ -40,7 +40,7 @@ def decided(request: Request, best: Trial, distance: float, seen: Collection[boo
         yield replace(request, params=replace(request.params, flash_attn="off"))
 
 
-def which(chosen: Trial, other: Trial) -> Choice | None:
+def choice_of(chosen: Trial, other: Trial) -> Choice | None:
     """The choice between flash attention as in ``chosen`` and as ``auto`` decides, in words."""
     if chosen.seconds is None:
         return None

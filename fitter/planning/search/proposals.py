@@ -66,7 +66,7 @@ class Situation:
         return len(self.units) - units_on_devices(self.request) if fixed else None
 
 
-def whole(at: Situation) -> Placement | None:
+def place_whole(at: Situation) -> Placement | None:
     """All layers (or as many as the user says) on devices, nothing of them elsewhere."""
     default = default_placement(at.request, at.devices)
     budgets = at.room.with_caches
@@ -76,7 +76,7 @@ def whole(at: Situation) -> Placement | None:
     return default if all(u <= b for u, b in zip(used, budgets, strict=True)) else None
 
 
-def fastest(at: Situation) -> Placement | None:
+def place_fastest(at: Situation) -> Placement | None:
     """The same where all layers take the least time: a slow device gets nothing where others do."""
     assert at.prices is not None
     prices = at.prices.all
@@ -85,7 +85,7 @@ def fastest(at: Situation) -> Placement | None:
     return pack_fastest(at.units, at.room.with_caches, seconds, prices.hop, first, prices.visits)
 
 
-def partial(at: Situation, spread: bool, *, is_plain: bool = False) -> Placement | None:
+def place_partial(at: Situation, spread: bool, *, is_plain: bool = False) -> Placement | None:
     """A part of the weights on devices: single tensors of any layer on the host (``spread``), or whole layers.
 
     ``is_plain``: layers have their cache and their weights in one place.
@@ -93,10 +93,10 @@ def partial(at: Situation, spread: bool, *, is_plain: bool = False) -> Placement
     if "tensor_split" in at.request.fixed:
         return _split_by_user(at)
     found = pack(at.units, at.room.with_caches, spread=spread, first=at.first, apart=at.apart, times=at.times)
-    found = (found and nearer(at, found)) or _all_on_host(at)
+    found = (found and avoid_remote_tensors(at, found)) or _all_on_host(at)
     if found is None or at.first is not None or at.prices is None or is_plain:
         return found
-    return with_caches(at, without_caches(at, found))
+    return add_caches(at, swap_caches_for_weights(at, found))
 
 
 def _split_by_user(at: Situation) -> Placement | None:
@@ -115,7 +115,7 @@ def _all_on_host(at: Situation) -> Placement | None:
     return Placement(n_units, (0,) * len(at.devices)) if at.first in (None, n_units) else None
 
 
-def nearer(at: Situation, found: Placement) -> Placement:
+def avoid_remote_tensors(at: Situation, found: Placement) -> Placement:
     """``found``, or the same with tensors on the host that are apart from their layer on a remote device.
 
     Each of those takes a trip there; whether they are worth it, or the host has no room for them, is asked here.
@@ -140,7 +140,7 @@ def _bytes_on_host(units: Sequence[Unit], placement: Placement) -> int:
     return layers + sum(item.bytes for item, target in placement.moved if target == HOST)
 
 
-def without_caches(at: Situation, found: Placement) -> Placement:
+def swap_caches_for_weights(at: Situation, found: Placement) -> Placement:
     """``found``, or a faster one with more layers on the host, whose caches give way to tensors of any layer.
 
     Where caches are large, as with many slots, the weights of a layer do more on a device than all of it would.
@@ -197,7 +197,7 @@ def _keeps_caches(at: Situation, found: Placement) -> bool:
     return not is_on_host or sum(unit.cache for unit in at.units) < _CACHE_SHARE * room
 
 
-def with_caches(at: Situation, found: Placement) -> Placement:
+def add_caches(at: Situation, found: Placement) -> Placement:
     """``found``, or a faster one where devices have the caches of layers whose weights are on the host.
 
     Attention is computed where the cache is: for long prompts, or a latent cache, that is most of a layer's time.

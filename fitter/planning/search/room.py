@@ -1,7 +1,6 @@
-"""What each device has room for, by the compute buffers that were measured so far. Bytes.
+"""Room of each device for weights and caches: its target less its compute buffer. Bytes.
 
-A compute buffer depends on what is on a device: on whether all of the model is, and on whether there is a cache, which
-attention is computed with. So they are learned apart.
+Proposals are packed into it. ``compute_buffers`` estimates the buffers.
 """
 
 from __future__ import annotations
@@ -17,26 +16,28 @@ from fitter.planning.request.request import DeviceLimit
 
 @dataclass(frozen=True)
 class Room:
-    """What each device may hold of weights and caches.
+    """Bytes of weights and caches that each device may hold.
 
-    Compute buffers are larger where attention is computed: there is less room ``with_caches`` than ``without`` any.
+    A device with a cache computes attention, for which its compute buffer is larger: it has less room ``with_caches``
+    than ``without``.
     """
 
     with_caches: tuple[int, ...]
     without: tuple[int, ...]
 
     def of(self, units: Sequence[Unit], placement: Placement) -> list[int]:
-        """The room for ``placement``: of each device by whether it has a cache."""
+        """Return each device's room in ``placement``, with or without a cache."""
         caches = caches_on(units, placement)
-        return [w if cache else o for w, o, cache in zip(self.with_caches, self.without, caches, strict=True)]
+        rooms = zip(caches, self.with_caches, self.without, strict=True)
+        return [with_cache if cache else without for cache, with_cache, without in rooms]
 
 
 def room_left_by(
     trial: Trial, units: Sequence[Unit], room: Room, off: Sequence[int], devices: Sequence[DeviceLimit] | None = None
 ) -> Room:
-    """``room``, but of the devices that ``trial`` uses what its own compute buffers leave.
+    """Correct ``room`` by the compute buffers of ``trial``, for the devices that it uses.
 
-    ``devices``: the same with less, where they share memory with the host.
+    ``devices``: the trial's devices, limited where they share memory with the host.
     """
     with_caches, without = list(room.with_caches), list(room.without)
     caches = caches_on(units, trial.placement)
@@ -49,7 +50,7 @@ def room_left_by(
 
 
 def off_by(trial: Trial, units: Sequence[Unit]) -> list[int]:
-    """By how much weights and caches on each device were more in ``trial`` than ``units`` say."""
+    """Compute by how many bytes each device's weights and caches in ``trial`` are above their estimate by ``units``."""
     off = []
     weights_and_caches = zip(weights_on(units, trial.placement), caches_on(units, trial.placement), strict=True)
     for device, (weights, cache) in zip(trial.devices, weights_and_caches, strict=True):

@@ -62,7 +62,7 @@ def _with_other_attention(state: SearchState, best: Trial, distance: float, seen
         # whether the devices can compute it at all
         with suppress(LlamaCppError, CutShort):
             state.trial(state.default, state.smallest_context)
-    for other in tuple(flash_attention.decided(state.request, best, distance, seen)):
+    for other in tuple(flash_attention.alternatives(state.request, best, distance, seen)):
         best = _better_with(other, state, best)
     return best
 
@@ -77,7 +77,7 @@ def _better_with(other: Request, state: SearchState, best: Trial) -> Trial:
         return best
     if not is_better(state.request, trial, best):
         return best
-    if choice := flash_attention.which(trial, best):
+    if choice := flash_attention.choice_of(trial, best):
         state.callbacks.on_choice(choice)
     return trial
 

@@ -1,7 +1,7 @@
-"""What is known in a search on given devices: sizes recorded, trials made, compute buffers learned, prices. Bytes.
+"""State of a search on some devices: recorded sizes, trials, learned compute buffers, prices. Bytes.
 
-The only state of a search. Everything else proposes from it, asks it for a trial, and reads it again. Nothing is
-accepted on an estimate: every ``Trial`` is a dummy load.
+The only state of a search. All other modules propose from it, ask it for a trial, and read it again. No estimate is
+accepted: every ``Trial`` is a dummy load.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Whom a search asks and tells: llama.cpp for dummy loads, the caller of candidates and of what was chosen."""
+    """Functions that a search calls: dummy loads of llama.cpp, and reports of candidates and choices to the caller."""
 
     measure: Measure
     record: Record
@@ -39,7 +39,7 @@ class Callbacks:
 
 
 class CutShort(Exception):
-    """The time limit was reached, with something that fits."""
+    """The time limit was reached after a trial that fits."""
 
     def __init__(self, best: Trial) -> None:
         super().__init__()
@@ -47,26 +47,32 @@ class CutShort(Exception):
 
 
 class _Answer:
-    """The best plan of a whole search, on whichever devices it was found: what a time limit ends with."""
+    """The best plan of a whole search, on any of its devices. A time limit ends with it."""
 
     def __init__(self) -> None:
         self.best: Trial | None = None
 
     def note(self, request: Request, trial: Trial) -> None:
-        """Remember ``trial`` if it fits and is the better one. What has no price is only compared with its like."""
+        """Remember ``trial`` if it fits and is better. Any trial with a price is better than one without."""
         best = self.best
-        if trial.fits and (best is None or best.seconds is None or trial.seconds is not None):
-            has_like = best is not None and (best.seconds is None) == (trial.seconds is None)
-            if best is None or not has_like or is_better(request, trial, best):
-                self.best = trial
+        if not trial.fits:
+            return
+        if (
+            best is None
+            or (best.seconds is None and trial.seconds is not None)
+            or ((best.seconds is None) == (trial.seconds is None) and is_better(request, trial, best))
+        ):
+            self.best = trial
 
 
 class SearchState:
-    """What a search on ``devices`` knows.
+    """State of a search on ``devices``.
 
-    ``original_request`` is the request as it came, ``request`` the same with no more context than these devices take.
-    With ``before`` it begins with what another search knows that does not depend on its devices. ``is_plain``: layers
-    are to have their cache and their weights in one place.
+    ``original_request`` is the request as it came; ``request`` has no more context than these devices take.
+    ``is_plain``: layers have their cache and their weights in one place.
+
+    Args:
+        previous: another state, whose facts that do not depend on devices are taken over.
     """
 
     def __init__(
@@ -74,45 +80,45 @@ class SearchState:
         original_request: Request,
         devices: tuple[DeviceLimit, ...],
         callbacks: Callbacks,
-        before: SearchState | None = None,
+        previous: SearchState | None = None,
     ) -> None:
         self.original_request = original_request
         self.request = context_limit.within(original_request, devices)
         self.devices = devices
         self.callbacks = callbacks
         self.is_priced = given.is_priced(original_request)
-        self.is_plain: bool = before.is_plain if before else False
-        self.buffers: Buffers = Buffers(before.buffers.shared if before else None)
+        self.is_plain: bool = previous.is_plain if previous else False
+        self.buffers: Buffers = Buffers(previous.buffers.shared if previous else None)
         self.has_lost_flash = False
-        """Whether ``auto`` turned flash attention off in something that did not fit."""
+        """Whether ``auto`` turned flash attention off in a trial that did not fit."""
         self.least: Trial | None = None
-        """The trial that lacks least."""
+        """The trial that lacks the fewest bytes."""
         self._least_is_guess = False
-        self._best: Trial | None = before._best if before else None
-        self._answer: _Answer = before._answer if before else _Answer()
+        self._best: Trial | None = previous._best if previous else None
+        self._answer: _Answer = previous._answer if previous else _Answer()
         self._last: Trial | None = None
         self._trials: dict[Params, Trial] = {}
-        self._units: dict[int, tuple[Unit, ...]] = before._units if before else {}
-        self._layouts: dict[int, Layout] = before._layouts if before else {}
+        self._units: dict[int, tuple[Unit, ...]] = previous._units if previous else {}
+        self._layouts: dict[int, Layout] = previous._layouts if previous else {}
         self._estimated: dict[int, tuple[Unit, ...]] = {}
         self._prices = PriceList(self.request, devices, self._units, self._layouts)
         self._partial: dict[tuple[int, Room, bool, bool], Placement | None] = {}
 
     def on(self, devices: tuple[DeviceLimit, ...], request: Request | None = None) -> SearchState:
-        """What is known of the same search on other devices, or for another request."""
+        """Make the state of the same search on other devices, or for another request."""
         return SearchState(request or self.original_request, devices, self.callbacks, self)
 
     def with_buffers_of(self, other: SearchState) -> SearchState:
-        """This, for which compute buffers are taken to be those that ``other`` has learned."""
+        """Take over the compute buffers that ``other`` has learned."""
         renamed = {}
         if self.devices and other.devices and self.devices[0] != other.devices[0]:
-            # what the host has goes through the first one
+            # the first device also computes with the host's weights
             renamed = {self.devices[0].name: other.devices[0].name, other.devices[0].name: self.devices[0].name}
         self.buffers.take_over(other.buffers, renamed)
         return self
 
     def be_plain(self) -> None:
-        """Have whole layers and tensors of them placed from now on; what others needed says nothing of those."""
+        """Keep caches with their layers from now on, and forget compute buffers of other placements."""
         if not self.is_plain:
             self.is_plain = True
             self.buffers.forget_partial()
@@ -120,7 +126,7 @@ class SearchState:
     # sizes
 
     def units(self, n_ctx: int) -> tuple[Unit, ...]:
-        """Layers with their caches at ``n_ctx``; between two recorded contexts an estimate."""
+        """Sizes of layers and their caches at ``n_ctx``; estimated between the smallest and the largest context."""
         request = self.request
         low, high = request.n_ctx_min, request.n_ctx_max
         if "n_ctx" in request.fixed or n_ctx in (low, high):
@@ -134,13 +140,13 @@ class SearchState:
             request = self.request
             layout = self._ask(self.callbacks.record, replace(request.params, n_ctx=n_ctx, tensor_buft_overrides=()))
             self._layouts[n_ctx] = layout
-            elsewhere = dict.fromkeys(request.too_large, HOST) | request.pinned
-            self._units[n_ctx] = units_of(layout, request.n_layer, request.is_movable, elsewhere)
+            pinned = dict.fromkeys(request.too_large, HOST) | request.pinned
+            self._units[n_ctx] = units_of(layout, request.n_layer, request.is_movable, pinned)
         return self._units[n_ctx]
 
     @property
     def smallest_layout(self) -> Layout | None:
-        """What was recorded at the smallest context, ``None`` where nothing was."""
+        """The layout at the smallest recorded context; ``None`` before any was recorded."""
         return self._layouts[min(self._layouts)] if self._layouts else None
 
     @property
@@ -150,55 +156,54 @@ class SearchState:
 
     @property
     def default(self) -> Placement:
-        """What llama.cpp would do by itself, or as the user says."""
+        """llama.cpp's own placement, or the user's."""
         return given.default_placement(self.request, self.devices)
 
     # prices
 
     @property
     def can_price(self) -> bool:
-        """Whether there is anything to price by: where nothing was recorded there is nothing to choose between."""
+        """Whether placements have prices: not before sizes were recorded."""
         return self.is_priced and bool(self._units)
 
     @property
     def chooses_devices(self) -> bool:
-        """Whether it is for the search to say which devices have the model."""
+        """Whether the search chooses the devices, not the user."""
         return given.chooses_devices(self.request, self.devices)
 
     @property
     def keeps_on_host(self) -> bool:
-        """Whether llama.cpp keeps weights on the host whose layer is on a device; asked where things are priced."""
+        """Whether llama.cpp keeps some weights of layers on devices on the host. Without prices: ``False``."""
         return self.is_priced and bool(self.prices().kept)
 
     def prices(self) -> Prices:
-        """Prices on all devices; where nothing was recorded, the smallest context is."""
+        """Return prices on all devices. Records sizes at the smallest context if none were recorded."""
         if not self._units:
             self._recorded(self.smallest_context)
         return self._prices.all
 
     def seconds(self, placement: Placement, measured: Breakdown | None = None) -> float:
-        """The objective with ``placement``; see ``Prices.seconds``."""
+        """Estimate the objective with ``placement``; see ``Prices.seconds``."""
         return self._prices.seconds(placement, measured)
 
     # proposals
 
     def room(self, n_ctx: int, is_whole: bool, optimistic: bool = False) -> Room:
-        """What each device may hold of weights and caches, by what was measured last."""
+        """Bytes of weights and caches that each device may hold, by the latest measurements."""
         return self.buffers.room(self._with_pools(n_ctx, is_whole), n_ctx, is_whole, self._off_by(), optimistic)
 
     def _with_pools(self, n_ctx: int, is_whole: bool) -> tuple[DeviceLimit, ...]:
-        """The devices with what the host is expected to leave of memory that they share with it.
+        """Limit devices that share memory with the host to the bytes that the host is expected to leave.
 
-        Where weights are on the host, moving more of them there leaves no more, unless they may be paged.
+        Where weights are on the host, moving more of them there frees no shared memory, unless they may be paged.
         """
         request = self.request
         pools = [pool for pool in request.pools if is_whole or (request.host.paging and shared_margin.pages(pool))]
-        return shared_margin.beside_host(
-            self.devices, [(pool, self.buffers.beside(pool.name, n_ctx, is_whole)) for pool in pools]
-        )
+        used = [(pool, self.buffers.beside_devices(pool.name, n_ctx, is_whole)) for pool in pools]
+        return shared_margin.beside_host(self.devices, used)
 
     def room_left_by(self, trial: Trial, is_whole: bool) -> Room:
-        """The same, but of the devices that ``trial`` uses what its own compute buffers leave."""
+        """``room`` with the compute buffers of ``trial`` for the devices that it uses."""
         self._last = trial
         n_ctx = trial.params.n_ctx
         devices = self._with_pools(n_ctx, is_whole)
@@ -210,25 +215,25 @@ class SearchState:
         return off_by(self._last, self.units(self._last.params.n_ctx))
 
     def situation(self, n_ctx: int, room: Room) -> Situation:
-        """What there is to place at ``n_ctx``."""
+        """Describe the placement problem at ``n_ctx``."""
         prices = self._prices if self.is_priced else None
         return Situation(self.request, self.devices, n_ctx, self.units(n_ctx), room, prices, self.is_plain)
 
-    def partial(self, at: Situation, spread: bool, *, is_plain: bool = False) -> Placement | None:
-        """``proposals.partial``, kept for the next who asks about the same room."""
+    def place_partial(self, at: Situation, spread: bool, *, is_plain: bool = False) -> Placement | None:
+        """Call ``proposals.place_partial``, once for each room."""
         key = at.n_ctx, at.room, spread, self.is_plain or is_plain
         if key not in self._partial:
-            self._partial[key] = proposals.partial(at, spread, is_plain=self.is_plain or is_plain)
+            self._partial[key] = proposals.place_partial(at, spread, is_plain=self.is_plain or is_plain)
         return self._partial[key]
 
     # trials
 
     def params_of(self, placement: Placement, n_ctx: int) -> Params:
-        """The parameters that say ``placement`` to llama.cpp."""
+        """Write ``placement`` as parameters of llama.cpp."""
         return given.params_of(self.request, self.devices, placement, n_ctx)
 
     def trial(self, placement: Placement, n_ctx: int) -> Trial:
-        """Measure a placement, or remember that it was."""
+        """Measure a placement with a dummy load, once."""
         params = self.params_of(placement, n_ctx)
         if params not in self._trials:
             trial = self._trials[params] = self._measured(placement, params)
@@ -252,10 +257,10 @@ class SearchState:
         is_off = trial.params.flash_attn == "auto" and trial.breakdown.flash_attn is False
         self.has_lost_flash |= is_off and not trial.fits
         is_whole = given.is_whole(self.request, self.devices, placement)
-        # a placement proposed before any compute buffer was known says little of what is missing
+        # the lack of a placement proposed before any compute buffer was known means little
         is_guess = not is_whole and not self.buffers.knows_any
         caches = caches_on(self.units(n_ctx), placement) if self.can_price else [1] * len(self.devices)
-        # what a device needs without a layer says nothing of what it needs with one
+        # an idle device's compute buffer says nothing of its buffer with a layer
         used = {d.name: bool(caches[i]) for i, d in enumerate(self.devices) if i not in placement.idle}
         self.buffers.learn(trial.breakdown, n_ctx, is_whole, used, shared_margin.parts(self.request, trial.breakdown))
         if self.least is None or self._least_is_guess or lacks_less(trial, self.least):
