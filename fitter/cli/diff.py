@@ -81,9 +81,10 @@ def _diff_of_plans(files: tuple[str, ...], as_json: bool | None, as_markdown: bo
     if as_markdown or others:
         names = [*(f"--{PARAMETERS[name].long}" for name in others), *(["--markdown"] if as_markdown else [])]
         raise UsageError(f"two plans are compared as they are: leave {', '.join(names)} out")
+    from fitter.output.plan_file import read_plan
     from fitter.regression import check_report, plans
 
-    found = plans.diff(*(plans.read_plan(Path(file)) for file in files))
+    found = plans.diff(*map(read_plan, files))
     if as_json:
         from fitter.output.documents.document import dumps
         from fitter.regression.regression_documents import DIFF

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from fitter.errors import UsageError
 from fitter.llama.types import Breakdown, LlamaCpp, Params, Row
+from fitter.model.files.source import show
 from fitter.output.documents.document import SCHEMA
 from fitter.parameters.kinds import Flag
 from fitter.parameters.table import PARAMETERS, PROGRAMS, SHARED, of_a_load
@@ -30,41 +31,34 @@ from fitter.planning.request.summary import (
 from fitter.planning.speed.cost import Estimate, Workload
 from fitter.planning.speed.explain import REASONS, Bound, Choice, Reason
 from fitter.programs.later import Later
+from fitter.storage.files import read_text
 from fitter.text import LONGEST_TEXT, printable
 
 _T = TypeVar("_T")
 
-_LARGEST = 64 * 2**20
-"""No plan is that long; a model is."""
-
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
-    """The plan in the file ``path``. Keys that this version does not know are passed over.
+    """Read a plan that ``fitter --json`` wrote; unknown keys are ignored.
 
-    What the file does not hold has its default: whether the devices are virtual ones, the number of layers, what the
-    time goes to, the keywords of ``fit``.
+    A file does not say whether the devices are virtual, the number of layers and the keywords of ``fit``: these have
+    their defaults.
 
-    Raises ``UsageError`` where there is no such file, or where it is no plan, of another schema, or lacks something.
+    Raises:
+        UsageError: The file cannot be read, or is not a plan of this schema.
     """
+    path = Path(path)
     try:
-        text = _text(Path(path))
-        document = json.loads(text)
+        document = json.loads(read_text(path))
+    except FileNotFoundError:
+        raise UsageError(f"{show(path)}: no such file; 'fitter model.gguf --json' writes a plan") from None
     except OSError as error:
-        raise UsageError(f"{path}: the plan cannot be read: {error.strerror}") from None
+        raise UsageError(f"{show(path)} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
-        raise UsageError(f"{path}: this is not JSON: give a file that fitter --json wrote") from None
+        raise UsageError(f"{show(path)} is not JSON: give a file that 'fitter model.gguf --json' wrote") from None
     try:
         return _plan(_Entry("", document))
     except _Wrong as wrong:
-        raise UsageError(f"{path}: {wrong}") from None
-
-
-def _text(path: Path) -> str:
-    with path.open("rb") as file:
-        data = file.read(_LARGEST + 1)
-    if len(data) > _LARGEST:
-        raise ValueError
-    return data.decode()
+        raise UsageError(f"{show(path)}: {wrong}") from None
 
 
 class _Wrong(Exception):
@@ -72,7 +66,7 @@ class _Wrong(Exception):
 
 
 class _Entry:
-    """A value of the document with the keys that lead to it. What it does not have raises ``_Wrong``."""
+    """A value of the document, and the keys that lead to it. A missing key or a wrong kind raises ``_Wrong``."""
 
     def __init__(self, where: str, value: Any) -> None:
         self._where = where
@@ -89,11 +83,15 @@ class _Entry:
     def __contains__(self, key: str) -> bool:
         return isinstance(self._value, dict) and key in self._value
 
+    def later(self, key: str, read: Callable[[_Entry], _T], default: _T) -> _T:
+        """Read a key that the first plans did not have."""
+        return read(self[key]) if key in self else default
+
     def text(self) -> str:
         return self._plain(str, "a text")
 
     def shown(self) -> str:
-        """A text that is only there to be shown."""
+        """Read a text that is only shown."""
         return printable(self.text(), LONGEST_TEXT)
 
     def flag(self) -> bool:
@@ -120,10 +118,10 @@ class _Entry:
     def maybe(self, kind: Callable[[_Entry], _T]) -> _T | None:
         return None if self._value is None else kind(self)
 
-    def options(self, known: set[str]) -> tuple[str, ...]:
-        """Options of llama-server's, each with its value. It is started with them, so there are no others."""
+    def options(self, allowed: set[str]) -> tuple[str, ...]:
+        """Read options of llama-server with their values. It is started with them, so others are refused."""
         words = self.each(_Entry.text)
-        if len(words) % 2 or not known.issuperset(words[::2]):
+        if len(words) % 2 or not allowed.issuperset(words[::2]):
             raise self._wrong("options that a plan has, each with a value")
         return words
 
@@ -138,15 +136,15 @@ class _Entry:
         return self._value
 
     def _wrong(self, what: str) -> _Wrong:
-        found = json.dumps(self._value)
-        found = found if len(found) <= 40 else f"{found[:40]}…"
+        text = json.dumps(self._value)
+        text = text if len(text) <= 40 else f"{text[:40]}…"
         where = f"'{self._where}'" if self._where else "the document"
-        return _Wrong(f"{where} is {found}, not {what}")
+        return _Wrong(f"{where} is {text}, not {what}")
 
 
 def _plan(document: _Entry) -> Plan:
     if (schema := document["schema"].whole()) != SCHEMA:
-        raise _Wrong(f"it has schema {schema}, but this fitter reads schema {SCHEMA}")
+        raise _Wrong(f"it has schema {schema}, but this fitter reads schema {SCHEMA}: install a newer fitter")
     problems = document["problems"].each(
         lambda entry: Problem(entry["device"].text(), entry["missing"].size(), entry["message"].shown())
     )
@@ -168,23 +166,23 @@ def _plan(document: _Entry) -> Plan:
         estimate=document["estimate"].maybe(lambda entry: _price(entry, breakdown)),
         choices=document["explanation"]["choices"].each(_choice) if "explanation" in document else (),
         bound=document["explanation"]["bound"].maybe(_bound) if "explanation" in document else None,
-        levers=document["levers"].each(_Entry.text),
-        shared=document["shared"].each(_shared),
-        program=document["program"].one_of(*PROGRAMS) if "program" in document else "any",
-        later=document["later"].each(_later) if "later" in document else (),
-        rpc=document["rpc"].each(_Entry.text),
-        notes=document["notes"].each(_Entry.shown) if "notes" in document else (),
-        llama_cpp=document["llama_cpp"].maybe(_llama_cpp) if "llama_cpp" in document else None,
-        pools=document["pools"].each(_pool) if "pools" in document else (),
+        levers=document.later("levers", lambda entry: entry.each(_Entry.text), ()),
+        shared=document.later("shared", lambda entry: entry.each(_shared), ()),
+        program=document.later("program", lambda entry: entry.one_of(*PROGRAMS), "any"),
+        later=document.later("later", lambda entry: entry.each(_later), ()),
+        rpc=document.later("rpc", lambda entry: entry.each(_Entry.text), ()),
+        notes=document.later("notes", lambda entry: entry.each(_Entry.shown), ()),
+        llama_cpp=document.later("llama_cpp", lambda entry: entry.maybe(_llama_cpp), None),
+        pools=document.later("pools", lambda entry: entry.each(_pool), ()),
     )
 
 
 def _llama_cpp(entry: _Entry) -> LlamaCpp:
-    return LlamaCpp(**{each.name: entry[each.name].shown() for each in fields(LlamaCpp)})
+    return LlamaCpp(**{each.name: entry.later(each.name, _Entry.shown, "") for each in fields(LlamaCpp)})
 
 
 def _price(entry: _Entry, breakdown: Breakdown) -> Price:
-    """The two speeds, as the price of a usual request: which one it was, the file does not say."""
+    """Read the two speeds as the price of a usual request; the file does not say which request it was."""
     prompt, generation = (
         1 / speed if (speed := entry[f"{kind}_tokens_per_second"].number()) else float("inf")
         for kind in ("prompt", "generation")
@@ -217,7 +215,7 @@ def _bound(entry: _Entry) -> Bound:
 
 
 def _reason(entry: _Entry) -> Reason | None:
-    """One reason, ``None`` for a kind that this version does not know."""
+    """Read a reason; ``None`` for a kind that this version does not know."""
     kind = next((kind for kind in REASONS if kind == entry["kind"].text()), None)
     seconds, size = entry["seconds"].number(), entry["bytes"].size()
     return None if kind is None else Reason(kind, seconds, size, entry["devices"].each(_Entry.text))
@@ -233,14 +231,16 @@ _LATER = ("n_outputs_max",)
 
 
 def _params(entry: _Entry) -> Params:
-    known = {name: each.kind for name, each in of_a_load().items() if each.is_planned}
-    later = {name for name in known if name not in entry and (not hasattr(Params, name) or name in _LATER)}
-    values = {
-        name: kind.from_json(entry[name]) for name, kind in known.items() if hasattr(Params, name) and name not in later
-    }
-    # what came later than the first plans is not in all of them
-    more = [name for name in known if name not in values and name not in later]
-    params = Params.of({**values, **{name: entry[name].maybe(known[name].from_json) for name in more}})
+    kinds = {name: each.kind for name, each in of_a_load().items() if each.is_planned}
+    values = {}
+    for name, kind in kinds.items():
+        if not hasattr(Params, name):
+            # a parameter of Params.more, which the first plans did not have
+            if name in entry:
+                values[name] = entry[name].maybe(kind.from_json)
+        elif name in entry or name not in _LATER:
+            values[name] = kind.from_json(entry[name])
+    params = Params.of(values)
     try:
         check_params(params)
     except UsageError as error:
@@ -265,7 +265,7 @@ def _host(entry: _Entry) -> HostUse:
         free=entry["free"].maybe(_Entry.size),
         margin=entry["margin"].size(),
         **_used(entry),
-        later=entry["later"].size() if "later" in entry else 0,
+        later=entry.later("later", _Entry.size, 0),
     )
 
 
@@ -292,7 +292,8 @@ def _later(entry: _Entry) -> Later:
 
 
 def _used(entry: _Entry) -> dict[str, int]:
-    return {kind: entry[kind].size() for kind in ("model", "context", "compute", "shared")}
+    sizes = {kind: entry[kind].size() for kind in ("model", "context", "compute")}
+    return {**sizes, "shared": entry.later("shared", _Entry.size, 0)}
 
 
 def _row(entry: _Entry) -> Row:
@@ -307,10 +308,10 @@ def _row(entry: _Entry) -> Row:
     )
 
 
-_BESIDE = {"-ts"}.union(
+_SHARED_OPTIONS = {"-ts"}.union(
     *(each.options for each in PARAMETERS.values() if each.section == SHARED and not isinstance(each.kind, Flag))
 )
-"""Options for what is beside the model."""
+"""Options for draft models, vision and LoRA."""
 
 
 def _shared(entry: _Entry) -> SharedUse:
@@ -319,7 +320,7 @@ def _shared(entry: _Entry) -> SharedUse:
         sizes = (part["model"].size(), part["context"].size(), part["compute"].size())
         return Row(device or "Host", device, device is None, *sizes)
 
-    arguments = entry["arguments"].options(_BESIDE)
+    arguments = entry["arguments"].options(_SHARED_OPTIONS)
     return SharedUse(entry["kind"].text(), entry["name"].text(), entry["memory"].each(row), arguments)
 
 

@@ -1,4 +1,4 @@
-"""Reading text and TOML files."""
+"""Read TOML files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from fitter.errors import UsageError
 from fitter.model.files.source import show
+from fitter.storage.files import read_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,9 +24,6 @@ _MOST_PARTS = 50
 """More parts than any key has. The parser takes memory for the square of their number."""
 _TOKEN = re.compile(r""""(?:[^"\\]+|\\.)*"?|'[^']*'?|[\w-]+|\s+|.""", re.DOTALL)
 """A part of a key, a dot, or anything else, as far as that can be told of one line."""
-
-_LONGEST = 64 * 2**20
-"""Longer than any file that people write, but not than a model."""
 
 
 def read_toml(path: Path, remedy: str) -> Mapping[str, Any]:
@@ -63,15 +61,6 @@ def _check_keys(path: Path, text: str) -> None:
                 raise UsageError(
                     f"{show(path)} has a key of more than {_MOST_PARTS} parts in line {number}: shorten it"
                 )
-
-
-def read_text(path: Path) -> str:
-    """The text of a file. Raises ``OSError``, and ``ValueError`` for a file that is not text or is far too long."""
-    with path.open("rb") as file:
-        data = file.read(_LONGEST + 1)
-    if len(data) > _LONGEST:
-        raise ValueError
-    return data.decode()
 
 
 def _conflict(text: str) -> int:

@@ -14,6 +14,9 @@ from typing import Any, BinaryIO
 _ITSELF = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Open the file itself, not the target of a link, and do not wait for the other end of a pipe."""
 
+_LONGEST_TEXT = 64 * 2**20
+"""No text that people or fitter write is that long; a model is."""
+
 _ABANDONED_SECONDS = 60.0
 """The age of a partial file whose writer is taken for dead."""
 
@@ -22,6 +25,15 @@ def read(path: Path) -> bytes:
     """Read a regular file. Raises ``OSError``, also for a link, a pipe or a device."""
     with _opened(path, os.O_RDONLY) as file:
         return file.read()
+
+
+def read_text(path: Path) -> str:
+    """Read a text file. Raises ``OSError``, and ``ValueError`` for a file that is not UTF-8 or is far too long."""
+    with path.open("rb") as file:
+        data = file.read(_LONGEST_TEXT + 1)
+    if len(data) > _LONGEST_TEXT:
+        raise ValueError
+    return data.decode()
 
 
 @contextlib.contextmanager

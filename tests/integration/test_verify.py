@@ -262,7 +262,7 @@ def test_wrong_input(models: Mapping[str, Path], plan_file: Path, tmp_path: Path
             2,
             "another model than .*other.gguf: its name is tiny moe, not tiny dense",
         ),
-        "no plan": (["--plan", models["moe"]], 2, "moe.gguf: this is not JSON"),
+        "no plan": (["--plan", models["moe"]], 2, "moe.gguf is not JSON"),
         "virtual devices": ([models["moe"], "--gpu", "rtx-4090"], 2, "virtual devices cannot run a model"),
         "a plan for virtual devices": (
             ["--plan", virtual],

@@ -174,7 +174,7 @@ def _without(*keys: str | int) -> Callable[[Any], None]:
 
 
 WRONG: dict[str, tuple[Callable[[Any], None], str]] = {
-    "another schema": (_set("schema", to=2), "it has schema 2, but this fitter reads schema 1"),
+    "another schema": (_set("schema", to=2), "it has schema 2, but this fitter reads schema 1: install a newer fitter"),
     "no schema": (_without("schema"), "'schema' is missing"),
     "schema in words": (_set("schema", to="1"), "'schema' is \"1\", not a whole number"),
     "a parameter missing": (_without("params", "kv_unified"), "'params.kv_unified' is missing"),
@@ -227,11 +227,16 @@ NO_JSON = {
 def test_no_json(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "plan.json"
     path.write_bytes(data)
-    with pytest.raises(UsageError, match=r"plan\.json: this is not JSON: give a file that fitter --json wrote$"):
+    with pytest.raises(
+        UsageError, match=r"plan\.json is not JSON: give a file that 'fitter model\.gguf --json' wrote$"
+    ):
         read_plan(path)
 
 
-@pytest.mark.parametrize(("name", "why"), [("gone.json", "No such file"), ("", "Is a directory")])
+NO_FILES = {"gone.json": "no such file; 'fitter model.gguf --json' writes a plan", "": "cannot be read: Is a directory"}
+
+
+@pytest.mark.parametrize(("name", "why"), NO_FILES.items())
 def test_no_file(tmp_path: Path, name: str, why: str) -> None:
-    with pytest.raises(UsageError, match=f"the plan cannot be read: {why}"):
+    with pytest.raises(UsageError, match=why):
         read_plan(tmp_path / name)
