@@ -27,7 +27,7 @@ from fitter.llama.processes import wire
 from fitter.llama.types import Breakdown, Lora, Params, Row, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
 from fitter.output import formats
-from fitter.output.formats import FORMATS, options
+from fitter.output.formats import FORMATS, format_options
 from fitter.parameters.values import plain_pattern
 from fitter.planning.plan.plan import DeviceUse, HostUse, ModelSummary, Search
 from fitter.planning.request.constraints import params_of
@@ -305,7 +305,7 @@ def test_upstream_has_every_option_by_every_name(reader: Path, tmp_path: Path) -
     values |= {"cache-type-k": "q8_0", "cache-type-v": "q8_0", "flash-attn": "off", "spec-type": "draft-mtp"}
     values |= {"rpc": "127.0.0.1:1", "device-draft": "none", "mmproj-device": "none", "cache-type-k-draft": "q8_0"}
     values |= {"load-mode": "none", "cache-type-v-draft": "q8_0", "lora-scaled": "a.gguf:2"}
-    for option in options.options().values():
+    for option in format_options.options().values():
         value = option.value or values.get(option.key, "7")
         for key in filter(None, (option.key, option.env)):
             file = tmp_path / "one.ini"

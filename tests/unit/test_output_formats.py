@@ -10,7 +10,7 @@ import pytest
 
 from fitter.errors import PlanError, UsageError
 from fitter.llama.types import Params, TensorBuftOverride
-from fitter.output.formats import FORMATS, options, render
+from fitter.output.formats import FORMATS, format_options, render
 from fitter.output.formats.ini import section
 from fitter.planning.plan.plan import Plan, Problem
 from tests.support.plans import make_plan
@@ -174,7 +174,7 @@ def test_a_pattern_that_llama_cpp_would_cut_is_refused(name: str) -> None:
 
 
 def test_an_argument_that_no_table_knows_is_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "arguments", lambda plan: ["-c", "512", "--surprise", "1"])
+    monkeypatch.setattr(format_options, "arguments", lambda plan: ["-c", "512", "--surprise", "1"])
     for name in ("ini", "env", "ik_llama"):
         with pytest.raises(PlanError, match="this format cannot express --surprise"):
             render(make_plan(), name)
@@ -182,7 +182,9 @@ def test_an_argument_that_no_table_knows_is_not_left_out(monkeypatch: pytest.Mon
 
 def test_other_files_have_whole_paths_too(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(options, "arguments", lambda plan: ["-md", "draft.gguf", "--lora-scaled", "a.gguf:2,/b.gguf:1"])
+    monkeypatch.setattr(
+        format_options, "arguments", lambda plan: ["-md", "draft.gguf", "--lora-scaled", "a.gguf:2,/b.gguf:1"]
+    )
     lines = render(plan_at("model.gguf"), "ini").splitlines()
     assert f"model-draft = {tmp_path}/draft.gguf" in lines
     assert f"lora-scaled = {tmp_path}/a.gguf:2,/b.gguf:1" in lines

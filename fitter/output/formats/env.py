@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from fitter.errors import PlanError
-from fitter.output.formats.options import OptionValue, with_absolute_paths
+from fitter.output.formats.format_options import OptionValue, with_absolute_paths
 from fitter.planning.plan.plan import Plan
 
 

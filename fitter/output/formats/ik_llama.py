@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 
 from fitter.errors import PlanError
-from fitter.output.formats.options import OptionValue, option_values
+from fitter.output.formats.format_options import OptionValue, option_values
 from fitter.planning.plan.plan import Plan
 
 _EVERY_LAYER = 999

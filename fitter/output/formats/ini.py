@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from fitter.errors import PlanError
-from fitter.output.formats.options import OptionValue, with_absolute_paths
+from fitter.output.formats.format_options import OptionValue, with_absolute_paths
 from fitter.planning.plan.plan import Plan
 
 

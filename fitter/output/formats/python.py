@@ -8,7 +8,7 @@ from typing import Any
 
 from fitter.errors import PlanError
 from fitter.model.location import local_name
-from fitter.output.formats.options import option_values
+from fitter.output.formats.format_options import option_values
 from fitter.parameters.kinds import Kind, Paths, Texts
 from fitter.parameters.table import PARAMETERS, SHARED, LoadKeywords, taken_by
 from fitter.planning.plan.plan import Plan
