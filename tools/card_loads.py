@@ -25,13 +25,9 @@ from fitter.errors import EXIT_FAILURE, EXIT_FITS, FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, DeviceInfo, Params, TensorBuftOverride, VirtualDevice
 from fitter.planning.checked.calibration import twin_of, write_models
+from fitter.storage.data_files import parse_toml
 from tools import cuda_reference, shapes
 from tools.load_answers import read_table, text_of
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 DATA = Path(__file__).resolve().parents[1] / "tests" / "data" / "real_cards"
 TIMEOUT = 400.0
@@ -138,7 +134,7 @@ class CardLoad:
 
 def cards() -> dict[str, Card]:
     """The cards by their key."""
-    entries = tomllib.loads((DATA / "cards.toml").read_text(encoding="utf-8"))["card"]
+    entries = parse_toml((DATA / "cards.toml").read_text(encoding="utf-8"))["card"]
     return {entry["key"]: Card(**entry) for entry in entries}
 
 
@@ -194,7 +190,7 @@ def write_model(name: str, directory: Path) -> Path:
 
 def _file_bytes(header: str) -> int:
     """The size of the file whose header is stored."""
-    entries = tomllib.loads((DATA / "loads.toml").read_text(encoding="utf-8"))["load"]
+    entries = parse_toml((DATA / "loads.toml").read_text(encoding="utf-8"))["load"]
     return int(next(entry["file_bytes"] for entry in entries if entry["header"] == header))
 
 

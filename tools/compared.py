@@ -21,7 +21,7 @@ from typing import Any
 from fitter.errors import FitterError
 from fitter.llama.build import compared
 from fitter.llama.build.cuda_library import find_cuda_library
-from fitter.llama.build.inspect_build import look
+from fitter.llama.build.inspect_build import inspect_build
 from fitter.llama.build.versions import numbers_of
 from fitter.llama.processes.worker_environment import LLAMA_CPP
 from tools import llama_builds, shapes
@@ -86,7 +86,7 @@ def compare(subject: Subject, rows: Sequence[Row], models: Path, jobs: int) -> d
     pairs = differing(real, mirror)
     if pairs:
         compare_rows(f"{subject.name}, which differ", *zip(*pairs, strict=True))
-    seen = look(subject.where)
+    seen = inspect_build(subject.where)
     figures = {
         "llama_cpp": subject.name,
         "ggml": seen.ggml,

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
-from fitter.api.checked_call import door
+from fitter.api.checked_call import checked_call
 from fitter.errors import LibraryError
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import VirtualDevice
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fitter.planning.checked.calibration import Calibration
 
 
-@door()
+@checked_call()
 def calibrate(
     model: Path | None = None,
     *,

@@ -1,4 +1,4 @@
-"""The decorator of every public call: it checks all keywords by the table of parameters before anything is done."""
+"""The decorators of public calls: they check all keywords by the table of parameters before anything is done."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fitter.model.files import header_cache
 from fitter.model.files.source import with_addresses
 from fitter.parameters.kinds import Path
 from fitter.parameters.table import PARAMETERS, Parameter, taken_by
+from fitter.parameters.values import shown
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -21,7 +22,7 @@ _R = TypeVar("_R")
 _MODEL = Parameter(Path(), name="model")
 
 
-def door(call: Any = None, *, called: str | None = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def checked_call(call: Any = None, *, called: str | None = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Decorate a public call: its keywords are checked and converted to what fitter uses.
 
     ``call`` is the class of the keywords that it takes beside its own. ``None`` means "not set": such a keyword is not
@@ -52,6 +53,37 @@ def door(call: Any = None, *, called: str | None = None) -> Callable[[Callable[_
         enter.__signature__ = _signature(function, own, call)  # type: ignore[attr-defined]
         enter.__doc__ = _documentation(function, own, call)
         return enter
+
+    return decorate
+
+
+def checked_worker_call(call: Any = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Decorate a public call that takes a ``worker`` as ``checked_call`` does, and check the ``worker``.
+
+    The call also raises ``UsageError`` if ``worker`` is not a ``Worker``, or if ``timeout`` or ``on_log`` is given
+    beside it and is not the worker's own.
+    """
+
+    from fitter.llama.client import Worker
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        enter = checked_call(call)(function)
+
+        @functools.wraps(enter)
+        def with_worker(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            worker = kwargs.get("worker")
+            if worker is not None and not isinstance(worker, Worker):
+                raise UsageError(f"worker is {shown(worker)}: give a fitter.llama.client.Worker, or leave it out")
+            if worker is not None:
+                for name, own in (("timeout", worker.timeout), ("on_log", worker.on_log)):
+                    if kwargs.get(name) not in (None, own):
+                        raise UsageError(
+                            f"the given worker has its own {name}: leave {name} out of this call, or make the worker "
+                            f"with fitter.llama.client.Worker({name}=...)"
+                        )
+            return enter(*args, **kwargs)
+
+        return with_worker
 
     return decorate
 

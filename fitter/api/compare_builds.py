@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fitter import api
-from fitter.api.checked_worker_call import door_with_worker
+from fitter.api.checked_call import checked_worker_call
 from fitter.api.repeat_load import missing_of, same_load, without_timeout
 from fitter.errors import FitterError, UsageError
 from fitter.llama.build.location import find
@@ -50,7 +50,7 @@ class OnBuild:
         return self.breakdown is not None and not self.missing
 
 
-@door_with_worker(Fitting)
+@checked_worker_call(Fitting)
 def compare_builds(
     model: AnyPath,
     builds: Sequence[str],

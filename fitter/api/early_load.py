@@ -40,7 +40,7 @@ class Loading(Protocol):
     def busy(self) -> bool:
         """Whether what was begun is not done yet."""
 
-    def awaits(self, params: Params) -> bool:
+    def accepts(self, params: Params) -> bool:
         """Whether it has begun to load the model without a placement, and can still take that of ``params``."""
 
     def begin(self, params: Params) -> None:
@@ -81,7 +81,7 @@ class Second:
                 return
             self._devices = tuple(device.name for device in devices)
             self._is_held = True
-            self._worker.begin_holding(self._path)
+            self._worker.start_paused_load(self._path)
         elif len(devices) == 1 and self._bytes <= devices[0].free:
             self.loading = Params(devices=(devices[0].name,))
             self._worker.begin_loading(self._path, self.loading)
@@ -92,7 +92,7 @@ class Second:
         if self.loading:
             self.loading = replace(self.loading, n_gpu_layers=n_layer + 1)
 
-    def awaits(self, params: Params) -> bool:
+    def accepts(self, params: Params) -> bool:
         return (
             self._is_held
             and sorted(params.devices or ()) == sorted(self._devices)
@@ -101,7 +101,7 @@ class Second:
         )
 
     def begin(self, params: Params) -> None:
-        if self._is_held and not self.awaits(params):
+        if self._is_held and not self.accepts(params):
             # what waits cannot be had so, and would be in the way until its tokenizer is read
             self._worker.restart()
         self._is_held = False
@@ -122,7 +122,7 @@ class Suggestions:
     def suggest(self, params: Params, *, is_found: bool = False) -> None:
         """Begin to measure what may be the answer. What waits for its placement is only told what ``is_found``."""
         second = self._second
-        if params in self._measured or params == self._begun or second.awaits(params) != is_found:
+        if params in self._measured or params == self._begun or second.accepts(params) != is_found:
             return
         if not is_found and second.busy and (self._begun is not None or not self._is_loaded(params)):
             return
@@ -130,7 +130,7 @@ class Suggestions:
 
     def confirm(self, params: Params) -> Breakdown | None:
         """What ``params`` take; ``None`` where the second process has nothing that would make it quicker."""
-        if self._is_loaded(params) or self._second.awaits(params):
+        if self._is_loaded(params) or self._second.accepts(params):
             # another context of a loaded model costs next to nothing, and neither does the rest of one that waits
             self._collect()
             if params not in self._measured:

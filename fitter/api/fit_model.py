@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fitter import programs
 from fitter.api import choose_split_mode, early_load
 from fitter.api.call_worker import answering, fetch_all, limited, questions_of, with_addresses, worker_for
-from fitter.api.checked_worker_call import door_with_worker
+from fitter.api.checked_call import checked_worker_call
 from fitter.api.server_memory import Keeper, facts_of_program
 from fitter.api.shared_models import check_mtp, choices, open_draft
 from fitter.llama.client import Worker
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@door_with_worker(Fitting)
+@checked_worker_call(Fitting)
 def fit(
     model: Path,
     *,
@@ -132,7 +132,7 @@ def fit(
             limits_beside(ask, opened, machine, request, known),
             deadline,
         )
-        plan = keeper.kept(plan)
+        plan = keeper.with_server_memory(plan)
         is_free = known_of_program.has_load_mode and "load_mode" not in ask.given
         plan = with_its_mode(plan, request, opened, is_free=is_free)
         if ask.margin is not None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from fitter.api.call_worker import fetch
-from fitter.api.checked_call import door
+from fitter.api.checked_call import checked_call
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import Params
 from fitter.model.header import open_model
@@ -16,7 +16,7 @@ from fitter.planning.request.limits import check_context
 from fitter.planning.request.request import Progress
 
 
-@door()
+@checked_call()
 def inspect(
     model: Path,
     *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fitter.api.checked_call import door
+from fitter.api.checked_call import checked_call
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import DeviceInfo, VirtualDevice
 from fitter.machine.gpu import virtual_devices
@@ -14,7 +14,7 @@ from fitter.machine.machine import described
 from fitter.parameters.table import AnyPath as Path
 
 
-@door()
+@checked_call()
 def devices(
     gpus: str | VirtualDevice | Sequence[str | VirtualDevice] = (),
     *,

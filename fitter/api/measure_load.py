@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fitter.api.call_worker import one_load
-from fitter.api.checked_worker_call import door_with_worker
+from fitter.api.checked_call import checked_worker_call
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown
 from fitter.machine.machine import choose, device_speeds, speed_of_host
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@door_with_worker(Measuring)
+@checked_worker_call(Measuring)
 def measure(
     model: Path,
     *,
@@ -49,7 +49,7 @@ def measure(
         return load.worker.measure(str(load.model.path), load.params, reserve=True)
 
 
-@door_with_worker(Estimating)
+@checked_worker_call(Estimating)
 def estimate(
     model: Path,
     *,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fitter import api
 from fitter.api import report_plan
-from fitter.api.checked_call import door, naming_addresses
+from fitter.api.checked_call import checked_call, naming_addresses
 from fitter.errors import CancelledError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT
 from fitter.llama.types import Breakdown
@@ -198,7 +198,7 @@ def _without(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name != "worker"}
 
 
-@door(Fitting, called="Planner")
+@checked_call(Fitting, called="Planner")
 def _checked(model: AnyPath, **defaults: Unpack[Fitting]) -> tuple[str, dict[str, Any]]:
     """The model and the keywords, each checked by itself."""
     name = os.fsdecode(model)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fitter import api, programs
 from fitter.api.call_worker import fetch, worker_for
-from fitter.api.checked_worker_call import door_with_worker
+from fitter.api.checked_call import checked_worker_call
 from fitter.api.repeat_load import without_timeout
 from fitter.errors import FitterError, LlamaCppError, TimeLimitError, UsageError, WorkerError
 from fitter.llama.client import Worker
@@ -50,7 +50,7 @@ _NEVER = ("F32",)
 """Nobody runs it: it has twice the bytes of the weights that models are published with."""
 
 
-@door_with_worker(Fitting)
+@checked_worker_call(Fitting)
 def quants(
     model: AnyPath,
     *,

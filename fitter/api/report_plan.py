@@ -10,7 +10,7 @@ from typing import Any
 
 from fitter import api
 from fitter.api.call_worker import fetch
-from fitter.api.checked_call import door
+from fitter.api.checked_call import checked_call
 from fitter.errors import FitterError, TimeLimitError
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import Skeleton
@@ -30,7 +30,7 @@ _OWN = ("on_progress", "on_log", "timeout", "n_ctx", "time_limit")
 
 
 @dataclass(frozen=True)
-class Beside:
+class ReportExtras:
     """What stands beside a plan in its report."""
 
     layer_map: LayerMap | None = None
@@ -48,7 +48,7 @@ def beside(
     with_contexts: bool = True,
     seconds: float = SECONDS,
     on_progress: Callable[[Progress], None] | None = None,
-) -> Beside:
+) -> ReportExtras:
     """What a report of ``plan`` shows beside it, asked of llama.cpp anew: of ``model``, or of the file that it is of.
 
     The map is from one dummy load. Other contexts are planned as ``fit`` would, with the keywords that ``plan`` was
@@ -69,13 +69,13 @@ def beside(
             found = layer_map(plan, opened, worker)
             contexts, notes = (_contexts(plan, where, opened, worker, seconds, say)) if with_contexts else ((), ())
     except FitterError as error:
-        return Beside(notes=(f"where each layer is cannot be shown: {error}",))
+        return ReportExtras(notes=(f"where each layer is cannot be shown: {error}",))
     if found is None:
         notes = (_why_no_map(plan), *notes)
-    return Beside(found, contexts, notes)
+    return ReportExtras(found, contexts, notes)
 
 
-@door()
+@checked_call()
 def report(
     plan: Plan,
     model: AnyPath | None = None,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fitter import api, programs
 from fitter.api.call_worker import worker_for
-from fitter.api.checked_worker_call import door_with_worker
+from fitter.api.checked_call import checked_worker_call
 from fitter.api.quantizations import check_speed, longest_context, wanted_types
 from fitter.api.repeat_load import without_timeout
 from fitter.api.shared_models import check_drafts_alone
@@ -52,7 +52,7 @@ _IN_REPOSITORY = ("mmproj", "model_draft")
 """Files beside the model that may be named as they are in the repository."""
 
 
-@door_with_worker(Fitting)
+@checked_worker_call(Fitting)
 def repository(
     model: AnyPath,
     *,

@@ -59,7 +59,7 @@ class Keeper:
             size += kept.checkpoints if "ctx_checkpoints" in fixed else kept.per_draft if drafts else 0
         return (SharedUse(LATER, self.ask.program, (Row(LATER, None, True, 0, 0, size),)),) if size else ()
 
-    def kept(self, plan: Plan) -> Plan:
+    def with_server_memory(self, plan: Plan) -> Plan:
         """``plan`` with what is kept, which takes no more than its host has left: by smaller limits where need be."""
         logits = self._logits(plan.params)
         of_logits = sum(each.bytes or 0 for each in logits)

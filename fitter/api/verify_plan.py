@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fitter.api.checked_call import door
+from fitter.api.checked_call import checked_call
 from fitter.api.fit_model import fit
 from fitter.errors import UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
@@ -32,7 +32,7 @@ _LOADED_PER_SECOND = 20 * 10**6  # bytes of a model: a slow disk, and a processo
 _WITH_PLAN = ("timeout", "llama_cpp", "program")  # what can be said beside a plan to verify
 
 
-@door(Fitting)
+@checked_call(Fitting)
 def verify(
     model: Path | None = None,
     *,

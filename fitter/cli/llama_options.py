@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 
 import click
 
 from fitter.cli import options
+from fitter.storage.data_files import read_data
 
 _META = "fitter.llama_options"
 
@@ -82,12 +81,7 @@ def report_ignored(names: Sequence[str], why: str = "they have no effect on a pl
 @cache
 def all_options() -> dict[str, LlamaOption]:
     """Every option of ``llama_options.toml`` by each of its names."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-
-    document = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+    document = read_data(__file__)
     every = [
         LlamaOption(tuple(row["names"]), row["values"], use, row.get("instead", ""), row.get("same", {}))
         for use, rows in document.items()

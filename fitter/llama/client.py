@@ -245,7 +245,7 @@ class Worker:
         """Begin to load the model, for a later ``begin_measure`` with the same placement."""
         self._begin("model_info", path=os.fspath(path), params=params)
 
-    def begin_holding(self, path: str | os.PathLike[str]) -> None:
+    def start_paused_load(self, path: str | os.PathLike[str]) -> None:
         """Begin to load the model on all virtual devices before its placement is known.
 
         A later ``begin_measure`` with all layers on devices, and with tensor overrides, is then answered quickly.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import re
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fitter.machine import shared_memory
+from fitter.storage.data_files import parse_toml
 from fitter.text import MIB
 
 
@@ -105,7 +105,7 @@ def capability_text(compute_capability: int) -> str:
 @functools.cache
 def default() -> Default:
     """The defaults of the catalogue."""
-    data = _parsed(_part("default"))["default"]
+    data = parse_toml(_part("default"))["default"]
     return Default(
         data["free_fraction"],
         data["free_fraction_rocm"],
@@ -121,7 +121,7 @@ def default() -> Default:
 @functools.cache
 def gpus() -> dict[str, CatalogueGpu]:
     """Every card by its key, in the catalogue's order."""
-    data = _parsed(_text())
+    data = parse_toml(_text())
     return {key: _gpu(key, entry, data) for key, entry in data["gpu"].items()}
 
 
@@ -137,7 +137,7 @@ def find(name: str) -> CatalogueGpu | None:
         parts = [_part("pcie"), part]
         words = set(re.findall(r'"([^"]*)"', "".join(parts)))
         source = [line for line in _part("source").splitlines() if line.partition(" =")[0] in words]
-        data = _parsed("\n".join(["[source]", *source, *parts]))
+        data = parse_toml("\n".join(["[source]", *source, *parts]))
         return _gpu(key, data["gpu"][key], data)
     known = gpus()
     matches = [gpu for gpu in known.values() if key in map(_normal, gpu.names)]
@@ -226,12 +226,3 @@ def _part(name: str) -> str:
     """The text of the table ``[name]`` of the catalogue; empty if there is none."""
     _, start, rest = _text().partition(f"\n[{name}]\n")
     return start + rest.partition("\n[")[0]
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    data: dict[str, Any] = tomllib.loads(text)
-    return data

@@ -6,12 +6,11 @@ The figures and their sources are in ``shared_memory.toml``.
 from __future__ import annotations
 
 import functools
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fitter.llama.types import DeviceInfo, SharedMemory
+from fitter.storage.data_files import read_data
 from fitter.text import MIB
 
 _STEP = 2**14
@@ -104,9 +103,4 @@ def processor_bandwidth(gpu: str) -> float | None:
 
 @functools.cache
 def _data() -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    data: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-    return data
+    return read_data(__file__)

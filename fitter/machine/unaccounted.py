@@ -6,11 +6,10 @@ The figures and their sources are in ``unaccounted.toml``.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 from fitter.llama.types import DeviceInfo, TensorInfo, VirtualDevice
+from fitter.storage.data_files import read_data
 from fitter.text import MIB
 
 _PROFILES = {"CUDA": "cuda", "ROCm": "rocm", "HIP": "rocm", "Vulkan": "vulkan", "MTL": "metal", "Metal": "metal"}
@@ -44,10 +43,4 @@ def unaccounted(device: DeviceInfo, virtual: Iterable[VirtualDevice], *, halves:
 
 @functools.cache
 def _data() -> tuple[tuple[str, bool, int], ...]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-
-    rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))["measured"]
-    return tuple((row["profile"], row["halves"], row["mib"]) for row in rows)
+    return tuple((row["profile"], row["halves"], row["mib"]) for row in read_data(__file__)["measured"])

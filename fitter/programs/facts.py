@@ -6,16 +6,15 @@ A version is that of ggml, which every build of llama.cpp tells (``LlamaCpp.ggml
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
 from fitter.errors import UsageError
 from fitter.llama.build.versions import numbers_of
 from fitter.llama.types import LlamaCpp
 from fitter.programs.program_help import defaults_of
+from fitter.storage.data_files import read_data
 
 
 @dataclass(frozen=True)
@@ -131,10 +130,4 @@ def _merged(inherited: Any, own: Any) -> Any:
 @functools.cache
 def data() -> dict[str, Any]:
     """What ``facts.toml`` says, parsed once."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    text = Path(__file__).with_name("facts.toml").read_text(encoding="utf-8")
-    parsed: dict[str, Any] = tomllib.loads(text)
-    return parsed
+    return read_data(__file__)

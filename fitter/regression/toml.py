@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fitter.errors import UsageError
 from fitter.model.files.source import show
+from fitter.storage.data_files import parse_toml
 from fitter.storage.files import read_text
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _MARKERS = ("<<<<<<<", "=======", ">>>>>>>")
 """The beginnings of the lines with which git marks a merge conflict."""
@@ -38,17 +33,17 @@ def read_toml(path: Path, remedy: str) -> Mapping[str, Any]:
         raise UsageError(f"{show(path)} cannot be read: {error.strerror}") from None
     try:
         _check_keys(path, text)
-        return tomllib.loads(text)
+        return parse_toml(text)
     except RecursionError:
         raise UsageError(f"{show(path)} has tables or lists inside too many others: flatten them") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
+        if type(error) is ValueError:
+            raise UsageError(f"{show(path)} cannot be read: it has a number with thousands of digits") from None
         if line := _conflict(text):
             raise UsageError(
                 f"{show(path)} has a merge conflict in line {line}: resolve it in fitter.toml, then run 'fitter lock'"
             ) from None
         raise UsageError(f"{show(path)} is not valid TOML: {' '.join(str(error).split())}") from None
-    except ValueError:
-        raise UsageError(f"{show(path)} cannot be read: it has a number with thousands of digits") from None
 
 
 def _check_keys(path: Path, text: str) -> None:

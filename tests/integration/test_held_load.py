@@ -78,7 +78,7 @@ def expected(model: Path) -> dict[str, Breakdown]:
 @pytest.mark.parametrize("name", PLACEMENTS)
 def test_the_answer_is_that_of_any_other_load(model: Path, expected: dict[str, Breakdown], name: str) -> None:
     with Worker(parse_gpus(GPUS)) as worker:
-        worker.begin_holding(model)
+        worker.start_paused_load(model)
         worker.begin_measure(model, PLACEMENTS[name])
         assert worker.finish_measure() == expected[name]
         # and so is what is asked afterwards
@@ -86,7 +86,7 @@ def test_the_answer_is_that_of_any_other_load(model: Path, expected: dict[str, B
 
 
 def test_it_is_the_only_load(worker: Worker, model: Path) -> None:
-    worker.begin_holding(model)
+    worker.start_paused_load(model)
     worker.measure(model, params())
     worker.measure(model, params(n_ctx=8192))
     assert worker.dummy_loads == 1
@@ -94,7 +94,7 @@ def test_it_is_the_only_load(worker: Worker, model: Path) -> None:
 
 def test_devices_are_in_their_order_again_once_they_are_described(worker: Worker, model: Path) -> None:
     before = worker.devices()
-    worker.begin_holding(model)
+    worker.start_paused_load(model)
     worker.measure(model, params(("CUDA2", "CUDA1", "CUDA0"), (9.0, 20.0, 20.0)))
     worker.configure(parse_gpus(GPUS))
     assert worker.devices() == before
@@ -102,7 +102,7 @@ def test_devices_are_in_their_order_again_once_they_are_described(worker: Worker
 
 def test_other_questions_do_not_wait_for_a_placement(worker: Worker, model: Path) -> None:
     header = worker.header(model)
-    worker.begin_holding(model)
+    worker.start_paused_load(model)
     assert worker.header(model) == header
     assert worker.layout(Skeleton((str(model),)), Params(n_ctx=4096)).entries
     assert worker.measure(model, params()).on("CUDA0").model
@@ -112,7 +112,7 @@ def test_a_model_that_cannot_be_loaded(worker: Worker, tmp_path: Path, model: Pa
     broken = tmp_path / "broken.gguf"
     with open(model, "rb") as file:
         broken.write_bytes(file.read(100_000))
-    worker.begin_holding(broken)
+    worker.start_paused_load(broken)
     with pytest.raises(LlamaCppError, match=r"broken\.gguf"):
         worker.measure(broken, params())
     assert worker.measure(model, params()).on("CUDA0").model
@@ -122,7 +122,7 @@ def test_a_worker_ends_with_a_load_that_waits(model: Path) -> None:
     # what another file's tests have started ends with this process
     before = set(psutil.Process().children())
     with Worker(parse_gpus(GPUS)) as worker:
-        worker.begin_holding(model)
+        worker.start_paused_load(model)
         worker.devices()
         children = set(psutil.Process().children()) - before
     assert children and not [child for child in children if child.is_running()]

@@ -13,7 +13,7 @@ from fitter.llama.client import Worker
 from fitter.model.header import open_model
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.ask import Ask
-from fitter.planning.speed.work import facts_of, kept_on_host
+from fitter.planning.speed.work import facts_of, host_only_tensors
 from tools import rpc_servers
 
 TERNARY = "shape://llama-3.2-1b:TQ2_0"
@@ -62,7 +62,7 @@ def test_what_is_kept_is_what_llama_cpp_has_on_the_host(
     with one_load(Ask.of_a_load({"gpus": (gpu,), "n_ctx": 512}), model, worker, None) as load:
         breakdown, layout = load.measured()
         facts, tensors = facts_of(load.model), {tensor.name: tensor.bytes for tensor in load.model.tensors}
-    kept = kept_on_host(facts, layout, ()).without_kernels
+    kept = host_only_tensors(facts, layout, ()).without_kernels
     assert len(kept) == count and (not name or name in kept)
     # and the load has room for all of them there, beside the embeddings
     on_device = sum(tensors[each] for each in layout.on_device if each in tensors)

@@ -17,7 +17,7 @@ import pytest
 
 from fitter.cli import main
 from fitter.llama.build import layouts, llama_h
-from fitter.llama.build.inspect_build import Look, look
+from fitter.llama.build.inspect_build import BuildReport, inspect_build
 from fitter.llama.build.location import Build, find
 from tests.support.llama_builds import LAYOUTS, PINNED, every, fetched, where
 from tools import llama_builds
@@ -56,7 +56,7 @@ print(json.dumps({name: [each.hex() for each in both] for name, both in layouts.
 @pytest.mark.parametrize("name", every(llama_builds.libraries()))
 def test_what_a_build_says(name: str) -> None:
     directory = where(name)
-    found = look(directory)
+    found = inspect_build(directory)
     assert (found.problem, found.layout) == ("", llama_builds.packaged()[name].layout)
     assert (found.ggml, found.commit) == (GGML[name], COMMITS[name])
     assert found.version == (
@@ -115,7 +115,7 @@ def test_the_cpu_backend_is_the_one_that_ggml_chooses(name: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, directory], capture_output=True, text=True, check=True)
     mapped = {Path(line.split()[-1]).name for line in done.stdout.splitlines() if "libggml-cpu" in line}
-    assert mapped == {look(directory).cpu}
+    assert mapped == {inspect_build(directory).cpu}
 
 
 @pytest.mark.parametrize(("name", "devices"), [("v0.5.0", False), ("b9842", True)])
@@ -129,7 +129,7 @@ def test_the_cpu_backend_is_loaded(name: str, devices: bool) -> None:
         "print(cpu, before, llama.library.ggml_backend_dev_count())"
     )
     done = subprocess.run([sys.executable, "-c", code, directory], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [look(directory).cpu, "0", "1"]
+    assert done.stdout.split() == [inspect_build(directory).cpu, "0", "1"]
 
 
 def test_a_llama_server_and_its_directory_are_one_build() -> None:
@@ -141,12 +141,12 @@ def test_a_llama_server_and_its_directory_are_one_build() -> None:
 
 @pytest.mark.parametrize(("name", "commit", "ggml"), [("b8390", "57bea3d", "0.9.7"), ("b7347", "7e467cc", "0.9.4")])
 def test_a_build_that_is_too_old(name: str, commit: str, ggml: str) -> None:
-    found = look(where(name))
+    found = inspect_build(where(name))
     assert f"(commit {commit}) is too old for fitter: its ggml is {ggml}, and 0.13.1 is needed" in found.problem
 
 
 def test_a_fork() -> None:
-    found = look(str(fetched("ik_llama.cpp") / "ik_llama_cpp"))
+    found = inspect_build(str(fetched("ik_llama.cpp") / "ik_llama_cpp"))
     assert "but of a fork such as ik_llama.cpp" in found.problem
 
 
@@ -167,7 +167,7 @@ def test_a_truncated_library_is_refused(library: str, tmp_path: Path) -> None:
     data = path.read_bytes()
     for part in (0, 3, 100, len(data) // 3, len(data) // 2):
         path.write_bytes(data[:part])
-        assert library in look(str(path.parent)).problem
+        assert library in inspect_build(str(path.parent)).problem
 
 
 def test_a_libllama_that_crashes_is_a_problem_of_one_line(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_libllama_that_crashes_is_a_problem_of_one_line(tmp_path: Path) -> Non
     # the code of every function, but not what the linker reads
     data[0x100000 : len(data) // 2] = b"\x0f\x0b" * ((len(data) // 2 - 0x100000) // 2)
     path.write_bytes(data)
-    found = look(str(path.parent))
+    found = inspect_build(str(path.parent))
     assert "libllama.v0.5.0.so" in found.problem
     assert "\n" not in found.problem
 
@@ -189,7 +189,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert (own["where"], own["layout"], own["problem"], own["version"]) == ("python", "0.3.36", None, "0.5.0-dev")
     assert own["checks"] == ["symbols", "layout", "operations", "models"]
     assert own["rules"]["cuda"]["equal"] == own["rules"]["cuda"]["rows"] > 4000
-    assert set(own) == {*Look.__dataclass_fields__, "rules"}
+    assert set(own) == {*BuildReport.__dataclass_fields__, "rules"}
     assert main(["llama-cpp", str(tmp_path)]) == 3
     printed = capsys.readouterr().out
     assert "0.25.3" in printed

@@ -14,7 +14,7 @@ import fitter
 from fitter.api.call_worker import answering
 from fitter.llama.build.compared import compared
 from fitter.llama.build.cuda_library import Answering, find_cuda_library
-from fitter.llama.build.inspect_build import look
+from fitter.llama.build.inspect_build import inspect_build
 from fitter.llama.client import Worker
 from fitter.machine.gpu import parse_gpus
 from tools import llama_builds, shapes
@@ -76,7 +76,7 @@ def test_its_own_library_answers_without_being_asked(name: str, models: Path) ->
 
 @pytest.mark.parametrize("name", llama_builds.cuda())
 def test_the_build_is_among_the_figures(name: str) -> None:
-    seen = look(subject(name).where)
+    seen = inspect_build(subject(name).where)
     found = compared("cuda", seen.ggml, seen.commit)
     assert found is not None
     assert found.llama_cpp == name.removesuffix("-cuda")

@@ -104,7 +104,7 @@ def test_a_small_stack_in_python(model: Path) -> None:
         "import fitter, sys\n"
         "from fitter.llama.build import inspect_build as looking\n"
         "try: fitter.inspect(sys.argv[1])\nexcept fitter.LlamaCppError as error: print(error)\n"
-        "print(looking.look('python').problem.partition(' cannot ')[2])"
+        "print(looking.inspect_build('python').problem.partition(' cannot ')[2])"
     )
     said = "the stack is limited to 200 KiB: run 'ulimit -s 8192' first"
     done = run(*LIMITED, "200", sys.executable, "-c", code, str(model))

@@ -17,23 +17,19 @@ from typing import Any
 import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 import fitter
 from fitter.errors import FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import FileTypes
 from fitter.planning.tables.quantizations import Quantization, needs_imatrix
+from fitter.storage.data_files import parse_toml
 from tests.support.quantize import DRY, quantized
 from tools import shapes
 from tools.tiny import write_tiny
 from tools.tiny_kinds import write_half_moe, write_hybrid, write_swa
 
 ROOT = Path(__file__).resolve().parents[2]
-MODELS: dict[str, dict[str, Any]] = tomllib.loads(
+MODELS: dict[str, dict[str, Any]] = parse_toml(
     (ROOT / "tests" / "data" / "quantizations" / "models.toml").read_text("utf-8")
 )
 KEPT = {"blk.0.attn_norm.weight": (64,), "blk.0.ffn_gate_inp.weight": (64, 8), "blk.0.ssm_conv1d.weight": (4, 64)}

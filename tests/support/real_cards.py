@@ -6,7 +6,6 @@ import contextlib
 import csv
 import gzip
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Decimal
@@ -17,11 +16,7 @@ from unittest import mock
 import fitter
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from fitter.storage.data_files import parse_toml
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "real_cards"
 
@@ -80,7 +75,7 @@ def loads() -> tuple[Load, ...]:
     """Every load with its values."""
     with (DATA / "values.csv").open(newline="", encoding="utf-8") as file:
         rows = [(row.pop("load"), Value(**row)) for row in csv.DictReader(file)]
-    entries: list[dict[str, Any]] = tomllib.loads((DATA / "loads.toml").read_text(encoding="utf-8"))["load"]
+    entries: list[dict[str, Any]] = parse_toml((DATA / "loads.toml").read_text(encoding="utf-8"))["load"]
     return tuple(
         Load(
             values=tuple(value for name, value in rows if name == entry["name"]),

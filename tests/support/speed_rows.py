@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import functools
 import re
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,11 +20,7 @@ from fitter.machine.gpu_catalogue import CatalogueGpu
 from fitter.machine.speed import DeviceSpeed, HostSpeed, named, speed_of
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.speed.cost import Attention, Layer, Weights, Work
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from fitter.storage.data_files import parse_toml
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "speeds"
 PLACEMENTS = DATA / "placements.csv"
@@ -81,7 +76,7 @@ class Skipped:
 
 @functools.cache
 def _reference() -> dict[str, Any]:
-    data: dict[str, Any] = tomllib.loads((DATA / "reference.toml").read_text(encoding="utf-8"))
+    data: dict[str, Any] = parse_toml((DATA / "reference.toml").read_text(encoding="utf-8"))
     return data
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
@@ -21,14 +20,10 @@ from fitter.parameters import table
 from fitter.parameters.table import LEVERS, PARAMETERS, Parameter, of_a_case, taken_by
 from fitter.planning.request.request import OBJECTIVES, STRATEGIES
 from fitter.regression import marks, pytest_plugin
+from fitter.storage.data_files import parse_toml
 from tools.docs import of_errors, of_options, of_python, reference
 from tools.docs.attributes import documented
 from tools.docs.pages import ROOT
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 PAGES = {name: (reference.REFERENCE / name).read_text(encoding="utf-8") for name in reference.PAGES}
 
@@ -174,6 +169,6 @@ def test_all_of_it_is_in_the_site() -> None:
 def test_the_help_ends_with_where_all_of_it_is() -> None:
     last = CliRunner().invoke(cli, ["--help"]).output.strip().splitlines()[-1]
     assert last == f"Documentation: {DOCUMENTATION}"
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = parse_toml((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["urls"]["Documentation"] == DOCUMENTATION
     assert f"\nsite_url: {DOCUMENTATION}\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")

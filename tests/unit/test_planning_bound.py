@@ -16,7 +16,7 @@ from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning.placing.layer_sizes import HOST, Unit
 from fitter.planning.speed.bound import lower_bound
 from fitter.planning.speed.cost import Attention, Costs, Family, HostCosts, Work, Workload, default, price
-from fitter.planning.speed.work import Kept, LayerFacts, ModelFacts, Pieces, WeightFacts
+from fitter.planning.speed.work import HostOnlyTensors, LayerFacts, ModelFacts, Pieces, WeightFacts
 
 FAST = DeviceSpeed(1000e9, 160e12, 31.5e9, "cuda", "8.9", "test", True)
 SLOW = DeviceSpeed(300e9, 40e12, 15.8e9, "cuda", "8.9", "test", True)
@@ -35,7 +35,7 @@ def model(
     pinned: Mapping[str, int] | None = None,
     n_attention: int = 0,
     looked_up: bool = False,
-    kept: Collection[str] = (),
+    host_only: Collection[str] = (),
     **more: object,
 ) -> tuple[Pieces, tuple[Unit, ...]]:
     """A model by its layers' tensors (bytes, bits per parameter, whether experts), each layer with a cache.
@@ -63,7 +63,12 @@ def model(
     given = {"n_ubatch": 512, "op_offload": True, "cache_on_host": False, **more}
     count = len(layers)
     pieces = Pieces(
-        facts, (attention,) * count, (float(state),) * count, pinned=pinned or {}, kept=Kept(frozenset(kept)), **given
+        facts,
+        (attention,) * count,
+        (float(state),) * count,
+        pinned=pinned or {},
+        host_only=HostOnlyTensors(frozenset(host_only)),
+        **given,
     )  # type: ignore[arg-type]
     units = tuple(Unit(i, 0, cache + state, (), state) for i in range(count))
     return pieces, (*units, Unit(count, 0, 0))
@@ -80,7 +85,9 @@ def placements(pieces: Pieces, units: Sequence[Unit], used: Sequence[int]) -> It
     places = [HOST, *order]
     ways = []
     for index, (layer, unit) in enumerate(zip(facts.layers, units, strict=False)):
-        free = [tensor for tensor in layer.tensors if tensor.name not in (*pieces.pinned, *pieces.kept.without_kernels)]
+        free = [
+            tensor for tensor in layer.tensors if tensor.name not in (*pieces.pinned, *pieces.host_only.without_kernels)
+        ]
         ways.append(
             [
                 (
@@ -98,7 +105,7 @@ def placements(pieces: Pieces, units: Sequence[Unit], used: Sequence[int]) -> It
                 for apart in itertools.product(places, repeat=len(free))
             ]
         )
-    free = [tensor for tensor in facts.output if tensor.name not in (*pieces.pinned, *pieces.kept.without_kernels)]
+    free = [tensor for tensor in facts.output if tensor.name not in (*pieces.pinned, *pieces.host_only.without_kernels)]
     ways.append(
         [
             (ordered.layer(len(facts.layers), order.get(home, HOST)), [(home, tensor.bytes) for tensor in free])
@@ -168,7 +175,7 @@ def cases(draw: st.DrawFn) -> tuple[Pieces, tuple[Unit, ...], list[int], int | N
         cache_on_host=draw(st.booleans()),
         n_attention=draw(st.integers(0, 2)),
         looked_up=draw(st.booleans()),
-        kept=draw(st.just([]) | st.lists(st.sampled_from(["output.weight", "blk.0.0.weight", "blk.0.1.weight"]))),
+        host_only=draw(st.just([]) | st.lists(st.sampled_from(["output.weight", "blk.0.0.weight", "blk.0.1.weight"]))),
     )
     total = sum(size for tensors in layers for size, _, _ in tensors) + 300 * MIB + sum(unit.cache for unit in units)
     share = st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0])
@@ -411,14 +418,14 @@ BY_HAND: dict[str, tuple[list[Any], list[int], int | None, list[DeviceSpeed], Wo
         20 + 10,
     ),
     "kept on the host": (
-        *([ONE] * 2, [100], None, [TEN], Workload(0, 1), {"kept": KEPT}),
+        *([ONE] * 2, [100], None, [TEN], Workload(0, 1), {"host_only": KEPT}),
         20 + 10,
     ),
     "kept on the host, wherever an override puts it": (
-        *([ONE] * 2, [100], None, [TEN], Workload(0, 1), {"kept": KEPT, "pinned": {"blk.0.0.weight": 0}}),
+        *([ONE] * 2, [100], None, [TEN], Workload(0, 1), {"host_only": KEPT, "pinned": {"blk.0.0.weight": 0}}),
         20 + 10,
     ),
-    "a prompt, kept on the host": ([ONE] * 2, [100], None, [plain(10, 20)], PROMPT, {"kept": KEPT}, 20 + 5),
+    "a prompt, kept on the host": ([ONE] * 2, [100], None, [plain(10, 20)], PROMPT, {"host_only": KEPT}, 20 + 5),
     "pinned to the slow one": (
         *([ONE] * 2, [100, 0], None, [TEN, TWO], Workload(0, 1), {"pinned": {"blk.0.0.weight": 1}}),
         50 + 10,

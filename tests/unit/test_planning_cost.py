@@ -425,7 +425,7 @@ HALF = Attention(kv_bytes=8, flops=16, sharing=4)
 # 42 tokens are in the cache on average while 64 are processed as one batch, 76 while four are generated
 REQUEST = Workload(prompt=64, generate=4, cached=10)
 THERE, HERE = (Weights(0, 200, 100),), (Weights(HOST, 200, 100),)
-KEPT = (Weights(HOST, 200, 100, is_kept=True),)
+KEPT = (Weights(HOST, 200, 100, is_host_only=True),)
 
 ATTENDED: dict[str, tuple[Layer, DeviceSpeed, bool, float, float]] = {
     # whether prompts stream what the host has, and seconds of the prompt's batch and of a token
@@ -460,19 +460,19 @@ ATTENDED: dict[str, tuple[Layer, DeviceSpeed, bool, float, float]] = {
         *(16 * 42 * 64 / 60, 8 * 76 / 5),
     ),
     "on the host, which projects for it": (
-        *(Layer(HOST, KEPT, HALF, n_kept=1), SMALL, True),
+        *(Layer(HOST, KEPT, HALF, n_host_only=1), SMALL, True),
         *(16 * 42 * 64 / 30, 16 * 76 / 30),
     ),
     "on the host, whose experts are kept there": (
-        *(Layer(HOST, (replace(KEPT[0], experts=True), *HERE), HALF, n_kept=1), SMALL, True),
+        *(Layer(HOST, (replace(KEPT[0], experts=True), *HERE), HALF, n_host_only=1), SMALL, True),
         *(16 * 42 * 64 / 200 + 8 * 42 / 25, 16 * 76 / 30),
     ),
     "not copied to where the host projects for it": (
-        *(Layer(0, KEPT, HALF, HOST, n_kept=1), SMALL, True),
+        *(Layer(0, KEPT, HALF, HOST, n_host_only=1), SMALL, True),
         *(16 * 42 * 64 / 30, 16 * 76 / 30),
     ),
     "on a device that the host projects for": (
-        *(Layer(0, KEPT, HALF, n_kept=1), SMALL, True),
+        *(Layer(0, KEPT, HALF, n_host_only=1), SMALL, True),
         *(16 * 42 * 64 / 200, 8 * 76 / 25),
     ),
     "copied over a network": (Layer(0, THERE, HALF, HOST), AWAY, True, 16 * 42 * 64 / 30, 8 * 76 / 40),
@@ -539,8 +539,10 @@ def test_two_tokens_touch_few_experts(experts: bool, share: float) -> None:
         pytest.param(Layer(0, THERE), True, 0.5, 0.5, id="on a device"),
         pytest.param(Layer(0, (*THERE, *HERE)), True, 0.5, 0.5 + 0.03, id="with some on the host"),
         pytest.param(Layer(0, (*THERE, *HERE)), False, 0.5 + 0.03, 0.5 + 0.03, id="which are not streamed"),
-        pytest.param(Layer(0, (*THERE, *KEPT), n_kept=1), True, 0.5 + 0.03, 0.5 + 0.03, id="which are kept there"),
-        pytest.param(Layer(HOST, (*HERE, *KEPT), n_kept=1), True, 0.56, 0.06, id="all on the host, some kept there"),
+        pytest.param(Layer(0, (*THERE, *KEPT), n_host_only=1), True, 0.5 + 0.03, 0.5 + 0.03, id="which are kept there"),
+        pytest.param(
+            Layer(HOST, (*HERE, *KEPT), n_host_only=1), True, 0.56, 0.06, id="all on the host, some kept there"
+        ),
         pytest.param(Layer(HOST, HERE), True, 0.5, 0.06, id="on the host"),
         pytest.param(Layer(HOST, HERE), False, 0.06, 0.06, id="on the host, not streamed"),
     ],
@@ -570,10 +572,10 @@ def test_a_setting_on_other_devices_streams_where_one_of_them_can() -> None:
     ("placed", "generation", "prompt"),
     [
         # beside the two that there are without
-        pytest.param(Layer(0, (*THERE, *KEPT), n_kept=1), 2, 2, id="one"),
-        pytest.param(Layer(0, (*THERE, *KEPT), n_kept=7), 8, 8, id="seven"),
-        pytest.param(Layer(0, (*THERE, *KEPT, *HERE), n_kept=7), 8 + 2, 8 + 3, id="and some that are not"),
-        pytest.param(Layer(HOST, KEPT, n_kept=7), 0, 12, id="a layer on the host"),
+        pytest.param(Layer(0, (*THERE, *KEPT), n_host_only=1), 2, 2, id="one"),
+        pytest.param(Layer(0, (*THERE, *KEPT), n_host_only=7), 8, 8, id="seven"),
+        pytest.param(Layer(0, (*THERE, *KEPT, *HERE), n_host_only=7), 8 + 2, 8 + 3, id="and some that are not"),
+        pytest.param(Layer(HOST, KEPT, n_host_only=7), 0, 12, id="a layer on the host"),
     ],
 )
 def test_splits_of_what_is_kept_on_the_host(placed: Layer, generation: int, prompt: int) -> None:

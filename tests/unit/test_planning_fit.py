@@ -40,7 +40,7 @@ class Second:
     loading: Params | None = None
     waits: Callable[[Params], bool] = lambda params: False
 
-    def awaits(self, params: Params) -> bool:
+    def accepts(self, params: Params) -> bool:
         return not self.begun and self.waits(params)
 
     @property

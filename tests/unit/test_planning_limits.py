@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fitter import api
-from fitter.api.checked_call import door
+from fitter.api.checked_call import checked_call
 from fitter.cli import fit as fit_command
 from fitter.cli import verify as verify_command
 from fitter.errors import FitterError, UsageError
@@ -430,7 +430,7 @@ def test_what_is_shown_of_a_value(value: object, expected: str) -> None:
 
 
 def test_what_is_not_set_has_its_default() -> None:
-    @door(table.LoadKeywords)
+    @checked_call(table.LoadKeywords)
     def function(model: str, *, fit_ctx: int | None = 5, other: object = 1, **given: Any) -> tuple[object, ...]:
         return model, fit_ctx, other, given
 

@@ -14,12 +14,12 @@ from fitter.planning.placing.layer_sizes import HOST, Unit, between, units_of
 from fitter.planning.placing.placement import Placement
 from fitter.planning.speed.cost import Work
 from fitter.planning.speed.work import (
-    Kept,
+    HostOnlyTensors,
     Pieces,
     WeightFacts,
     as_measured,
     facts_of,
-    kept_on_host,
+    host_only_tensors,
     pieces_of,
     work_of,
     work_of_params,
@@ -318,19 +318,19 @@ def sizes(names: Iterable[str]) -> int:
 
 @pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
 def test_what_is_kept_is_on_the_host_wherever_its_layer_is(placement: Placement) -> None:
-    work = work_of(whole(MODEL, kept=Kept(Q_AND_K)), placement)
+    work = work_of(whole(MODEL, host_only=HostOnlyTensors(Q_AND_K)), placement)
     assert total(work) == total(work_of(whole(MODEL), placement))
     for layer in work.layers[:-1]:
-        assert [(w.place, w.experts) for w in layer.weights if w.is_kept] == [(HOST, False)]
-        assert layer.n_kept == 2
-    assert not work.layers[-1].n_kept and not any(w.is_kept for w in work.layers[-1].weights)
-    assert sum(w.bytes for layer in work.layers for w in layer.weights if w.is_kept) == sizes(Q_AND_K)
+        assert [(w.place, w.experts) for w in layer.weights if w.is_host_only] == [(HOST, False)]
+        assert layer.n_host_only == 2
+    assert not work.layers[-1].n_host_only and not any(w.is_host_only for w in work.layers[-1].weights)
+    assert sum(w.bytes for layer in work.layers for w in layer.weights if w.is_host_only) == sizes(Q_AND_K)
 
 
 def test_an_override_does_not_give_a_device_kernels() -> None:
     pinned = dict.fromkeys(("blk.0.attn_q.weight", "blk.0.attn_v.weight"), 1)
-    layer, *_ = work_of(whole(MODEL, kept=Kept(Q_AND_K), pinned=pinned), Placement(0, (49, 0))).layers
-    assert {w.place: w.is_kept for w in layer.weights if not w.experts} == {HOST: True, 1: False, 0: False}
+    layer, *_ = work_of(whole(MODEL, host_only=HostOnlyTensors(Q_AND_K), pinned=pinned), Placement(0, (49, 0))).layers
+    assert {w.place: w.is_host_only for w in layer.weights if not w.experts} == {HOST: True, 1: False, 0: False}
 
 
 def test_what_a_device_keeps_on_the_host_is_what_its_recording_lacks() -> None:
@@ -344,7 +344,7 @@ def test_what_a_device_keeps_on_the_host_is_what_its_recording_lacks() -> None:
         ([LayoutEntry(LAYOUT_DEVICE, name, "model", 1) for name in Q_AND_K], [], frozenset()),
     ):
         layout = Layout((*recorded, *others), 128, N_CTX, tuple(unused))
-        assert kept_on_host(found, layout, [None]) == Kept(expected)
+        assert host_only_tensors(found, layout, [None]) == HostOnlyTensors(expected)
 
 
 LARGEST = max(tensor.bytes for tensor in facts(MODEL).tensors)
@@ -366,36 +366,37 @@ def test_what_is_too_large_for_a_device_is_on_the_host(
 ) -> None:
     found = facts(MODEL)
     layout = Layout(tuple(LayoutEntry(LAYOUT_DEVICE, name, "model", 1) for name in found.names), 128, N_CTX)
-    kept = kept_on_host(found, layout, largest_tensors)
+    kept = host_only_tensors(found, layout, largest_tensors)
     assert bool(kept) == bool(too_small)
     large = sum(tensor.bytes for tensor in found.tensors if tensor.bytes == LARGEST)
     for home, placement in ((0, Placement(0, (49, 0))), (1, Placement(0, (0, 49))), (HOST, Placement(49, (0, 0)))):
-        work = work_of(whole(MODEL, kept=kept), placement)
-        assert sum(w.bytes for layer in work.layers for w in layer.weights if w.is_kept) == large * (home in too_small)
+        work = work_of(whole(MODEL, host_only=kept), placement)
+        on_host = (w.bytes for layer in work.layers for w in layer.weights if w.is_host_only)
+        assert sum(on_host) == large * (home in too_small)
 
 
 def test_what_is_too_large_was_never_measured_to_be_there() -> None:
     found = facts(MODEL)
     large = frozenset(tensor.name for tensor in found.tensors if tensor.bytes == LARGEST)
-    pieces = whole(MODEL, kept=Kept(Q_AND_K, too_large=(large,)))
+    pieces = whole(MODEL, host_only=HostOnlyTensors(Q_AND_K, too_large=(large,)))
     work = work_of(pieces, Placement(0, (49,)))
     for has, takes in ((large | Q_AND_K, set()), (large, {0})):
         there = sizes(name for name in found.names if name not in has)
-        assert as_measured(pieces, work, [there]).kept.takes == takes
+        assert as_measured(pieces, work, [there]).host_only.takes == takes
 
 
 def test_an_embedding_is_on_the_host_since_it_is_only_looked_up() -> None:
     found = facts("llama-3.1-8b")
     output = (WeightFacts("token_embd.weight", 1, 1, False),)
     recorded = [LayoutEntry(LAYOUT_DEVICE, name, "model", 1) for layer in found.layers for name, *_ in layer.tensors]
-    assert not kept_on_host(replace(found, output=output), Layout(tuple(recorded), 128, N_CTX), [None])
+    assert not host_only_tensors(replace(found, output=output), Layout(tuple(recorded), 128, N_CTX), [None])
 
 
 @pytest.mark.parametrize("has_state", [False, True], ids=["", "with a state"])
 @pytest.mark.parametrize("takes", [set(), {0}, {1}, {0, 1}], ids=str)
 def test_a_device_was_measured_to_have_what_another_kind_keeps(takes: set[int], has_state: bool) -> None:
     recorded = units(MODEL, 2048 * N_CTX, state=(MIB if has_state else 0))
-    pieces = pieces_of(facts(MODEL), recorded, N_CTX, Params(), kept=Kept(Q_AND_K))
+    pieces = pieces_of(facts(MODEL), recorded, N_CTX, Params(), host_only=HostOnlyTensors(Q_AND_K))
     work = work_of(pieces, Placement(1, (24, 24)))
     layers = {0: range(1, 25), 1: range(25, 48)}
     on_devices = []
@@ -404,15 +405,15 @@ def test_a_device_was_measured_to_have_what_another_kind_keeps(takes: set[int], 
         output = [tensor.name for tensor in pieces.facts.output] if device == 1 else []
         on_devices.append(sizes(name for name in (*names, *output) if device in takes or name not in Q_AND_K))
     found = as_measured(pieces, work, on_devices)
-    assert found.kept.takes == takes
+    assert found.host_only.takes == takes
     homes = work_of(found, Placement(1, (24, 24))).layers[:-1]
-    assert [bool(layer.n_kept) for layer in homes] == [layer.home not in takes for layer in homes]
+    assert [bool(layer.n_host_only) for layer in homes] == [layer.home not in takes for layer in homes]
 
 
 def test_what_an_override_put_on_a_device_is_no_sign_of_kernels() -> None:
-    pieces = whole(MODEL, kept=Kept(Q_AND_K), pinned=dict.fromkeys(Q_AND_K, 0))
+    pieces = whole(MODEL, host_only=HostOnlyTensors(Q_AND_K), pinned=dict.fromkeys(Q_AND_K, 0))
     work = work_of(pieces, Placement(0, (49,)))
-    assert not as_measured(pieces, work, [sizes(pieces.facts.names)]).kept.takes
+    assert not as_measured(pieces, work, [sizes(pieces.facts.names)]).host_only.takes
 
 
 @pytest.mark.parametrize(

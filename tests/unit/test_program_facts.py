@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 import stat
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,7 @@ from fitter.llama.types import LlamaCpp
 from fitter.programs import facts as facts_of
 from fitter.programs import program_help
 from fitter.programs.facts import Facts, programs, with_defaults
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from fitter.storage.data_files import parse_toml
 
 FILE = Path(program_help.__file__).with_name("facts.toml")
 
@@ -81,7 +76,7 @@ def test_an_unknown_program() -> None:
 
 def entries() -> list[tuple[str, str, list[dict[str, Any]]]]:
     found = []
-    for program, section in tomllib.loads(FILE.read_text(encoding="utf-8")).items():
+    for program, section in parse_toml(FILE.read_text(encoding="utf-8")).items():
         drafts = section.pop("draft_tokens", {})
         section.pop("like", None)
         found += [(program, name, values) for name, values in {**section, **drafts}.items()]

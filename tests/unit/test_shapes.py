@@ -7,7 +7,6 @@ import math
 import os
 import re
 import struct
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,11 @@ from fitter.model.shapes.gguf import Tensor, data_bytes, header_of, write
 from fitter.model.shapes.mapping import KNOWN
 from fitter.model.shapes.mapping import header_of as mapped
 from fitter.model.shapes.shape_addresses import Wanted, as_converted, beside, named, note, wanted
+from fitter.storage.data_files import parse_toml
 from tests.support.converted import digest, trunk
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 ROOT = Path(__file__).resolve().parents[2]
-CONVERTED: dict[str, Any] = tomllib.loads((ROOT / "tests" / "data" / "shapes" / "converted.toml").read_text("utf-8"))
+CONVERTED: dict[str, Any] = parse_toml((ROOT / "tests" / "data" / "shapes" / "converted.toml").read_text("utf-8"))
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_size": 64,

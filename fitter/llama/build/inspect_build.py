@@ -23,7 +23,7 @@ _PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
-class Look:
+class BuildReport:
     """What was seen of the build that ``where`` names. ``problem``: why it cannot be planned with, '' if it can.
 
     ``libllama``: its path. ``version``: of llama.cpp, '' where it has none of its own; ``ggml``: the version of ggml.
@@ -45,13 +45,13 @@ class Look:
     problem: str = ""
 
 
-def look(where: str) -> Look:
+def inspect_build(where: str) -> BuildReport:
     """Look at a build, in another process, so that a crash is a ``problem``, too. Never raises ``FitterError``."""
     try:
         build = find(where)
     except FitterError as error:
-        return Look(where, problem=str(error))
-    found = Look(where, build.libllama, backends=build.backends, key=build.key)
+        return BuildReport(where, problem=str(error))
+    found = BuildReport(where, build.libllama, backends=build.backends, key=build.key)
     try:
         command = interpreter.command(__name__, main.__name__, where)
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE, check=False)
@@ -75,9 +75,9 @@ operations, and the memory of small models.
 """
 
 
-def tried(where: str) -> Look:
-    """As ``look``, and with small models as before the first plan (see ``fitter.llama.build.verdicts``)."""
-    found = look(where)
+def check_build(where: str) -> BuildReport:
+    """As ``inspect_build``, and with small models as before the first plan (see ``fitter.llama.build.verdicts``)."""
+    found = inspect_build(where)
     if found.problem:
         return found
     from fitter.llama.build import verdicts
@@ -89,15 +89,15 @@ def tried(where: str) -> Look:
     return replace(found, problem=f"{found.libllama}: {problem}") if problem else replace(found, checks=CHECKS)
 
 
-def look_around(given: Sequence[str] = ()) -> tuple[Look, ...]:
+def look_around(given: Sequence[str] = ()) -> tuple[BuildReport, ...]:
     """Try the builds of this Python, of the ``llama-server`` on the PATH, and those that are ``given``."""
     found = [PYTHON] if importlib.util.find_spec("llama_cpp") else []
     if server := on_path("llama-server"):
         found.append(server)
-    return tuple(tried(where) for where in dict.fromkeys((*found, *given)))
+    return tuple(check_build(where) for where in dict.fromkeys((*found, *given)))
 
 
-def other_server(planned: LlamaCpp) -> Look | None:
+def other_server(planned: LlamaCpp) -> BuildReport | None:
     """The ``llama-server`` on the PATH, if it is linked to another llama.cpp than the one that was ``planned`` with.
 
     ``None`` also where that cannot be told: without one, and where llama.cpp is built into it.
@@ -114,26 +114,26 @@ def other_server(planned: LlamaCpp) -> Look | None:
     return None if is_same or found.problem else found
 
 
-def _known(build: Build, where: str) -> Look:
-    """What ``look`` finds, kept for the next time."""
+def _known(build: Build, where: str) -> BuildReport:
+    """What ``inspect_build`` finds, kept for the next time."""
     name = f"look-{build.key[:32]}"
     known = stored_answers.read(name) or {}
     texts = {key: value for key, value in known.items() if key in ("version", "ggml", "commit")}
     if len(texts) == 3 and all(isinstance(value, str) for value in texts.values()):
-        return Look(where, build.libllama, key=build.key, **texts)
-    found = look(where)
+        return BuildReport(where, build.libllama, key=build.key, **texts)
+    found = inspect_build(where)
     if not found.problem:
         stored_answers.write(name, {"version": found.version, "ggml": found.ggml, "commit": found.commit})
     return found
 
 
-def is_any_unusable(looks: Iterable[Look], given: Sequence[str]) -> bool:
+def is_any_unusable(looks: Iterable[BuildReport], given: Sequence[str]) -> bool:
     """Whether one of those that were ``given`` cannot be planned with."""
     return any(look.problem for look in looks if look.where in given)
 
 
-def _with(found: Look, **changes: str) -> Look:
-    return Look(**{**asdict(found), **changes})
+def _with(found: BuildReport, **changes: str) -> BuildReport:
+    return BuildReport(**{**asdict(found), **changes})
 
 
 def ask(build: Build) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fitter.errors import UsageError
-from fitter.model.shapes.mapping import read_toml
+from fitter.storage.data_files import parse_toml
 from fitter.text import printable
 
 _FOLDER = Path(__file__).with_name("catalogue")
@@ -39,5 +39,5 @@ def published(name: str) -> Published:
         close = difflib.get_close_matches(known[:100], names(), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(close)}? " if close else ""
         raise UsageError(f"there is no shape '{printable(name, 60)}': {hint}'fitter shapes' lists them")
-    found = read_toml(_FOLDER / f"{known}.toml")
+    found = parse_toml((_FOLDER / f"{known}.toml").read_text(encoding="utf-8"))
     return Published(known, found["title"], found["source"], found["config"])

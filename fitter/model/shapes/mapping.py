@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import difflib
 import functools
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from fitter.errors import ModelError
 from fitter.model.shapes import deepseek, encoders, gemma, hybrid, llama, moe, states, variants
 from fitter.model.shapes.config import LARGEST, Config, listed
 from fitter.model.shapes.shape_header import Header
+from fitter.storage.data_files import read_data
 from fitter.text import printable
 
 _Make = Callable[[Config], Header]
@@ -176,13 +175,4 @@ def _class_of(values: Mapping[str, Any], where: str) -> str:
 
 @functools.cache
 def _facts() -> Mapping[str, Any]:
-    return read_toml(Path(__file__).with_name("transformers.toml"))
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """What is in a file of data."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    return tomllib.loads(path.read_text("utf-8"))
+    return read_data(__file__, "transformers.toml")

@@ -18,11 +18,11 @@ from fitter.text import printable
 
 if TYPE_CHECKING:
     from fitter.llama.build.compared import Compared
-    from fitter.llama.build.inspect_build import Look
+    from fitter.llama.build.inspect_build import BuildReport
     from fitter.llama.types import LlamaCpp
 
 
-def builds_to_dict(looks: Iterable[Look]) -> dict[str, Any]:
+def builds_to_dict(looks: Iterable[BuildReport]) -> dict[str, Any]:
     """The document of ``fitter llama-cpp``; a figure is ``null`` if the build does not tell it."""
     return {
         "schema": SCHEMA,
@@ -36,12 +36,12 @@ def builds_to_dict(looks: Iterable[Look]) -> dict[str, Any]:
     }
 
 
-def _rules(look: Look) -> dict[str, Compared | None]:
+def _rules(look: BuildReport) -> dict[str, Compared | None]:
     """How far the rules of each profile were compared with a build."""
     return {profile: None if look.problem else compared(profile, look.ggml, look.commit) for profile in PROFILES}
 
 
-def of_other_server(server: Look, planned: LlamaCpp) -> str:
+def of_other_server(server: BuildReport, planned: LlamaCpp) -> str:
     """That a ``llama-server`` has another llama.cpp than was ``planned`` with, and how to plan with its own."""
     from fitter.llama.build.library import Versions
 
@@ -53,7 +53,7 @@ def of_other_server(server: Look, planned: LlamaCpp) -> str:
     )
 
 
-def builds_table(looks: Iterable[Look]) -> RenderableType:
+def builds_table(looks: Iterable[BuildReport]) -> RenderableType:
     """A row for each build, and below them why one cannot be used."""
     looks = tuple(looks)
     table = Table(box=None, pad_edge=False)

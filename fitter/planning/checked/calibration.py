@@ -6,11 +6,9 @@ Bytes. What measures is handed in, so that everything here works without a devic
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -21,11 +19,7 @@ from fitter.machine import gpu_catalogue
 from fitter.machine.calibrated import Calibrated
 from fitter.parameters.values import parse_overrides
 from fitter.planning.request.constraints import default_margin
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from fitter.storage.data_files import read_data
 
 PROFILES = {"CUDA": "cuda", "ROCm": "rocm"}
 """The profile of the virtual twin, by the backend of the real device."""
@@ -180,9 +174,7 @@ def _write_model(name: str, entry: dict[str, Any], directory: Path) -> Calibrati
 
 @functools.cache
 def _data() -> dict[str, Any]:
-    text = resources.files(__package__).joinpath("calibration.toml").read_text(encoding="utf-8")
-    data: dict[str, Any] = tomllib.loads(text)
-    return data
+    return read_data(__file__)
 
 
 # --- bytes

@@ -27,7 +27,15 @@ from fitter.planning.speed.cost import (
     tensor_seconds,
     visit_seconds,
 )
-from fitter.planning.speed.work import NOTHING_KEPT, Kept, Pieces, as_measured, kept_on_host, pieces_of, work_of
+from fitter.planning.speed.work import (
+    NO_HOST_ONLY,
+    HostOnlyTensors,
+    Pieces,
+    as_measured,
+    host_only_tensors,
+    pieces_of,
+    work_of,
+)
 
 
 def pinned_on(request: Request, devices: Sequence[DeviceLimit]) -> dict[str, int]:
@@ -43,7 +51,7 @@ class Prices:
 
     Args:
         units: the units as recorded at a context of ``n_ctx``.
-        kept: tensors that llama.cpp keeps on the host (``work.kept_on_host``).
+        host_only: tensors that llama.cpp keeps on the host (``work.host_only_tensors``).
     """
 
     def __init__(
@@ -52,7 +60,7 @@ class Prices:
         devices: Sequence[DeviceLimit],
         units: Sequence[Unit],
         n_ctx: int,
-        kept: Kept = NOTHING_KEPT,
+        host_only: HostOnlyTensors = NO_HOST_ONLY,
     ) -> None:
         assert request.facts is not None and request.host_speed is not None
         self._request = request
@@ -60,22 +68,22 @@ class Prices:
         self._devices = [request.speeds[name] for name in self._names]
         self._host = request.host_speed
         pinned = pinned_on(request, devices)
-        self._pieces: Pieces = pieces_of(request.facts, units, n_ctx, request.params, None, pinned, kept)
+        self._pieces: Pieces = pieces_of(request.facts, units, n_ctx, request.params, None, pinned, host_only)
         self._flash: dict[bool | None, Pieces] = {}
         self._n_units = len(units)
         self._times: Times | None = None
 
     @property
-    def kept(self) -> Kept:
+    def host_only(self) -> HostOnlyTensors:
         """Tensors that llama.cpp keeps on the host although their layer is on these devices, as far as recorded."""
-        return self._pieces.kept
+        return self._pieces.host_only
 
     def seconds(self, placement: Placement, measured: Breakdown | None = None) -> float:
         """Estimate the objective with ``placement``, by its graph splits and attention if measured."""
         pieces, n_splits = self._pieces, None
         if measured is not None:
             pieces, n_splits = self._with_flash(measured.flash_attn), measured.n_splits
-            if pieces.kept:
+            if pieces.host_only:
                 on_devices = [measured.on(name).model for name in self._names]
                 pieces = as_measured(pieces, work_of(pieces, placement), on_devices)
         return self.of(price(work_of(pieces, placement, n_splits), self._devices, self._host, self._request.workload))
@@ -253,7 +261,7 @@ class PriceList:
         n_ctx = max(self._recorded)
         layout, facts = self._layouts.get(n_ctx), self._request.facts
         devices = [self._devices[d] for d in indices]
-        kept = NOTHING_KEPT
+        host_only = NO_HOST_ONLY
         if facts and layout:
-            kept = kept_on_host(facts, layout, [device.largest_tensor for device in devices])
-        return Prices(self._request, devices, self._recorded[n_ctx], n_ctx, kept)
+            host_only = host_only_tensors(facts, layout, [device.largest_tensor for device in devices])
+        return Prices(self._request, devices, self._recorded[n_ctx], n_ctx, host_only)

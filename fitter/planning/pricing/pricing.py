@@ -21,12 +21,12 @@ from fitter.planning.speed.bound import lower_bound
 from fitter.planning.speed.cost import Estimate, Part, Work, Workload, price
 from fitter.planning.speed.explain import Bound, Reason
 from fitter.planning.speed.work import (
-    NOTHING_KEPT,
-    Kept,
+    NO_HOST_ONLY,
+    HostOnlyTensors,
     ModelFacts,
     Pieces,
     as_measured,
-    kept_on_host,
+    host_only_tensors,
     pieces_of,
     work_of,
     work_of_params,
@@ -128,7 +128,7 @@ def price_params(
     """
     pieces = pieces_at(facts, layout, params, breakdown, targets, speeds.largest_tensors)
     work = work_of_params(pieces, params, speeds.free, targets, breakdown.n_splits)
-    if pieces.kept:
+    if pieces.host_only:
         pieces = as_measured(pieces, work, [breakdown.on(name).model for name in speeds.names])
         work = work_of_params(pieces, params, speeds.free, targets, breakdown.n_splits)
     return _priced(work, speeds, workload, breakdown, live_tokens)
@@ -153,22 +153,22 @@ def price_placement(
     return _priced(work_of(pieces, placement, breakdown.n_splits), speeds, request.workload, breakdown, None)
 
 
-def kept_by_all(
+def host_only_everywhere(
     request: Request, devices: Sequence[DeviceLimit], placement: Placement, breakdown: Breakdown, layout: Layout
-) -> Kept:
+) -> HostOnlyTensors:
     """Find tensors that llama.cpp keeps on the host with any of the request's devices, by a measured placement.
 
     Remote devices are taken to compute with all tensors.
     """
     if request.facts is None:
-        return NOTHING_KEPT
+        return NO_HOST_ONLY
     pieces = _measured(request, request.facts, devices, placement, request.params, breakdown, layout)
-    kept = kept_on_host(request.facts, layout, [device.largest_tensor for device in request.devices])
-    is_for_all = not pieces.kept.takes and not any(speed.is_remote for speed in request.speeds.values())
-    return kept if is_for_all else replace(kept, without_kernels=frozenset())
+    host_only = host_only_tensors(request.facts, layout, [device.largest_tensor for device in request.devices])
+    is_for_all = not pieces.host_only.takes and not any(speed.is_remote for speed in request.speeds.values())
+    return host_only if is_for_all else replace(host_only, without_kernels=frozenset())
 
 
-def kept_notes(
+def host_only_notes(
     request: Request, devices: Sequence[DeviceLimit], placement: Placement, breakdown: Breakdown, layout: Layout
 ) -> tuple[str, ...]:
     """Note the tensors that llama.cpp keeps on the host although their layers are on devices."""
@@ -178,9 +178,9 @@ def kept_notes(
     tensors = (*(layer.tensors for layer in request.facts.layers), request.facts.output)
     count, size, homes, reasons = 0, 0, set[int](), set[str]()
     for layer, weights in zip(work_of(pieces, placement).layers, tensors, strict=True):
-        for tensor in weights if layer.home != HOST and layer.n_kept else ():
-            if pieces.kept.has(tensor.name, layer.home) and tensor.name not in pieces.pinned:
-                is_too_large = pieces.kept.is_too_large(tensor.name, layer.home)
+        for tensor in weights if layer.home != HOST and layer.n_host_only else ():
+            if pieces.host_only.has(tensor.name, layer.home) and tensor.name not in pieces.pinned:
+                is_too_large = pieces.host_only.is_too_large(tensor.name, layer.home)
                 count, size = count + 1, size + tensor.bytes
                 homes.add(layer.home)
                 reasons.add("are larger than a tensor may be" if is_too_large else "have no kernels in llama.cpp")
@@ -205,7 +205,7 @@ def _measured(
     """Describe the model with ``params`` on ``devices`` by llama.cpp's measurement of ``placement``."""
     largest_tensors = [device.largest_tensor for device in devices]
     pieces = pieces_at(facts, layout, params, breakdown, pinned_on(request, devices), largest_tensors)
-    if not pieces.kept:
+    if not pieces.host_only:
         return pieces
     return as_measured(pieces, work_of(pieces, placement), [breakdown.on(device.name).model for device in devices])
 
@@ -215,7 +215,7 @@ def bound_of(
     layout: Layout,
     trial_seconds: float,
     compute: Mapping[str, int] | None = None,
-    kept: Kept = NOTHING_KEPT,
+    host_only: HostOnlyTensors = NO_HOST_ONLY,
 ) -> Bound | None:
     """Compute the time below which no placement on the request's devices comes; ``None`` without prices.
 
@@ -223,7 +223,7 @@ def bound_of(
         layout: recorded at the plan's context or a smaller one, which only lowers the bound.
         trial_seconds: the plan's objective.
         compute: bytes of compute buffers by device. A missing one counts 0, which only lowers the bound.
-        kept: tensors that are on the host in every placement.
+        host_only: tensors that are on the host in every placement.
     """
     if request.facts is None or request.host_speed is None or not request.devices:
         return None
@@ -237,7 +237,7 @@ def bound_of(
     compute = compute or {}
     by_user = pinned_devices(request)
     devices = [device for device in request.devices if device in by_user or device.target > compute.get(device.name, 0)]
-    pieces = pieces_of(request.facts, units, layout.n_ctx, request.params, None, pinned_on(request, devices), kept)
+    pieces = pieces_of(request.facts, units, layout.n_ctx, request.params, None, pinned_on(request, devices), host_only)
     seconds = lower_bound(
         pieces,
         units,
@@ -251,7 +251,11 @@ def bound_of(
 
 
 def reasons_of(
-    request: Request, bound: Bound, layout: Layout, compute: Mapping[str, int], kept: Kept = NOTHING_KEPT
+    request: Request,
+    bound: Bound,
+    layout: Layout,
+    compute: Mapping[str, int],
+    host_only: HostOnlyTensors = NO_HOST_ONLY,
 ) -> tuple[Reason, ...]:
     """Explain step by step why a plan is far from its bound. Empty where it is not far.
 
@@ -259,7 +263,7 @@ def reasons_of(
         layout: recorded at the plan's context.
         compute: bytes of compute buffers by device: the plan's, and of devices without a part in it the size that
             llama.cpp asked for in another trial.
-        kept: as in ``bound_of``.
+        host_only: as in ``bound_of``.
     """
     reached = bound.reached or 0.0
     if not bound.is_far:
@@ -273,11 +277,11 @@ def reasons_of(
             reasons.append(reason)
             least = reason.seconds
 
-    at_context = bound_of(request, layout, reached, None, kept)
+    at_context = bound_of(request, layout, reached, None, host_only)
     if at_context is not None:
         cache = sum(entry.bytes for entry in layout.entries if entry.kind == "context")
         step(Reason("context", min(at_context.seconds, reached), cache))
-    with_compute = bound_of(request, layout, reached, compute, kept)
+    with_compute = bound_of(request, layout, reached, compute, host_only)
     without_room = tuple(d.name for d in request.devices if 0 < d.target <= compute.get(d.name, 0))
     if with_compute is not None:
         step(Reason("compute", min(with_compute.seconds, reached), sum(compute.values()), without_room))
@@ -298,8 +302,8 @@ def pieces_at(
     ``largest_tensors``: bytes that each device takes in one tensor, ``None`` where it has no limit.
     """
     units = units_of(layout, facts.n_layer)
-    kept = kept_on_host(facts, layout, largest_tensors)
-    return pieces_of(facts, units, layout.n_ctx, params, breakdown.flash_attn, pinned, kept)
+    host_only = host_only_tensors(facts, layout, largest_tensors)
+    return pieces_of(facts, units, layout.n_ctx, params, breakdown.flash_attn, pinned, host_only)
 
 
 def _priced(work: Work, speeds: Speeds, workload: Workload, breakdown: Breakdown, live_tokens: int | None) -> Price:

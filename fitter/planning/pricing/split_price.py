@@ -92,7 +92,7 @@ def _priced(
 ) -> Price:
     rows = [breakdown.on(name) for name in speeds.names]
     weights, caches = sum(row.model for row in rows), sum(row.context for row in rows)
-    if pieces.kept:
+    if pieces.host_only:
         on_devices = sum(row.model for row in breakdown.rows if not row.is_host)
         pieces = as_measured(pieces, work_of(pieces, placement), [on_devices])
     work = work_of(pieces, placement, breakdown.n_splits)

@@ -13,7 +13,7 @@ from fitter.llama.types import Breakdown, Layout, Params, Row
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.pool_use import pool_problem, pool_uses
 from fitter.planning.pricing.objective import objective_seconds, rank
-from fitter.planning.pricing.pricing import bound_of, kept_by_all, kept_notes, price_placement, reasons_of
+from fitter.planning.pricing.pricing import bound_of, host_only_everywhere, host_only_notes, price_placement, reasons_of
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request import context_limit
 from fitter.planning.request.context_limit import Excess
@@ -318,13 +318,13 @@ class _Fit:
         bound = None
         if not changes(request):
             smallest = min(layouts or [layout], key=lambda layout: layout.n_ctx)
-            kept = kept_by_all(request, devices, placement, price.breakdown, layout)
+            kept = host_only_everywhere(request, devices, placement, price.breakdown, layout)
             bound = bound_of(request, smallest, objective_seconds(request, price.estimate), None, kept)
         if bound is not None and bound.is_far:
             compute = latest | {device.name: price.breakdown.on(device.name).compute for device in devices}
             recorded = record(replace(trial.params, tensor_buft_overrides=()))
             bound = replace(bound, reasons=reasons_of(request, bound, recorded, compute, kept))
-        notes = kept_notes(request, devices, placement, price.breakdown, layout)
+        notes = host_only_notes(request, devices, placement, price.breakdown, layout)
         return Candidate(request, trial, price, tuple(choices[-3:]), bound, notes=notes)
 
     def _timed(self, question: Callable[[Params], _T]) -> Callable[[Params], _T]:

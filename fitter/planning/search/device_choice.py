@@ -10,7 +10,7 @@ from functools import cmp_to_key
 from fitter.errors import LlamaCppError, TimeLimitError
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.pricing.objective import GAIN, beats, is_better, is_worth_a_load, ordered
-from fitter.planning.pricing.pricing import bound_of, kept_by_all
+from fitter.planning.pricing.pricing import bound_of, host_only_everywhere
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request import context_limit
 from fitter.planning.request.given import user_chose_devices, wants_layers_on_devices
@@ -262,7 +262,7 @@ class Devices:
         if best.seconds is None or layout is None:
             return 1.0
         if best.seconds not in self._distances:
-            kept = kept_by_all(self._request, *best.used, best.breakdown, layout)
+            kept = host_only_everywhere(self._request, *best.used, best.breakdown, layout)
             bound = bound_of(self._request, layout, best.seconds, None, kept)
             self._distances[best.seconds] = bound.times if bound else 1.0
         return self._distances[best.seconds]

@@ -10,7 +10,7 @@ from fitter.llama.types import Breakdown, Params
 from fitter.planning.request.request import Measure, Record
 
 
-class Beside(Protocol):
+class ConcurrentLoad(Protocol):
     """Measures the user's own file in a process of its own, while the search goes on in another one."""
 
     def suggest(self, params: Params, *, is_found: bool = False) -> None:
@@ -40,6 +40,6 @@ class LoadCalls:
     own: DummyLoads
     dummy_loads: Callable[[], int]
     skeleton: DummyLoads | None = None
-    beside: Beside | None = None
+    beside: ConcurrentLoad | None = None
     shared_loads: Callable[[], int] = lambda: 0
     until: Callable[[float | None], None] = lambda deadline: None

@@ -6,13 +6,12 @@ keeps. At a long context that is gigabytes: half as much again as the scores in 
 
 from __future__ import annotations
 
-import sys
 from functools import cache
-from pathlib import Path
 
 from fitter.llama.types import Breakdown, Params
 from fitter.planning.request.request import Request
 from fitter.planning.speed.work import LayerFacts
+from fitter.storage.data_files import read_data
 from fitter.text import MIB
 
 _BACKENDS = ("CUDA", "ROCm")
@@ -21,12 +20,7 @@ _BACKENDS = ("CUDA", "ROCm")
 
 @cache
 def _figures() -> dict[str, int]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    figures: dict[str, int] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    return figures
+    return read_data(__file__)
 
 
 def others() -> int:

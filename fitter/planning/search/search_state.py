@@ -174,7 +174,7 @@ class SearchState:
     @property
     def keeps_on_host(self) -> bool:
         """Whether llama.cpp keeps some weights of layers on devices on the host. Without prices: ``False``."""
-        return self.is_priced and bool(self.prices().kept)
+        return self.is_priced and bool(self.prices().host_only)
 
     def prices(self) -> Prices:
         """Return prices on all devices. Records sizes at the smallest context if none were recorded."""

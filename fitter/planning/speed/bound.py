@@ -168,13 +168,13 @@ class _Sort(NamedTuple):
     looked_up_per_byte: float
     experts: bool
     slowest: _Slowest
-    is_kept: bool = False
+    is_host_only: bool = False
 
 
-def _sort_of(tensor: WeightFacts, slowest: Sequence[_Slowest], is_kept: bool = False) -> _Sort:
+def _sort_of(tensor: WeightFacts, slowest: Sequence[_Slowest], is_host_only: bool = False) -> _Sort:
     """``slowest``: not of experts, and of experts."""
     n_params, n_looked_up = tensor.n_params / tensor.bytes, tensor.n_looked_up / tensor.bytes
-    return _Sort(n_params, n_looked_up, tensor.experts, slowest[tensor.experts], is_kept)
+    return _Sort(n_params, n_looked_up, tensor.experts, slowest[tensor.experts], is_host_only)
 
 
 class _Places:
@@ -230,7 +230,7 @@ class _Places:
                 return at.request(Seconds(of_byte.prompt + of_param.prompt, generation))
 
             # what llama.cpp keeps on the host, no device computes with in a prompt either
-            on_host = min(seconds(HOST, at) for at in (self._hosts[-1:] if sort.is_kept else self._hosts))
+            on_host = min(seconds(HOST, at) for at in (self._hosts[-1:] if sort.is_host_only else self._hosts))
             self._prices[sort] = (*(seconds(d, self._at) for d in self._devices), on_host)
         return self._prices[sort]
 
@@ -366,12 +366,12 @@ def _sorted(
     for tensor in tensors:
         if not tensor.bytes:
             continue
-        is_kept = pieces.kept.has(tensor.name, HOST)
-        if not is_kept and tensor.name not in pieces.pinned:
+        is_host_only = pieces.host_only.has(tensor.name, HOST)
+        if not is_host_only and tensor.name not in pieces.pinned:
             free.append(tensor)
             continue
-        of_byte = places.weights(_sort_of(tensor, slowest, is_kept))
-        fixed += tensor.bytes * of_byte[places.place_of(HOST if is_kept else pieces.pinned[tensor.name])]
+        of_byte = places.weights(_sort_of(tensor, slowest, is_host_only))
+        fixed += tensor.bytes * of_byte[places.place_of(HOST if is_host_only else pieces.pinned[tensor.name])]
     return free, fixed, slowest
 
 

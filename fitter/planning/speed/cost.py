@@ -12,14 +12,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning.placing.layer_sizes import HOST
+from fitter.storage.data_files import read_data
 
 MIN_OFFLOAD_BATCH = 32
 """Tokens from which a device computes with weights that are on the host (``op_offload``); llama.cpp's default."""
@@ -112,8 +111,8 @@ class Weights:
     """Weights of one layer that are in one place: a device's index, or ``HOST``.
 
     ``bytes`` as stored, ``n_params`` in number, of which ``n_looked_up`` have a type that a processor looks up in
-    tables; ``experts``: routed experts, of which a token reads only those used. ``is_kept``: the host computes with
-    them in prompts, too, since no device can.
+    tables; ``experts``: routed experts, of which a token reads only those used. ``is_host_only``: the host computes
+    with them in prompts, too, since no device can.
     """
 
     place: int
@@ -121,7 +120,7 @@ class Weights:
     n_params: float
     experts: bool = False
     n_looked_up: float = 0
-    is_kept: bool = False
+    is_host_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ class Layer:
 
     ``home``: the place that has it. ``cache``: that of its KV cache where it is another, as with ``-nkvo``.
     ``attends``: the device that computes attention to a cache on the host, since it has projections of a layer there.
-    ``n_kept``: tensors that llama.cpp keeps on the host wherever the layer is, since no device computes with them.
+    ``n_host_only``: tensors that llama.cpp keeps on the host wherever the layer is, since no device computes with them.
     """
 
     home: int
@@ -138,12 +137,12 @@ class Layer:
     attention: Attention | None = None
     cache: int | None = None
     attends: int | None = None
-    n_kept: int = 0
+    n_host_only: int = 0
 
     @property
-    def is_kept(self) -> bool:
+    def is_host_only(self) -> bool:
         """Whether the host computes with weights of it in prompts, too."""
-        return self.n_kept > 0
+        return self.n_host_only > 0
 
 
 @dataclass(frozen=True)
@@ -326,7 +325,7 @@ def tensor_seconds(weights: Weights, at: Setting) -> Seconds:
             flops / (family.compute * device.compute) + prompt_bytes / bandwidth, generation_bytes / bandwidth
         )
     bandwidth = costs.host.bandwidth * at.host.bandwidth
-    if at.streams and not weights.is_kept:
+    if at.streams and not weights.is_host_only:
         # the first device takes over what the host has, and reads it over PCIe for every micro batch
         device, family = at.devices[at.streamer], at.families[at.streamer]
         prompt = prompt_bytes / at.stream + flops / (family.compute * device.compute)
@@ -346,10 +345,10 @@ def _fixed(layer: Layer, at: Setting) -> Seconds:
     if layer.home == HOST:
         # attention and feed-forward
         streamer = at.families[at.streamer].layer if at.streams else 0.0
-        return Seconds(streamer + (2 * sync if layer.is_kept or not at.streams else 0.0), 2 * sync)
+        return Seconds(streamer + (2 * sync if layer.is_host_only or not at.streams else 0.0), 2 * sync)
     home = at.families[layer.home].layer
     away = sync if any(weights.place == HOST for weights in layer.weights) else 0.0
-    return Seconds(home + (away if layer.is_kept or not at.streams else 0.0), home + away)
+    return Seconds(home + (away if layer.is_host_only or not at.streams else 0.0), home + away)
 
 
 def attention_seconds(layer: Layer, at: Setting) -> Seconds:
@@ -400,7 +399,7 @@ def _computes_on_host(layer: Layer) -> bool:
 def _are_projections_kept(layer: Layer) -> bool:
     """Whether the host projects for attention in prompts, too, and so computes attention next to a cache there."""
     projections = _projections(layer)
-    return projections is not None and projections.is_kept
+    return projections is not None and projections.is_host_only
 
 
 def _projections(layer: Layer) -> Weights | None:
@@ -424,7 +423,7 @@ def predicted_splits(work: Work, bare_splits: int) -> int:
             # norms, queries, keys, attention, the output: there and back for each
             splits += bare_splits
         else:
-            splits += 2 * len({weights.place for weights in layer.weights if not weights.is_kept} - {place})
+            splits += 2 * len({weights.place for weights in layer.weights if not weights.is_host_only} - {place})
             splits += _splits_of_kept(layer)
         if layer.attention and layer.cache not in (None, place):
             splits += 2
@@ -440,7 +439,7 @@ def predicted_prompt_splits(work: Work) -> int:
     for layer in work.layers:
         if layer.home == HOST:
             splits += 12
-        elif any(weights.place == HOST and not weights.is_kept for weights in layer.weights):
+        elif any(weights.place == HOST and not weights.is_host_only for weights in layer.weights):
             splits += 3
         splits += _splits_of_kept(layer)
     return splits
@@ -452,7 +451,7 @@ def _splits_of_kept(layer: Layer) -> int:
     One more than there are: within two of what llama.cpp itself counts in dummy loads of eleven models in ``TQ2_0`` on
     CUDA, with one to nine such tensors in each layer, and of three with one (``ssm_a``) on Vulkan.
     """
-    return layer.n_kept + 1 if layer.n_kept and layer.home != HOST else 0
+    return layer.n_host_only + 1 if layer.n_host_only and layer.home != HOST else 0
 
 
 def hops(work: Work, remote: Collection[int] = ()) -> int:
@@ -570,9 +569,4 @@ def costs_of(data: Mapping[str, Any]) -> Costs:
 @functools.cache
 def figures() -> dict[str, Any]:
     """The tables of ``cost.toml``."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    data: dict[str, Any] = tomllib.loads(Path(__file__).with_name("cost.toml").read_text(encoding="utf-8"))
-    return data
+    return read_data(__file__)

@@ -189,7 +189,7 @@ def _is_projection(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Kept:
+class HostOnlyTensors:
     """Tensors that llama.cpp keeps on the host wherever their layer is, since devices cannot compute with them.
 
     ``without_kernels``: those for which the device that recorded the model has none. ``takes``: the devices, by index,
@@ -215,7 +215,7 @@ class Kept:
         return device < len(self.too_large) and name in self.too_large[device]
 
 
-NOTHING_KEPT = Kept()
+NO_HOST_ONLY = HostOnlyTensors()
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class Pieces:
     cache_on_host: bool
     pinned: Mapping[str, int] = field(default_factory=dict)
     is_mapped: bool = False
-    kept: Kept = NOTHING_KEPT
+    host_only: HostOnlyTensors = NO_HOST_ONLY
     _made: dict[tuple[int, int, tuple[tuple[str, int], ...]], Layer] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -258,8 +258,8 @@ class Pieces:
         tensors = facts.output if is_output else facts.layers[index].tensors
         places = [self._place_of(tensor.name, apart.get(tensor.name, home)) for tensor in tensors]
         sums: dict[tuple[int, bool, bool], tuple[int, int, int]] = {}
-        for tensor, (place, is_kept) in zip(tensors, places, strict=True):
-            key = place, tensor.experts, is_kept
+        for tensor, (place, is_host_only) in zip(tensors, places, strict=True):
+            key = place, tensor.experts, is_host_only
             size, n_params, n_looked_up = sums.get(key, (0, 0, 0))
             sums[key] = size + tensor.bytes, n_params + tensor.n_params, n_looked_up + tensor.n_looked_up
         cache = HOST if self.cache_on_host and home != HOST else None
@@ -268,22 +268,22 @@ class Pieces:
             size, *counts = sums.get(key, (0, 0, 0))
             sums[key] = size + round(2 * self.states[index]), counts[0], counts[1]
         weights = tuple(
-            Weights(place, size, n_params, experts, n_looked_up, is_kept)
-            for (place, experts, is_kept), (size, n_params, n_looked_up) in sums.items()
+            Weights(place, size, n_params, experts, n_looked_up, is_host_only)
+            for (place, experts, is_host_only), (size, n_params, n_looked_up) in sums.items()
         )
         attention = None if is_output else self.attention[index]
         attends = None
         if attention and home == HOST:
             projections = places[: facts.layers[index].n_attention]
             attends = next((place for place, _ in projections if place != HOST), None)
-        n_kept = sum(is_kept for _, is_kept in places)
-        return Layer(home, weights, attention, cache if attention else None, attends, n_kept)
+        n_host_only = sum(is_host_only for _, is_host_only in places)
+        return Layer(home, weights, attention, cache if attention else None, attends, n_host_only)
 
     def _place_of(self, name: str, chosen: int) -> tuple[int, bool]:
         """The place of a tensor for which ``chosen`` is, and whether llama.cpp keeps it on the host."""
         wanted = self.pinned.get(name, chosen)
-        is_kept = self.kept.has(name, wanted)
-        return (HOST if is_kept else wanted), is_kept
+        is_host_only = self.host_only.has(name, wanted)
+        return (HOST if is_host_only else wanted), is_host_only
 
     def work(self, layers: tuple[Layer, ...], n_splits: tuple[int, int] | None) -> Work:
         """The work of these layers, in the order in which they are computed."""
@@ -307,7 +307,7 @@ def pieces_of(
     params: Params,
     flash_attn: bool | None = None,
     pinned: Mapping[str, int] | None = None,
-    kept: Kept = NOTHING_KEPT,
+    host_only: HostOnlyTensors = NO_HOST_ONLY,
 ) -> Pieces:
     """What all placements have in common. ``units`` are those recorded at a context of ``n_ctx`` tokens.
 
@@ -326,11 +326,11 @@ def pieces_of(
         not params.offload_kqv,
         pinned or {},
         params.of_parameter(PARAMETERS["load_mode"]) in MAPPED,
-        kept,
+        host_only,
     )
 
 
-def kept_on_host(facts: ModelFacts, layout: Layout, largest_tensors: Sequence[int | None]) -> Kept:
+def host_only_tensors(facts: ModelFacts, layout: Layout, largest_tensors: Sequence[int | None]) -> HostOnlyTensors:
     """What llama.cpp keeps on the host of the model that ``layout`` was recorded of, with all layers on its device.
 
     ``largest_tensors``: the bytes that each device of the model takes in one tensor, ``None`` where it names no limit.
@@ -340,10 +340,10 @@ def kept_on_host(facts: ModelFacts, layout: Layout, largest_tensors: Sequence[in
     known = layout.on_device.union(layout.unused)
     without = frozenset(name for name in facts.names if name not in known and not stays_on_host(name))
     if not any(largest_tensors):
-        return Kept(without)
+        return HostOnlyTensors(without)
     sizes = {tensor.name: tensor.bytes for tensor in facts.tensors}
     too_large = (frozenset(name for name, size in sizes.items() if most and size > most) for most in largest_tensors)
-    return Kept(without, too_large=tuple(too_large))
+    return HostOnlyTensors(without, too_large=tuple(too_large))
 
 
 def as_measured(pieces: Pieces, work: Work, on_devices: Sequence[int]) -> Pieces:
@@ -366,13 +366,13 @@ def as_measured(pieces: Pieces, work: Work, on_devices: Sequence[int]) -> Pieces
             # what an override of the user's puts on a device is there, whatever computes with it
             is_there = tensor.name in pieces.pinned
             place = pieces.pinned.get(tensor.name, layer.home)
-            if place != HOST and pieces.kept.has(tensor.name, place):
+            if place != HOST and pieces.host_only.has(tensor.name, place):
                 if is_there:
                     others[place] += tensor.bytes
-                elif not pieces.kept.is_too_large(tensor.name, place):
+                elif not pieces.host_only.is_too_large(tensor.name, place):
                     kept[place] += tensor.bytes
     takes = frozenset(d for d, size in enumerate(on_devices) if kept[d] and size > others[d] + kept[d] / 2)
-    return replace(pieces, kept=replace(pieces.kept, takes=takes)) if takes else pieces
+    return replace(pieces, host_only=replace(pieces.host_only, takes=takes)) if takes else pieces
 
 
 def _attention(layer: LayerFacts, window: int, cache: int, n_ctx: int, params: Params, flash: bool) -> Attention | None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from fitter.errors import ModelError
@@ -19,6 +17,7 @@ from fitter.model.header import Model
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.plan_or_error import Planned
 from fitter.planning.request.summary import ModelSummary
+from fitter.storage.data_files import read_data
 
 FULL = ("f32", "bf16", "f16")
 """Types of weights that are not quantized."""
@@ -108,12 +107,7 @@ def _written(found: Quantizations) -> dict[str, Any]:
 
 @functools.cache
 def _data() -> Mapping[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-
-    return tomllib.loads(Path(__file__).with_name("file_types.toml").read_text("utf-8"))
+    return read_data(__file__, "file_types.toml")
 
 
 def source_type(tensors: Sequence[TensorInfo]) -> str:
