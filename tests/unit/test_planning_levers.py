@@ -18,7 +18,7 @@ from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.constraints import levers
 from fitter.planning.request.request import LEVERS, DeviceLimit, Request
 from fitter.planning.search.best_plan import DummyLoads, LoadCalls, fit
-from fitter.planning.search.levers import Candidate, apply, changes, improve, used
+from fitter.planning.search.levers import Candidate, apply, changes, concessions, improve
 from fitter.planning.speed.cost import Estimate, Workload
 from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
@@ -303,13 +303,13 @@ def test_a_whole_model_on_a_device(made: Request, expected: Sequence[str]) -> No
 )
 def test_what_is_said(params: dict[str, object], expected: tuple[str, ...]) -> None:
     made = asked()
-    assert used(made, found(replace(made, params=replace(made.params, **params)))) == expected  # type: ignore[arg-type]
+    assert concessions(made, found(replace(made, params=replace(made.params, **params)))) == expected  # type: ignore[arg-type]
 
 
 def test_a_smaller_context_is_said() -> None:
     fitted, fixed = asked(), asked(params=FIXED, fixed=("n_ctx",))
-    assert used(fitted, found(fitted, n_ctx=4096)) == used(fixed, found(fixed)) == ()
-    assert used(fixed, found(fixed, n_ctx=4096)) == ("context 4096 instead of 8192",)
+    assert concessions(fitted, found(fitted, n_ctx=4096)) == concessions(fixed, found(fixed)) == ()
+    assert concessions(fixed, found(fixed, n_ctx=4096)) == ("context 4096 instead of 8192",)
 
 
 def test_unknown_levers_suggest_the_nearest() -> None:

@@ -30,7 +30,7 @@ from fitter.planning.request.shared import (
 )
 from fitter.planning.request.shared_margin import within_pools
 from fitter.planning.request.summary import DeviceUse, HostUse, ModelSummary, PoolUse, Problem, Search, SharedUse
-from fitter.planning.search.levers import Candidate, changes, improve, pulled, used
+from fitter.planning.search.levers import Candidate, changed_params, changes, concessions, improve
 from fitter.planning.search.load_calls import DummyLoads as DummyLoads
 from fitter.planning.search.load_calls import LoadCalls as LoadCalls
 from fitter.planning.search.load_reserve import reserve_for, with_reserve
@@ -83,7 +83,7 @@ def fit(
         estimate=found.price,
         choices=found.choices,
         bound=found.bound,
-        levers=used(chosen.request, found),
+        levers=concessions(chosen.request, found),
         shared=uses,
         pools=pools,
         notes=(*request.notes, *found.notes),
@@ -386,7 +386,7 @@ def _between(ranked: Sequence[tuple[Candidate, _SharedChoice]]) -> tuple[Choice,
 
 
 def _attempt(params: Params, request: Request) -> str:
-    context = ", ".join([*pulled(request, params), f"context {params.n_ctx}"])
+    context = ", ".join([*changed_params(request, params), f"context {params.n_ctx}"])
     if not params.devices:
         return f"{context}, all on the host"
     n_gpu_layers = params.n_gpu_layers if params.n_gpu_layers >= 0 else request.n_layer + 1

@@ -1,4 +1,7 @@
-"""What the devices hold in total, packing aside: which contexts are beyond them, and which need not be asked. Bytes."""
+"""Total capacity of the devices, packing aside: it rules contexts out before a dummy load. Bytes.
+
+Weights and caches are summed over all devices here; ``proposals`` packs them.
+"""
 
 from __future__ import annotations
 
@@ -9,48 +12,49 @@ from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search.search_state import SearchState
 
 _TIGHT = 0.95
-"""Share of the devices' memory from which weights and caches are asked about at the smallest context first."""
+"""Above this share of the devices' memory, weights and caches are measured at the smallest context first."""
 
 
 def total_target(state: SearchState) -> int:
-    """The most that a plan may use of all devices."""
+    """Add up the bytes that a plan may use of all devices."""
     return sum(max(0, device.target) for device in state.devices)
 
 
 def is_too_large(state: SearchState, n_ctx: int) -> bool:
-    """Whether all layers with their caches are more than all devices hold, compute buffers left out."""
-    # a model that looks as if it fitted is better asked about at once
-    if not state.devices or state.request.model_bytes <= total_target(state):
-        return False
-    return _weights_and_caches(state, n_ctx) > total_target(state)
+    """Whether all layers with their caches are larger than all devices, without compute buffers."""
+    return _exceeds(state, n_ctx, total_target(state))
 
 
 def is_tight(state: SearchState, n_ctx: int) -> bool:
     """Whether all layers with their caches leave next to nothing for compute buffers."""
-    if not state.devices or state.request.model_bytes <= _TIGHT * total_target(state):
+    return _exceeds(state, n_ctx, _TIGHT * total_target(state))
+
+
+def _exceeds(state: SearchState, n_ctx: int, size: float) -> bool:
+    # no sizes are recorded for a model that looks as if it fitted: a dummy load tells at once
+    if not state.devices or state.request.model_bytes <= size:
         return False
-    return _weights_and_caches(state, n_ctx) > _TIGHT * total_target(state)
-
-
-def _weights_and_caches(state: SearchState, n_ctx: int) -> int:
-    return sum(unit.weights + unit.cache for unit in state.units(n_ctx)[state.default.first :])
+    return sum(unit.weights + unit.cache for unit in state.units(n_ctx)[state.default.first :]) > size
 
 
 def total_used(state: SearchState, trial: Trial, computing: Sequence[DeviceLimit]) -> int:
-    """Bytes of weights and caches on all devices, and of compute buffers on those that are ``computing``."""
+    """Add up weights and caches on all devices, and compute buffers on the ``computing`` ones."""
     rows = [trial.breakdown.on(device.name) for device in state.devices]
     compute = sum(trial.breakdown.on(device.name).compute for device in computing)
     return sum(row.model + row.context for row in rows) + compute
 
 
 def context_in_total(state: SearchState, top: Trial, bottom: Trial) -> int:
-    """The context that the devices' memory holds in total, packing aside; on one device packing is all there is.
+    """Find the context that the devices' memory holds in total, packing aside. On one device: the smallest context.
 
-    Upstream's fit (``common_params_fit_impl``) settles on that context before it places a layer, and leaves half a
-    layer per device (a sixth of one with experts) for what packing wastes. Weights leave the devices for no more.
-    ``top`` and ``bottom`` are trials at the largest and the smallest context.
+    Upstream's fit (``common_params_fit_impl``) chooses that context before it places a layer. It leaves half a layer
+    for each device (a sixth of a layer with experts) to the waste of packing. For a longer context no weights leave the
+    devices.
+
+    Args:
+        top, bottom: trials at the largest and the smallest context.
     """
-    # a device adds nothing that has less than packing wastes and its own compute buffer take
+    # a device smaller than the waste and its own compute buffer adds nothing
     by_size = sorted(state.devices, key=lambda device: -device.target)
     return max(_in_total(state, top, bottom, by_size[:n]) for n in range(1, len(by_size) + 1))
 

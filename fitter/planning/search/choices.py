@@ -1,4 +1,7 @@
-"""What is said of the choices that a search makes by price: what was chosen over what, in words. Seconds."""
+"""Descriptions of the choices that a search makes by price: the chosen way, the rejected way, and their seconds.
+
+The plan shows them. Each function makes one ``Choice``, or ``None`` where nothing was chosen by price.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.speed.explain import Choice
 
 Seconds = Callable[[Placement], float]
-"""What a placement is estimated to take."""
+"""Estimated seconds of a placement."""
 
 _TENSORS = "single feed-forward tensors on the host, as many layers with their KV cache on devices as fit"
 _LAYERS = "whole layers on the host with their KV cache"
@@ -20,17 +23,17 @@ _CACHES_ON_HOST = "the KV cache of some layers on the host, as many of their wei
 
 
 def where_weights_go(request: Request, best: Trial, other: Placement | None, seconds: Seconds) -> Choice | None:
-    """The choice between a plan and the ``other`` way to place weights, ``None`` where nothing is priced."""
+    """Describe the choice between a plan and the ``other`` way to place weights."""
     if best.seconds is None:
         return None
-    said = style(request, best.placement)
-    if other is None or style(request, other) == said:
-        return Choice("where the weights go", said, best.seconds)
-    return Choice("where the weights go", said, best.seconds, style(request, other), seconds(other))
+    chosen = style(request, best.placement)
+    if other is None or style(request, other) == chosen:
+        return Choice("where the weights go", chosen, best.seconds)
+    return Choice("where the weights go", chosen, best.seconds, style(request, other), seconds(other))
 
 
 def style(request: Request, placement: Placement) -> str:
-    """Where ``placement`` has weights and caches, in words."""
+    """Say where ``placement`` has weights and caches."""
     spilled = [item for item, target in placement.moved if target == HOST]
     if len(spilled) < len(placement.moved) and any(item.layer < placement.first for item, _ in placement.moved):
         return _CACHES_ON_HOST
@@ -40,7 +43,7 @@ def style(request: Request, placement: Placement) -> str:
 
 
 def which_devices_have_layers(trial: Trial, default: Placement, seconds: Seconds) -> Choice | None:
-    """The choice between a plan with the whole model on devices and llama.cpp's own split."""
+    """Describe the choice between a plan with the whole model on devices and llama.cpp's own split."""
     if trial.seconds is None or trial.placement == default:
         return None
     names = ", ".join(f"{count} on {trial.devices[d].name}" for d, count in enumerate(trial.placement.counts) if count)
@@ -53,28 +56,28 @@ def which_devices_have_layers(trial: Trial, default: Placement, seconds: Seconds
     )
 
 
-def which_device_is_first(chosen: DeviceLimit, seconds: float, given: DeviceLimit, given_seconds: float) -> Choice:
-    """The choice of the device that computes with weights of the host."""
-    said = f"{chosen.name}, which is fastest with weights on the host in a prompt"
-    return Choice("which device is the first", said, seconds, f"{given.name}, in the given order", given_seconds)
+def which_device_is_first(chosen: DeviceLimit, seconds: float, other: DeviceLimit, other_seconds: float) -> Choice:
+    """Describe the choice of the device that computes with the host's weights over ``other``, the user's first one."""
+    text = f"{chosen.name}, which is fastest with weights on the host in a prompt"
+    return Choice("which device is the first", text, seconds, f"{other.name}, in the given order", other_seconds)
 
 
 def which_devices_take_part(chosen: Trial, other: Trial) -> Choice | None:
-    """The choice between a plan on the devices that it has been given, and one on others, where both fit."""
+    """Describe the choice between plans on different devices, where both fit."""
     if chosen.seconds is None or not other.fits:
         return None
-    said = [
+    texts = [
         f"{', '.join(trial.params.devices or ()) or 'none'}, context {trial.params.n_ctx}" for trial in (chosen, other)
     ]
-    return Choice("which devices take part", said[0], chosen.seconds, said[1], other.seconds)
+    return Choice("which devices take part", texts[0], chosen.seconds, texts[1], other.seconds)
 
 
 def are_remotes_worth_it(remote: Sequence[DeviceLimit], chosen: Trial, other: Trial) -> Choice | None:
-    """The choice between a plan with remote devices and one without them, where both fit."""
+    """Describe the choice between a plan with remote devices and one without them, where both fit."""
     if chosen.seconds is None or not other.fits:
         return None
     names = " and ".join(device.name for device in remote)
-    said = [f"{'with' if remote[0] in trial.devices else 'without'} {names}" for trial in (chosen, other)]
+    texts = [f"{'with' if remote[0] in trial.devices else 'without'} {names}" for trial in (chosen, other)]
     if chosen.params.n_ctx != other.params.n_ctx:
-        said = [f"{text}, context {trial.params.n_ctx}" for text, trial in zip(said, (chosen, other), strict=True)]
-    return Choice("whether remote devices are worth their network", said[0], chosen.seconds, said[1], other.seconds)
+        texts = [f"{text}, context {trial.params.n_ctx}" for text, trial in zip(texts, (chosen, other), strict=True)]
+    return Choice("whether remote devices are worth their network", texts[0], chosen.seconds, texts[1], other.seconds)

@@ -1,7 +1,7 @@
-"""Which context: the largest with the whole model on devices, or a longer one that is worth weights on the host.
+"""Choice of the context: the largest with the whole model on devices, or a longer one with weights on the host. Tokens.
 
-Tokens. A ``floor`` is a context below which a plan with weights on the host is of no interest; ``None`` where that is
-for this search to find.
+``device_choice`` asks for the best trial on each choice of devices. A ``floor`` is the least context of a plan with
+weights on the host; ``None`` to find it here.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from fitter.planning.search.expectations import (
 from fitter.planning.search.search_state import SearchState
 
 _MAX_CONTEXTS = 40
-"""How many contexts are tried between one that fits and one that does not; the last half of them halve what is left."""
+"""At most so many contexts are tried between one that fits and one that does not. The second half is a bisection."""
 _MAX_CRASHES = 8
-"""How many contexts are tried below one that llama.cpp aborts at."""
+"""At most so many contexts are tried below one at which llama.cpp aborts."""
 
 _CONTEXTS_TO_SPILL = 8
-"""Contexts that are asked about between what fits as a whole and what the devices hold in total."""
+"""So many contexts are estimated between the largest whole one and the one that the devices hold in total."""
 
 _MAX_SPILLED, _MAX_DISAPPOINTED = 5, 2
-"""How many of those llama.cpp is asked about, and how many of them may be no better."""
+"""At most so many of those are measured, and so many of them may disappoint."""
 
 _SMALL_SHARE = 0.004
-"""A share of a context that is not worth another proposal."""
+"""A smaller share of a context is not worth another estimate."""
 
 
 def best_on(state: SearchState, floor: int | None = None) -> Trial:
-    """The best trial on the devices of ``state``, or the one that lacks least."""
+    """Find the best trial on the devices of ``state``, or where none fits the one that lacks least."""
     request = state.request
     if "n_ctx" in request.fixed:
-        found = _at_context(state, request.params.n_ctx)
+        trial = _at_context(state, request.params.n_ctx)
     elif not state.devices:
-        found = _on_host(state, floor)
+        trial = _on_host(state, floor)
     elif request.objective == "context" and state.is_priced:
-        found = _most_context(state)
+        trial = _most_context(state)
     else:
-        found = _with_context(state, floor)
-    return found or state.least or state.trial(state.default, state.smallest_context)
+        trial = _with_context(state, floor)
+    return trial or state.least or state.trial(state.default, state.smallest_context)
 
 
 def _at_context(state: SearchState, n_ctx: int) -> Trial | None:
-    """The best at a context that is given."""
+    """Find the best trial at one context."""
     if is_too_large(state, n_ctx):
         return settle_partial(state, n_ctx)
     if state.chooses_devices and (fastest := settle_fastest(state, n_ctx)):
@@ -65,7 +65,7 @@ def _at_context(state: SearchState, n_ctx: int) -> Trial | None:
 
 
 def _most_context(state: SearchState) -> Trial | None:
-    """The largest context that any placement leaves room for."""
+    """Find the trial with the largest context that any placement has room for."""
     low, high = state.request.n_ctx_min, state.request.n_ctx_max
 
     def attempt(n_ctx: int) -> Trial | None:
@@ -83,14 +83,14 @@ def _most_context(state: SearchState) -> Trial | None:
 
 
 def _with_context(state: SearchState, floor: int | None) -> Trial | None:
-    """The best where the context is as open as the placement."""
+    """Find the best trial with an open context."""
     low, high = state.request.n_ctx_min, state.request.n_ctx_max
     if is_too_large(state, low):
         return settle_partial(state, max(low, floor or 0))
     if low < high and is_tight(state, low):
         bottom = state.trial(state.default, low)
         if total_used(state, bottom, state.devices) >= total_target(state):
-            # no larger context leaves room for more of the model
+            # a larger context has even less room
             return settle_whole(state, low) or settle_partial(state, max(low, floor or 0))
     if state.chooses_devices and (fastest := settle_fastest(state, high)):
         return fastest
@@ -103,7 +103,7 @@ def _with_context(state: SearchState, floor: int | None) -> Trial | None:
 
 
 def _below(state: SearchState, top: Trial, floor: int | None) -> Trial | None:
-    """The best at a context below that of ``top``, which is too large for the whole model on devices."""
+    """Find the best trial with less context than ``top``, which is too large for the whole model on devices."""
     low, high = state.request.n_ctx_min, top.params.n_ctx
     bottom = state.trial(state.default, low)
     least = floor or context_in_total(state, top, bottom)
@@ -115,15 +115,15 @@ def _below(state: SearchState, top: Trial, floor: int | None) -> Trial | None:
 
 
 def _spilled_beyond(state: SearchState, whole: Trial, most: int, floor: int | None) -> Trial:
-    """``whole``, or a better plan with weights on the host for a context of up to ``most``."""
+    """Try contexts above that of ``whole``, up to ``most``, with weights on the host; return the best trial."""
     alignment = state.request.alignment
-    best, asked, low, failed = whole, set[int](), whole.params.n_ctx, 0
-    while len(asked) < _MAX_SPILLED and failed < _MAX_DISAPPOINTED and most > low:
+    best, tested, low, failed = whole, set[int](), whole.params.n_ctx, 0
+    while len(tested) < _MAX_SPILLED and failed < _MAX_DISAPPOINTED and most > low:
         n_ctx = _worth_spilling(state, whole, most) if floor is None and state.can_price else most
-        if n_ctx in asked:
-            # what was learned of compute buffers does not change it any more
+        if n_ctx in tested:
+            # newly learned compute buffers do not change the estimate any more
             break
-        asked.add(n_ctx)
+        tested.add(n_ctx)
         trial = settle_partial(state, n_ctx)
         if trial is not None and is_better(state.request, trial, best):
             best = trial
@@ -136,9 +136,9 @@ def _spilled_beyond(state: SearchState, whole: Trial, most: int, floor: int | No
 
 
 def _worth_spilling(state: SearchState, whole: Trial, most: int) -> int:
-    """The context of up to ``most`` that promises the best plan where the most that fits without spilling is ``whole``.
+    """Estimate which context above that of ``whole``, up to ``most``, promises the best plan.
 
-    Little more context can cost much of the time, where no tensor is small enough for the room that is left.
+    A little more context can cost much time, where no tensor is small enough for the room that is left.
     """
     alignment, spread = state.request.alignment, spill_styles(state, most, is_plain=True)[0]
     seconds: dict[int, float] = {}
@@ -149,16 +149,16 @@ def _worth_spilling(state: SearchState, whole: Trial, most: int) -> int:
             seconds[n_ctx] = expected_partial(state, n_ctx, spread, is_plain=True)
 
     def best() -> int:
-        found = most
+        best_n_ctx = most
         for n_ctx in seconds:
-            is_first = math.isinf(seconds[found])
-            if is_first or beats(state.request, (n_ctx, seconds[n_ctx]), (found, seconds[found])):
-                found = n_ctx
-        return found
+            is_first = math.isinf(seconds[best_n_ctx])
+            if is_first or beats(state.request, (n_ctx, seconds[n_ctx]), (best_n_ctx, seconds[best_n_ctx])):
+                best_n_ctx = n_ctx
+        return best_n_ctx
 
     expect(most)
     if whole.seconds is not None and seconds[most] <= whole.seconds * (1 + GAIN):
-        # nothing is lost by all of it
+        # the whole context costs no time
         return most
     stride = max(alignment, (most - whole.params.n_ctx) // _CONTEXTS_TO_SPILL)
     for n in range(_CONTEXTS_TO_SPILL):
@@ -178,9 +178,9 @@ def _largest_context(
     attempt: Callable[[int], Trial | None],
     promises: Callable[[SearchState, int], bool],
 ) -> Trial:
-    """The largest context at which ``attempt`` succeeds, between that of ``best`` and ``too_large``.
+    """Find the largest context at which ``attempt`` succeeds, between that of ``best`` and ``too_large``.
 
-    Ends when the next larger context was measured and does not fit.
+    Ends when the next larger context was measured and does not fit. ``promises`` guesses the first contexts.
     """
     step = state.request.alignment
     for tries in range(_MAX_CONTEXTS):
@@ -200,9 +200,9 @@ def _largest_context(
 
 
 def _top(state: SearchState) -> Trial:
-    """The default at the largest context that llama.cpp survives.
+    """Measure the default placement at the largest context at which llama.cpp does not abort.
 
-    It aborts, for one, where the cache of a layer is larger than a tensor may be on the device.
+    It aborts, for example, where the cache of a layer is larger than a tensor may be on the device.
     """
     low, high = state.request.n_ctx_min, state.request.n_ctx_max
     try:
@@ -223,7 +223,7 @@ def _top(state: SearchState) -> Trial:
 
 
 def _on_host(state: SearchState, floor: int | None) -> Trial | None:
-    """The largest context without any device."""
+    """Find the trial with the largest context without devices."""
 
     def attempt(n_ctx: int) -> Trial | None:
         trial = state.trial(state.default, n_ctx)

@@ -1,4 +1,7 @@
-"""Propose, measure, correct, at one context, until a proposal and its measurement agree. Bytes."""
+"""Correction of proposals at one context: propose, measure, correct, until proposal and measurement agree. Bytes.
+
+``context_choice`` asks it for the best trial at each context that it considers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from fitter.planning.search.proposals import Situation, place_fastest, place_who
 from fitter.planning.search.search_state import SearchState
 
 _MAX_CORRECTIONS = 12
-"""How many placements are measured for one plan at one context, each corrected by the one before."""
+"""At most so many placements are measured for one plan at one context, each corrected by the one before."""
 _MAX_FILLS = 8
 """How many items are brought back one by one to a layer that has room for them after all."""
 
@@ -24,9 +27,9 @@ Propose = Callable[[Situation], "Placement | None"]
 
 
 def settle(state: SearchState, n_ctx: int, is_whole: bool, propose: Propose) -> Trial | None:
-    """The best that fits of what ``propose`` makes of what is known, each measurement correcting the next proposal.
+    """Measure proposals, each corrected by the measurements before it, and return the best trial that fits.
 
-    ``is_whole``: all of the model is on devices in what is proposed.
+    ``is_whole``: proposals have all of the model on devices.
     """
     best: Trial | None = None
     seen: set[Placement] = set()
@@ -34,23 +37,23 @@ def settle(state: SearchState, n_ctx: int, is_whole: bool, propose: Propose) -> 
     while len(seen) < _MAX_CORRECTIONS:
         placement = propose(state.situation(n_ctx, state.room(n_ctx, is_whole, optimistic)))
         if placement is None and not seen and not optimistic:
-            # compute buffers of the other kind of placement may be the larger ones: ask llama.cpp before giving up
+            # compute buffers of the other kind of placement may be too large: measure once before giving up
             optimistic = True
             continue
         if placement is None or placement in seen or not _gains(state, placement, best):
             break
         seen.add(placement)
         if not is_whole and state.buffers.knows(False):
-            # mostly it stays at the placement that the first correction gives
+            # the first correction mostly is the last
             state.callbacks.on_candidate(state.params_of(placement, n_ctx))
-        trial = _tried(state, placement, n_ctx)
+        trial = _trial(state, placement, n_ctx)
         if trial is not None and trial.fits and (best is None or rank(trial) > rank(best)):
             best = trial
     return best and _refined(state, best, is_whole, propose, seen)
 
 
-def _tried(state: SearchState, placement: Placement, n_ctx: int) -> Trial | None:
-    """A trial, ``None`` where llama.cpp refuses caches apart from their layers: there will be none from then on."""
+def _trial(state: SearchState, placement: Placement, n_ctx: int) -> Trial | None:
+    """Measure a placement; ``None`` where llama.cpp refuses caches apart from their layers. Then be plain."""
     try:
         trial = state.trial(placement, n_ctx)
     except LlamaCppError as error:
@@ -60,16 +63,16 @@ def _tried(state: SearchState, placement: Placement, n_ctx: int) -> Trial | None
         state.be_plain()
         return None
     if any(name == "host" for name, _ in trial.missing):
-        # caches that are kept apart from their layers may be what it has no room for
+        # the host may lack room because caches are apart from their layers
         state.be_plain()
     return trial
 
 
 def _refined(state: SearchState, best: Trial, is_whole: bool, propose: Propose, seen: set[Placement]) -> Trial:
-    """``best``, or a better one in the room that its own compute buffers leave."""
+    """Improve ``best`` in the room that its own compute buffers leave."""
     n_ctx = best.params.n_ctx
     while state.can_price and len(seen) < _MAX_CORRECTIONS:
-        # what was learned of compute buffers is of all that was tried, and too much for this one
+        # learned compute buffers are the largest of all trials, and too large for this one
         placement = propose(state.situation(n_ctx, state.room_left_by(best, is_whole)))
         if placement is None or placement in seen or not _gains(state, placement, best):
             break
@@ -82,20 +85,20 @@ def _refined(state: SearchState, best: Trial, is_whole: bool, propose: Propose, 
 
 
 def _gains(state: SearchState, placement: Placement, best: Trial | None) -> bool:
-    """Whether a correction promises enough to be measured once there is something that fits."""
+    """Whether a correction of ``best`` promises enough to be measured. Without a fitting trial every one does."""
     if best is None or best.expected is None:
         return True
     return is_worth_a_correction(state.seconds(placement), best.expected)
 
 
 def settle_whole(state: SearchState, n_ctx: int) -> Trial | None:
-    """All of the model on devices, with what is left spread over them."""
+    """Find the best trial with all of the model on devices, with the slack spread over them."""
     return settle(state, n_ctx, True, place_whole)
 
 
 def settle_fastest(state: SearchState, n_ctx: int) -> Trial | None:
-    """All of the model on those devices where it takes the least time."""
-    # by the smallest context, before a larger one is recorded
+    """Find the best trial with all of the model on the devices where it takes the least time."""
+    # make prices at the smallest context, before a larger one is recorded
     state.prices()
     trial = settle(state, n_ctx, True, place_fastest)
     choice = trial and choices.which_devices_have_layers(trial, state.default, state.seconds)
@@ -105,12 +108,14 @@ def settle_fastest(state: SearchState, n_ctx: int) -> Trial | None:
 
 
 def settle_partial(state: SearchState, n_ctx: int) -> Trial | None:
-    """The best placement where the weights cannot all be on devices."""
+    """Find the best trial with weights on the host, by each way to spill that promises to be the best."""
     best: Trial | None = None
     ways = spill_styles(state, n_ctx)
     chosen = ways[0]
     for spread in ways:
-        if best is not None and not _promises_better(state, n_ctx, spread, best):
+        if best is not None and (
+            best.expected is None or not is_worth_a_load(expected_partial(state, n_ctx, spread), best.expected)
+        ):
             continue
 
         def propose(at: Situation, spread: bool = spread) -> Placement | None:
@@ -121,7 +126,7 @@ def settle_partial(state: SearchState, n_ctx: int) -> Trial | None:
         if trial is not None and (best is None or rank(trial) > rank(best)):
             best, chosen = trial, spread
     if state.has_lost_flash and not state.is_plain and (best is None or not best.breakdown.flash_attn):
-        # caches apart from their layers turned flash attention off, which takes much more memory
+        # caches apart from their layers turned flash attention off; that takes much more memory
         plain = state.on(state.devices)
         plain.be_plain()
         trial = settle_partial(plain, n_ctx)
@@ -134,19 +139,15 @@ def settle_partial(state: SearchState, n_ctx: int) -> Trial | None:
     return best
 
 
-def _promises_better(state: SearchState, n_ctx: int, spread: bool, best: Trial) -> bool:
-    return best.expected is not None and is_worth_a_load(expected_partial(state, n_ctx, spread), best.expected)
-
-
 def fill(state: SearchState, trial: Trial) -> Trial:
-    """Bring items back to their layer one by one, those on the host first, while the measurement says there is room.
+    """Bring items back to their layers one by one, items on the host first, while the measured room allows it.
 
-    A compute buffer depends on which items are where, so the estimate can end with room that it could not use.
+    A compute buffer depends on the places of items, so a proposal can leave room that it could have used.
     """
     for _ in range(_MAX_FILLS):
         placement = trial.placement
         room = [device.target - trial.breakdown.on(device.name).used for device in state.devices]
-        # from the last layer back: the first ones are what the estimate has tried
+        # from the last layer back: the proposal has already tried the first ones
         fitting = [
             (item, target)
             for d, (start, stop) in enumerate(placement.ranges())

@@ -1,4 +1,7 @@
-"""Which devices a plan is made on, and in which order: fewer, others, another first, where one may be better."""
+"""Choice of the devices of a plan and their order: fewer, others, or another first one, where that may be better.
+
+Steps of ``search_order``. ``context_choice`` finds the best trial on each choice of devices.
+"""
 
 from __future__ import annotations
 
@@ -23,37 +26,37 @@ from fitter.planning.search.search_state import CutShort, SearchState
 from fitter.planning.speed.explain import FAR
 
 _SLOW = 0.7
-"""The share of the fastest device's bandwidth below which another one is slow."""
+"""A device with less than this share of the fastest one's bandwidth is slow."""
 
 _LITTLE = 0.25
-"""The share of the largest device's room below which another one has little."""
+"""A device with less than this share of the largest one's room has little."""
 
 _MOST_GAINED = 2.0
-"""How many times as fast a plan with caches apart from their layers is at most that is worth another proposal."""
+"""A plan with caches apart from their layers is assumed to be at most so many times as fast as a plain one."""
 
 _MAX_FOR_LAST = 3
-"""How many devices are asked for a last layer alone."""
+"""So many devices, the fastest first, are tested with the last layer alone."""
 
 _UNSURE = 0.05
-"""The share of its time by which a plan must be expected to be better where its compute buffers are not known."""
+"""With unknown compute buffers, an optimistic estimate must be better by this share of its time."""
 
 _MAX_UNUSED = 2
-"""How many devices without anything are counted on alone: several of them can be in each other's way."""
+"""So many idle devices, the largest first, are tested one at a time: together they can be in each other's way."""
 
 _MAX_OTHERS, _LEAST_OTHERS = 5, 2
-"""How many other choices of devices are asked for where some promise to be better, and where none does."""
+"""So many other choices of devices are tested where they promise to be better, and where none does."""
 
 
 def in_better_order(state: SearchState) -> SearchState:
-    """``state``, or what is known of the devices with another one first, where that is estimated faster.
+    """Put the device first that streams weights of the host fastest, where that is estimated faster.
 
-    llama.cpp has the first one compute with weights of the host in a prompt, over its own link (``op_offload``).
+    In prompts, llama.cpp has the first device compute with the host's weights, over its own link (``op_offload``).
     """
     devices, n_ctx, spread = state.devices, state.smallest_context, state.request.is_expert_model
     if not state.chooses_devices or not is_too_large(state, n_ctx):
         return state
     prices = state.prices()
-    # a remote device never computes with them, so that it does not matter where those stand
+    # a remote device never computes with them, so its place does not matter
     local = [d for d in range(len(devices)) if not prices.is_remote(d)]
     remote = [d for d in range(len(devices)) if d not in local]
     seconds = {d: prices.streaming(d) for d in local}
@@ -62,7 +65,7 @@ def in_better_order(state: SearchState) -> SearchState:
     first = min(local, key=lambda d: seconds[d])
     others = [d for d in local if d != first]
     reordered = state.on(tuple(devices[d] for d in (*remote, first, *others)))
-    before, after = (expected_partial(each, n_ctx, spread) for each in (state, reordered))
+    before, after = (expected_partial(order, n_ctx, spread) for order in (state, reordered))
     if not is_worth_a_load(after, before):
         return state
     state.callbacks.on_choice(choices.which_device_is_first(devices[first], after, devices[local[0]], before))
@@ -70,56 +73,56 @@ def in_better_order(state: SearchState) -> SearchState:
 
 
 class Devices:
-    """The choices of devices that were asked for a plan: what is known of each, and its best trial."""
+    """The tested choices of devices, with the state of the search and the best trial on each."""
 
     def __init__(self, state: SearchState) -> None:
         self._request = state.original_request
         self._first = state
         self._floor: int | None = None
-        self._done: dict[tuple[str, ...], SearchState] = {}
+        self._states: dict[tuple[str, ...], SearchState] = {}
         self._trials: dict[tuple[str, ...], Trial] = {}
         self._distances: dict[float, float] = {}
 
     def _best_on(self, state: SearchState, *, is_free: bool = False) -> Trial:
-        """The plan on these devices; if weights are spilled at the context of the best so far, unless ``is_free``."""
+        """Find the best trial on these devices. Unless ``is_free``, spill only for the context of the best so far."""
         names = _names(state.devices)
         if names not in self._trials:
             trial = best_on(state, None if is_free else self._floor and min(self._floor, state.request.n_ctx_max))
-            self._done[names], self._trials[names] = state, trial
+            self._states[names], self._trials[names] = state, trial
             if trial.fits:
-                # weights that leave the devices are no way to more context than all of the devices have
+                # fewer devices must not get more context than all of them by spilling weights
                 self._floor = max(self._floor or 0, trial.params.n_ctx)
         return self._trials[names]
 
     def without_idle(self, state: SearchState) -> Trial:
-        """The best on the devices of ``state``, or on those of them that it has a use for."""
+        """Find the best trial on the devices of ``state``, or on those that it has a use for."""
         trial = best = self._best_on(state)
         while state.devices and not user_chose_devices(self._request):
             useless = _useless(state.devices, trial)
-            kept = tuple(device for device in state.devices if device not in useless)
-            if not useless or (not kept and wants_layers_on_devices(self._request)):
+            useful = tuple(device for device in state.devices if device not in useless)
+            if not useless or (not useful and wants_layers_on_devices(self._request)):
                 break
-            state = state.on(kept)
+            state = state.on(useful)
             trial = self._best_on(state)
             if not is_better(self._request, best, trial):
                 best = trial
         return self._without_unused(state, best)
 
     def _without_unused(self, state: SearchState, best: Trial) -> Trial:
-        """``best``, or a plan with more context where devices on which it has nothing are not counted on."""
+        """Try for more context by leaving out the devices on which ``best`` has nothing."""
         used = tuple(d for d in best.devices if d.name in (best.params.devices or ()))
         is_open = "n_ctx" not in self._request.fixed and best.params.n_ctx < self._request.n_ctx_max
         if user_chose_devices(self._request) or not best.fits or not is_open or not 0 < len(used) < len(best.devices):
             return best
         unused = sorted((d for d in best.devices if d not in used), key=lambda device: -device.target)
         for added in (None, *unused[:_MAX_UNUSED]):
-            kept = tuple(device for device in best.devices if device in used or device == added)
-            trial = self._best_on(state.on(kept), is_free=True)
+            devices = tuple(device for device in best.devices if device in used or device == added)
+            trial = self._best_on(state.on(devices), is_free=True)
             best = trial if is_better(self._request, trial, best) else best
         return best
 
     def with_more_context(self, best: Trial) -> Trial:
-        """``best``, or a better plan without the devices that take no more context than it has."""
+        """Try a plan without the devices that take no more context than ``best`` has."""
         others = context_limit.wider(self._request, best.devices, best.params.n_ctx) if best.fits else ()
         if not others:
             return best
@@ -127,7 +130,7 @@ class Devices:
         return trial if is_better(self._request, trial, best) else best
 
     def without_doubtful(self, best: Trial) -> Trial:
-        """``best``, or a plan without devices that hold so little that their part in every graph may cost more."""
+        """Leave out doubtful devices, whose part in every graph may cost too much, as long as the plan gets better."""
         while not user_chose_devices(self._request) and best.fits and best.seconds is not None:
             doubtful = self._doubtful(best)
             state = next((state for state, is_small in doubtful if self._promises(state, best, is_small)), None)
@@ -139,25 +142,25 @@ class Devices:
         return best
 
     def _doubtful(self, best: Trial) -> Iterator[tuple[SearchState, bool]]:
-        """Fewer devices that were not asked for yet, and whether those left out hold little: else they are slow."""
+        """Yield untested choices of fewer devices, each with whether those left out hold little (or else are slow)."""
         small = _small(best)
-        # a device that has nothing may have something where another one is left out
+        # an idle device may get something where another one is left out
         for group in dict.fromkeys((*small, *self._slow(best), *_nearly_full(best))):
-            for left in dict.fromkeys((best.used[0], best.devices)):
-                kept = tuple(device for device in left if device not in group)
-                if kept and _names(kept) not in self._trials:
-                    yield self._first.on(kept), group in small
+            for devices in dict.fromkeys((best.used[0], best.devices)):
+                others = tuple(device for device in devices if device not in group)
+                if others and _names(others) not in self._trials:
+                    yield self._first.on(others), group in small
 
     def _slow(self, best: Trial) -> list[tuple[DeviceLimit, ...]]:
-        """The slow devices, whose part of the context may cost more time than it is worth: the slowest, then more."""
+        """Group the slow devices, whose part of the context may cost too much time: the slowest, then more of them."""
         speeds = {d: self._request.speeds[d.name].bandwidth for d in best.devices if best.breakdown.on(d.name).used}
         slow = sorted({speed for speed in speeds.values() if speed < _SLOW * max(speeds.values())})
         return [tuple(device for device in speeds if speeds[device] <= speed) for speed in slow]
 
     def _promises(self, state: SearchState, best: Trial, is_small: bool) -> bool:
-        """Whether a plan on the devices of ``state`` is worth its loads, by what is known of the compute buffers."""
+        """Whether a plan on the devices of ``state`` is worth its dummy loads, by the known compute buffers."""
         if is_small and len(state.devices) == 1:
-            # alone a device needs no buffers for the pipeline, which what is known has in it
+            # known buffers include the pipeline's, which a single device does not need
             return self._expected(state, best) is not None
         rough = self._expected(state, best, is_plain=True)
         if rough is None or not self._beats((rough[0], rough[1] / _MOST_GAINED), best):
@@ -167,41 +170,43 @@ class Devices:
             return False
         if is_small:
             return self._beats(likely, best)
-        # without a slow device much changes, and what is expected is only about right
+        # without a slow device much changes, so the estimate is rough
         if self._beats((likely[0], likely[1] * (1 - GAIN)), best):
             return True
         if state.buffers.knows(False):
             return False
-        # buffers of a model that is on devices as a whole are larger: each device has several, to work ahead with
-        hoped = self._expected(state, best, optimistic=True)
-        return hoped is not None and self._beats((hoped[0], hoped[1] * (1 + _UNSURE)), best)
+        # buffers of a whole model are larger: each device has several, to work ahead
+        most = self._expected(state, best, optimistic=True)
+        return most is not None and self._beats((most[0], most[1] * (1 + _UNSURE)), best)
 
     def _expected(
         self, state: SearchState, best: Trial, *, is_plain: bool = False, optimistic: bool = False
     ) -> tuple[int, float] | None:
-        state = state.with_buffers_of(self._done.get(_names(best.devices), self._first))
+        state = state.with_buffers_of(self._states.get(_names(best.devices), self._first))
         return expected_plan(state, best, is_plain=is_plain, optimistic=optimistic)
 
     def _beats(self, likely: tuple[int, float], best: Trial) -> bool:
         return best.expected is None or beats(self._request, likely, (best.params.n_ctx, best.expected))
 
     def forget_remotes(self, best: Trial) -> None:
-        """Leave remote devices out of what else may be asked that were not worth their network to ``best``."""
+        """Leave out of all further choices the remote devices that ``best`` does without."""
         speeds, used = self._request.speeds, best.devices
         if not all(device in used for device in self._first.devices):
-            kept = (d for d in self._first.devices if d in used or d.name not in speeds or not speeds[d.name].is_remote)
-            self._first = self._first.on(tuple(kept))
+            others = (
+                d for d in self._first.devices if d in used or d.name not in speeds or not speeds[d.name].is_remote
+            )
+            self._first = self._first.on(tuple(others))
 
     def on_others(self, best: Trial) -> Trial:
-        """``best``, or what is better of other choices and orders of devices, where it may be far from the best."""
+        """Try other choices and orders of devices where ``best`` is far from its bound or leaves a device idle."""
         if user_chose_devices(self._request) or not best.fits or best.seconds is None or not self._first.devices:
             return best
         is_far = self._is_far(best)
         if not is_far and not self._leaves_out(best):
             return best
-        for asked, (likely, state) in enumerate(self._others(best)):
+        for count, (likely, state) in enumerate(self._others(best)):
             is_promising = likely is not None and self._beats(likely, best)
-            if asked >= (_MAX_OTHERS if is_promising else _LEAST_OTHERS if is_far else 0):
+            if count >= (_MAX_OTHERS if is_promising else _LEAST_OTHERS if is_far else 0):
                 break
             trial = self.without_idle(state)
             if is_better(self._request, trial, best):
@@ -212,9 +217,9 @@ class Devices:
         return upstream if upstream is not None and is_better(self._request, upstream, best) else best
 
     def with_the_last_layer(self, best: Trial) -> Trial:
-        """``best``, or where that has nothing on any device, a plan with the last layer on one.
+        """Try the last layer on a device where ``best`` has nothing on any.
 
-        It has no cache, so that a device may take it at a context that it does not take otherwise.
+        It has no cache, so a device may take it at a context at which it takes no other layer.
         """
         is_open = not user_chose_devices(self._request) and "n_gpu_layers" not in self._request.fixed
         if not is_open or not best.fits or best.seconds is None or best.params.devices:
@@ -222,9 +227,9 @@ class Devices:
         return self._or_last_layer(best)
 
     def with_few_layers(self, best: Trial) -> Trial:
-        """``best``, or where llama.cpp keeps most weights of its layers on the host, a plan with the last layer alone.
+        """Try the last layer alone on a device where llama.cpp keeps most weights of device layers on the host.
 
-        What is left on the devices may save less than the graph's splits cost, with a split for each such weight.
+        Each such weight costs a split of the graph; together they may cost more than the devices save.
         """
         request = self._request
         is_open = not user_chose_devices(request) and "n_gpu_layers" not in request.fixed
@@ -237,7 +242,7 @@ class Devices:
         return self._or_last_layer(replace(best, seconds=state.seconds(best.placement, best.breakdown)))
 
     def _or_last_layer(self, best: Trial) -> Trial:
-        """``best``, or a better plan with the last layer alone on a device."""
+        """Try the last layer alone on each of the fastest devices; return the best trial."""
         request, n_ctx = self._request, best.params.n_ctx
         last = replace(
             request,
@@ -247,7 +252,7 @@ class Devices:
         )
         by_speed = sorted(request.devices, key=lambda device: -request.speeds[device.name].bandwidth)
         for device in by_speed[:_MAX_FOR_LAST]:
-            # a time limit that is reached here takes nothing of what was found before
+            # a time limit that is reached here keeps the best so far
             with suppress(LlamaCppError, CutShort, TimeLimitError):
                 trial = best_on(self._first.on((device,), last))
                 best = trial if is_better(request, trial, best) else best
@@ -257,7 +262,7 @@ class Devices:
         return self.distance(best) > FAR
 
     def distance(self, best: Trial) -> float:
-        """How many times what no placement takes less than the time of ``best`` is; 1 where that is not known."""
+        """Compute the time of ``best`` as a multiple of its lower bound; 1 where there is none."""
         layout = self._first.smallest_layout
         if best.seconds is None or layout is None:
             return 1.0
@@ -268,45 +273,45 @@ class Devices:
         return self._distances[best.seconds]
 
     def _leaves_out(self, best: Trial) -> bool:
-        """Whether weights are on the host while ``best`` has nothing on some device."""
+        """Whether ``best`` has weights on the host while a device is idle."""
         is_spilled = best.placement.first > 0 or any(target == HOST for _, target in best.placement.moved)
         return is_spilled and len(best.devices) - len(best.placement.idle) < len(self._first.devices)
 
     def _others(self, best: Trial) -> list[tuple[tuple[int, float] | None, SearchState]]:
-        """Plans on other devices that were not asked for yet, what is expected of each, and the best ones first."""
+        """List untested choices of devices, each with its expected context and seconds, the most promising first."""
         speeds = self._request.speeds
-        found: dict[tuple[int, float] | None, SearchState] = {}
+        states: dict[tuple[int, float] | None, SearchState] = {}
         alike: set[tuple[object, ...]] = set()
-        # what is expected of some devices is expected of more that are of no use as well
+        # of choices with the same expectation the smallest counts: more devices are of no use
         for devices in sorted(self._other_orders(best), key=len):
             kinds = tuple((speeds[device.name], device.target) for device in devices)
             if kinds not in alike and _names(devices) not in self._trials:
                 alike.add(kinds)
                 state = self._first.on(devices)
-                found.setdefault(self._expected(state, best), state)
+                states.setdefault(self._expected(state, best), state)
 
         def order(one: tuple[int, float] | None, other: tuple[int, float] | None) -> int:
             return ordered(self._request, one, other)
 
-        return [(likely, found[likely]) for likely in sorted(found, key=cmp_to_key(order))]
+        return [(likely, states[likely]) for likely in sorted(states, key=cmp_to_key(order))]
 
     def _other_orders(self, best: Trial) -> list[tuple[DeviceLimit, ...]]:
-        """Some of the devices, in their order, and all of them by size and by speed."""
+        """List choices of devices: some in the user's order, and all by size and by speed."""
         every, speeds = self._first.devices, self._request.speeds
         by_size = sorted(every, key=lambda device: -device.target)
         by_speed = sorted(every, key=lambda device: -speeds[device.name].bandwidth)
         groups = [by_size[:count] for count in range(1, len(every) + 1)]
         groups += [by_speed[:count] for count in range(1, len(every))]
-        groups += [[device for device in best.devices if device != left] for left in best.devices]
+        groups += [[device for device in best.devices if device != removed] for removed in best.devices]
         groups += [[*best.devices, device] for device in every if device not in best.devices]
-        # no set: the same plan must come out each time
+        # not a set: the order must be the same in each run
         orders = dict.fromkeys(tuple(device for device in every if device in group) for group in groups if group)
-        for kept in (best.devices, every) if len(every) > 1 else ():
-            orders |= dict.fromkeys((tuple(d for d in by_size if d in kept), tuple(d for d in by_speed if d in kept)))
+        for group in (best.devices, every) if len(every) > 1 else ():
+            orders |= dict.fromkeys((tuple(d for d in by_size if d in group), tuple(d for d in by_speed if d in group)))
         return list(orders)
 
     def _upstream(self) -> Trial | None:
-        """What upstream's own rules make of the devices, at the price of it."""
+        """Make the plan of upstream's own rules on all devices, with its price; ``None`` if it does not fit."""
         state = self._first.on(self._first.devices, replace(self._request, strategy="llama.cpp"))
         trial = best_on(state, self._floor and min(self._floor, state.request.n_ctx_max))
         if not trial.fits:
@@ -323,28 +328,28 @@ def _names(devices: tuple[DeviceLimit, ...]) -> tuple[str, ...]:
 
 
 def _useless(devices: tuple[DeviceLimit, ...], trial: Trial) -> list[DeviceLimit]:
-    """Devices to do without: those that ``trial`` has nothing on, or that cannot hold even their compute buffer.
+    """List devices on which ``trial`` has nothing, or which cannot hold even their compute buffer.
 
-    A device that is not worth a layer would still cost its context, and take part in every graph.
+    Such a device would still cost its context, and take part in every graph.
     """
     lacking = {name for name, _ in trial.missing}
     idle = [devices[d] for d in trial.placement.idle if devices[d].name in (trial.params.devices or ())]
     useless = idle or [device for device in devices if device.name in lacking]
     if useless and len(idle) == len(devices):
-        # where nothing is gained by all of them, fewer may still do: they need smaller compute buffers
+        # all devices are idle: fewer of them need smaller compute buffers, and may be of use
         return sorted(idle, key=lambda device: device.target)[: (len(idle) + 1) // 2]
     return useless if trial.fits or not useless else [min(useless, key=lambda device: device.target)]
 
 
 def _nearly_full(best: Trial) -> list[tuple[DeviceLimit, ...]]:
-    """Each device with much less room than the largest, whose little context may cost more time than it is worth."""
+    """List devices with much less room than the largest: their part of the context may cost too much time."""
     used = [device for device in best.devices if best.breakdown.on(device.name).used]
     largest = max((device.target for device in used), default=0)
     return [(device,) for device in used if device.target < _LITTLE * largest]
 
 
 def _small(best: Trial) -> list[tuple[DeviceLimit, ...]]:
-    """Devices that hold less than others may save in compute buffers without them, all of those and each."""
+    """Devices that cost more compute buffer than they hold: first all of them, then each alone."""
     rows = {device: best.breakdown.on(device.name) for device in best.devices}
     used = {device: row for device, row in rows.items() if row.used}
     compute = sum(row.compute for row in used.values())

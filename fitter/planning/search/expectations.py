@@ -1,4 +1,7 @@
-"""What plan some devices are likely to have, by what is known, without asking llama.cpp. Seconds."""
+"""Expected plans: context and seconds that devices are likely to give, without a dummy load. Tokens and seconds.
+
+The search asks llama.cpp only about contexts and devices that promise enough here.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +17,30 @@ from fitter.planning.search.search_state import SearchState
 def expected_plan(
     state: SearchState, best: Trial, *, is_plain: bool = False, optimistic: bool = False
 ) -> tuple[int, float] | None:
-    """Context and seconds of the plan that these devices are likely to have, with whole layers only if ``is_plain``.
+    """Estimate context and seconds of the best plan on the state's devices; ``None`` where nothing is priced.
 
-    ``best`` is a trial on others: the same kind of plan is expected here. ``None`` where nothing is priced. An
-    ``optimistic`` one counts no compute buffers that were not measured of this kind of plan.
+    Args:
+        best: a trial on other devices. The same kind of plan is expected here.
+        is_plain: expect whole layers only.
+        optimistic: count no compute buffers that were not measured for this kind of plan.
     """
     if not state.can_price:
         return None
-    all_of_it = _expected_whole(state, best)
+    on_devices = _expected_whole(state, best)
     n_ctx = max(state.smallest_context, best.params.n_ctx)
-    if all_of_it is not None and all_of_it[0] >= n_ctx:
-        return all_of_it
+    if on_devices is not None and on_devices[0] >= n_ctx:
+        return on_devices
     spread = spill_styles(state, n_ctx, is_plain=is_plain)[0]
-    placement = state.place_partial(
-        state.situation(n_ctx, state.room(n_ctx, False, optimistic)), spread, is_plain=is_plain
-    )
-    part = None if placement is None else (n_ctx, state.seconds(placement))
-    if all_of_it is None or part is None:
-        return all_of_it or part
-    return all_of_it if beats(state.request, all_of_it, part) else part
+    situation = state.situation(n_ctx, state.room(n_ctx, False, optimistic))
+    placement = state.place_partial(situation, spread, is_plain=is_plain)
+    spilled = None if placement is None else (n_ctx, state.seconds(placement))
+    if on_devices is None or spilled is None:
+        return on_devices or spilled
+    return on_devices if beats(state.request, on_devices, spilled) else spilled
 
 
 def _expected_whole(state: SearchState, best: Trial) -> tuple[int, float] | None:
-    """The same with all of the model on devices, ``None`` where that is not likely to fit."""
+    """Estimate the plan with all of the model on devices; ``None`` where it is not likely to fit."""
     if not state.buffers.knows(True):
         return None
     request, low = state.request, state.smallest_context
@@ -52,16 +56,16 @@ def _expected_whole(state: SearchState, best: Trial) -> tuple[int, float] | None
 
 
 def expected_partial(state: SearchState, n_ctx: int, spread: bool, *, is_plain: bool = False) -> float:
-    """The objective with what a way to spill proposes by what is known now, of whole layers if ``is_plain``."""
+    """Estimate the seconds of ``place_partial``'s proposal; infinite where there is none."""
     at = state.situation(n_ctx, state.room(n_ctx, False))
     placement = state.place_partial(at, spread, is_plain=is_plain)
     return state.seconds(placement) if placement else math.inf
 
 
 def spill_styles(state: SearchState, n_ctx: int, *, is_plain: bool = False) -> list[bool]:
-    """Ways to spill, the more promising first: single tensors of any layer (``True``), or whole layers."""
+    """List the ways to spill, the more promising first: single tensors of any layer (``True``), or whole layers."""
     request = state.request
-    # experts apart from a layer of a remote device take another trip there
+    # experts apart from a remote device's layer cost another trip over the network
     is_far = state.is_priced and any(map(state.prices().is_remote, range(len(state.devices))))
     is_settled = request.is_expert_model and not is_far
     if not state.is_priced or is_settled or request.fixed & {"n_gpu_layers", "tensor_split"}:
@@ -71,12 +75,12 @@ def spill_styles(state: SearchState, n_ctx: int, *, is_plain: bool = False) -> l
 
 
 def likely_fits_whole(state: SearchState, n_ctx: int) -> bool:
-    """Whether all of the model is likely to fit on devices at ``n_ctx``."""
+    """Whether the whole model is likely to fit on devices at ``n_ctx``."""
     return likely_fits_host(state, n_ctx) and place_whole(state.situation(n_ctx, state.room(n_ctx, True))) is not None
 
 
 def likely_fits_host(state: SearchState, n_ctx: int) -> bool:
-    """Whether host, pools, and devices with what shares the memory are likely to hold their part at ``n_ctx``."""
+    """Whether the host, pools and devices of other models are likely to hold their part at ``n_ctx``."""
     host, used = state.request.host, state.buffers.on_host(n_ctx)
     if any((state.buffers.shared.at(device.name, n_ctx) or 0) > device.target for device in state.request.beside):
         return False
@@ -89,7 +93,7 @@ def likely_fits_host(state: SearchState, n_ctx: int) -> bool:
 
 
 def last_true(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """The largest number in [low, high) for which ``holds``, taken to be true up to a point; ``low`` is not asked."""
+    """Find the largest number in [low, high) for which ``holds``, true up to a point. Never asks at ``low``."""
     while high - low > 1:
         middle = (low + high) // 2
         if holds(middle):

@@ -1,8 +1,8 @@
-"""Levers: what a fit may give up, where the user lets it, so that a model fits or is faster.
+"""Levers: concessions that a fit may make, where the user allows them, so that a model fits or is faster.
 
-Each lever allows some changes of the request. They are tried one after the other, each on top of what has won so far,
-those first that cost nothing in quality; a change stays where the plan that llama.cpp then measures is better, and in
-the end where it is not as good without it.
+Each lever allows some changes of the request. They are tried one after the other, each on top of those that have won so
+far; changes that cost no quality come first. A change stays if the plan that llama.cpp then measures is better, and if
+in the end the plan without it is not as good.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fitter.planning.request.request import Request
 from fitter.planning.speed.explain import Bound, Choice
 
 MIN_UBATCH = 64
-"""The smallest micro batch that is tried: with less than 32 tokens no device computes with weights of the host."""
+"""The smallest tested micro batch. With less than 32 tokens no device computes with weights of the host."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What one lever makes of a request; of changes with the same ``kind`` only one is made.
+    """A change that one lever makes to a request. Only one change of each ``kind`` is made.
 
-    ``params`` pairs fields of ``Params`` with their new value. Without any the context that the user fixed may shrink.
+    ``params`` pairs fields of ``Params`` with their new values. Without any, the user's context may shrink.
     """
 
     kind: str
@@ -38,10 +38,11 @@ class Change:
 
 @dataclass(frozen=True)
 class Candidate:
-    """The best trial of a changed request, and what it takes in time where that is known, with why it was chosen.
+    """The best trial of a request, with its price, choices and bound where they are known.
 
-    ``excess`` is what makes the context too large that the request asks for, where the trial has the largest there is.
-    ``notes`` are to be said of the plan.
+    Attributes:
+        excess: why the request's context is too large. The trial then has the largest possible one.
+        notes: notes for the plan.
     """
 
     request: Request
@@ -59,40 +60,40 @@ class Candidate:
 
     @property
     def priced(self) -> Trial:
-        """The trial at the price of the plan, to compare it by."""
+        """The trial with the plan's price, for comparisons."""
         return replace(self.trial, seconds=self.seconds)
 
 
 def changes(request: Request) -> tuple[Change, ...]:
-    """The changes that the levers of ``request.allow`` stand for, in the order in which to try them.
+    """List the changes that ``request.allow`` allows, in the order in which they are tried.
 
-    What the user set (``request.fixed``) is left alone, but for a context with the lever ``context``. A KV cache is
-    changed only if K and V are then of one type, which is what kernels of flash attention are for.
+    Parameters that the user set (``request.fixed``) stay, except a context with the lever ``context``. A KV cache is
+    changed only if K and V then have one type: kernels of flash attention need that.
     """
     params, allow = request.params, request.allow
-    found = []
+    allowed = []
     if "ubatch" in allow and "n_ubatch" not in request.fixed:
         size = min(params.n_ubatch, params.n_batch) // 2
         while size >= MIN_UBATCH:
-            found.append(Change("n_ubatch", (("n_ubatch", size),)))
+            allowed.append(Change("n_ubatch", (("n_ubatch", size),)))
             size //= 2
     if "no-op-offload" in allow and "op_offload" not in request.fixed and params.op_offload and request.devices:
-        found.append(Change("op_offload", (("op_offload", False),)))
+        allowed.append(Change("op_offload", (("op_offload", False),)))
     for name in ("q8_0", "q4_0"):
         fields = [field for field in ("type_k", "type_v") if field not in request.fixed]
         types = {name if field in fields else getattr(params, field) for field in ("type_k", "type_v")}
         if f"kv-{name}" in allow and fields and types == {name} and params.flash_attn != "off":
-            found.append(Change("cache", tuple((field, name) for field in fields)))
+            allowed.append(Change("cache", tuple((field, name) for field in fields)))
     if "context" in allow and "n_ctx" in request.fixed and _smallest_context(request) < params.n_ctx:
-        found.append(Change("n_ctx"))
-    return tuple(found)
+        allowed.append(Change("n_ctx"))
+    return tuple(allowed)
 
 
 def apply(request: Request, made: tuple[Change, ...]) -> Request:
-    """``request`` with changes made to it."""
+    """Make the changes to ``request``."""
     for change in made:
         if change.kind == "n_ctx":
-            # what is asked for is the most that there may be, and the least still holds the workload
+            # from the context that the workload needs, up to the user's
             request = replace(
                 request,
                 fixed=request.fixed - {"n_ctx"},
@@ -112,68 +113,68 @@ def _smallest_context(request: Request) -> int:
 def improve(
     first: Candidate, attempt: Callable[[Request], Candidate | None], on_better: Callable[[Candidate], None]
 ) -> Candidate:
-    """The best that the allowed levers make of ``first``, which is what is found without them.
+    """Improve ``first``, the plan without concessions, by the allowed levers.
 
-    ``attempt`` searches for a changed request, and gives ``None`` where llama.cpp refuses it; ``on_better`` is told of
-    what has taken the place of the best so far.
+    Args:
+        attempt: searches for a changed request; returns ``None`` where llama.cpp refuses it.
+        on_better: gets every new best candidate.
     """
     request, best = first.request, first
     made: tuple[Change, ...] = ()
     others = [first]
 
-    def attempted(tried: tuple[Change, ...]) -> Candidate | None:
-        found = attempt(apply(request, tried))
-        is_cached = any(change.kind == "cache" for change in tried)
-        # a V cache that is quantized needs flash attention, and a K cache is only fast with it
-        if found is None or (is_cached and found.trial.breakdown.flash_attn is not True):
+    def attempted(trial_changes: tuple[Change, ...]) -> Candidate | None:
+        candidate = attempt(apply(request, trial_changes))
+        has_cache = any(change.kind == "cache" for change in trial_changes)
+        # a quantized V cache needs flash attention, and a quantized K cache is only fast with it
+        if candidate is None or (has_cache and candidate.trial.breakdown.flash_attn is not True):
             return None
-        others.append(found)
-        return found
+        others.append(candidate)
+        return candidate
 
     for change in changes(request):
         if _is_idle(change, best):
             continue
-        tried = (*_without(made, change), change)
-        found = attempted(tried)
-        if found is not None and justifies_concession(
-            found.request, found.priced, best.priced, gives_context=change.kind == "n_ctx"
+        more = (*_without(made, change), change)
+        candidate = attempted(more)
+        if candidate is not None and justifies_concession(
+            candidate.request, candidate.priced, best.priced, gives_context=change.kind == "n_ctx"
         ):
-            made, best = tried, found
+            made, best = more, candidate
             on_better(best)
     for change in made[:-1] if best.trial.fits else ():
-        # what a later one makes superfluous is not given up
+        # a later change can make an earlier one superfluous
         fewer = _without(made, change)
-        found = attempted(fewer)
-        if found is not None and does_as_well(found.priced, best.priced):
-            made, best = fewer, found
+        candidate = attempted(fewer)
+        if candidate is not None and does_as_well(candidate.priced, best.priced):
+            made, best = fewer, candidate
             on_better(best)
     chosen = _chosen(request, best, others)
     return best if chosen is None else replace(best, choices=(*best.choices, chosen))
 
 
 def _chosen(request: Request, best: Candidate, others: Sequence[Candidate]) -> Choice | None:
-    """What is said of the choice between what was tried, ``None`` where there was nothing else or nothing is priced."""
-    said = _said(request, best)
-    compared = [found for found in others if _said(request, found) != said]
+    """Describe the choice of concessions; ``None`` without other candidates or without prices."""
+
+    def text(candidate: Candidate) -> str:
+        return ", ".join(concessions(request, candidate)) or "nothing"
+
+    compared = [candidate for candidate in others if text(candidate) != text(best)]
     if best.seconds is None or not compared:
         return None
-    runner_up = min(compared, key=lambda found: math.inf if found.seconds is None else found.seconds)
-    return Choice("what is given up", said, best.seconds, _said(request, runner_up), runner_up.seconds)
-
-
-def _said(request: Request, found: Candidate) -> str:
-    return ", ".join(used(request, found)) or "nothing"
+    runner_up = min(compared, key=lambda other: math.inf if other.seconds is None else other.seconds)
+    return Choice("what is given up", text(best), best.seconds, text(runner_up), runner_up.seconds)
 
 
 def _without(made: tuple[Change, ...], change: Change) -> tuple[Change, ...]:
-    return tuple(each for each in made if each.kind != change.kind)
+    return tuple(other for other in made if other.kind != change.kind)
 
 
 def _is_idle(change: Change, best: Candidate) -> bool:
-    """Whether a change cannot make ``best`` any better.
+    """Whether a change cannot improve ``best``.
 
-    All but that of the cache make no plan faster that has the whole model on the only device: they leave more memory,
-    and it is not in want of it.
+    With the whole model on the only device, only a change of the cache makes a plan faster: the others save memory that
+    it does not need.
     """
     trial, request = best.trial, best.request
     on_host = HOST in (*(target for _, target in trial.placement.moved), *request.pinned.values())
@@ -186,26 +187,26 @@ def _is_idle(change: Change, best: Candidate) -> bool:
     return len(request.devices) == 1 and (is_widest or request.objective != "context")
 
 
-def used(request: Request, found: Candidate) -> tuple[str, ...]:
-    """What was given up of ``request`` for ``found``, a short sentence each."""
-    asked, trial = request.params, found.trial
-    said = [*pulled(request, trial.params)]
-    if "n_ctx" in request.fixed and found.excess is None and trial.params.n_ctx != asked.n_ctx:
-        said.append(f"context {trial.params.n_ctx} instead of {asked.n_ctx}")
+def concessions(request: Request, candidate: Candidate) -> tuple[str, ...]:
+    """List the concessions of ``candidate`` against ``request``, in words."""
+    asked, trial = request.params, candidate.trial
+    texts = [*changed_params(request, trial.params)]
+    if "n_ctx" in request.fixed and candidate.excess is None and trial.params.n_ctx != asked.n_ctx:
+        texts.append(f"context {trial.params.n_ctx} instead of {asked.n_ctx}")
     unpaged = replace(request, host=replace(request.host, paging=False))
     if trial.fits and missing_of(unpaged, trial.breakdown, trial.devices):
-        said.append("weights on the host paged from disk")
-    return tuple(said)
+        texts.append("weights on the host paged from disk")
+    return tuple(texts)
 
 
-def pulled(request: Request, params: Params) -> tuple[str, ...]:
-    """What ``params`` say, beside the context, in place of what ``request`` asks for."""
+def changed_params(request: Request, params: Params) -> tuple[str, ...]:
+    """List the parameters that levers have changed, other than the context, in words."""
     asked = request.params
-    said = []
+    texts = []
     if params.n_ubatch != asked.n_ubatch:
-        said.append(f"n_ubatch {params.n_ubatch} instead of {min(asked.n_ubatch, asked.n_batch)}")
+        texts.append(f"n_ubatch {params.n_ubatch} instead of {min(asked.n_ubatch, asked.n_batch)}")
     if not params.op_offload and asked.op_offload:
-        said.append("no op_offload")
+        texts.append("no op_offload")
     if (params.type_k, params.type_v) != (asked.type_k, asked.type_v):
-        said.append(f"KV cache {params.type_k}/{params.type_v} instead of {asked.type_k}/{asked.type_v}")
-    return tuple(said)
+        texts.append(f"KV cache {params.type_k}/{params.type_v} instead of {asked.type_k}/{asked.type_v}")
+    return tuple(texts)

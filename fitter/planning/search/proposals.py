@@ -1,12 +1,11 @@
-"""What could be placed: from a request, the sizes of its layers, room and prices to a placement. Bytes and seconds.
+"""Proposals: placements made from a request, the sizes of its layers, room and prices. Bytes and seconds.
 
-Pure: nothing is asked here, and nothing accepted. llama.cpp measures what comes out of it.
+Pure functions between ``placing``, which packs, and ``corrections``, which has llama.cpp measure the proposals.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -22,20 +21,20 @@ from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.search.room import Room
 
 _STARTS = 8
-"""How many first layers on devices are tried before the search goes on around the best of them."""
+"""So many first layers on devices are tried before the search goes on around the best of them."""
 
 _WAYS_TO_BRING: tuple[Literal["items", "layers", "all"], ...] = ("items", "layers", "all")
 
 _CACHE_SHARE = 0.2
-"""Share of the devices' memory from which on caches are worth being asked about apart from their layers' weights."""
+"""Caches of at least this share of the devices' room may be worth less there than weights."""
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What there is to place, and where: ``units`` at a context of ``n_ctx`` on ``devices`` with so much ``room``.
+    """A placement problem: ``units`` at a context of ``n_ctx``, on ``devices`` with ``room``.
 
-    ``prices`` say what is faster; without them (``None``) more bytes on devices are better. So are they where the host
-    ``is_short`` of room.
+    ``prices`` tell which placement is faster. Without them, or where the host ``is_short`` of room, more bytes on
+    devices are better.
     """
 
     request: Request
@@ -48,7 +47,7 @@ class Situation:
 
     @cached_property
     def apart(self) -> int:
-        """How many bytes on devices are worth as much as a layer less that has tensors on the host."""
+        """Bytes on devices that are worth one layer less with tensors on the host."""
         if self.prices is None:
             return 0
         saved = self.prices.all.saved_by_byte(max(self.units, key=lambda unit: unit.movable))
@@ -56,18 +55,18 @@ class Situation:
 
     @cached_property
     def times(self) -> Times | None:
-        """What units take on each device, ``None`` where only bytes count."""
+        """Seconds of units on each device; ``None`` where only bytes count."""
         return self.prices.all.times(self.units) if self.prices and not self.is_short else None
 
     @property
     def first(self) -> int | None:
-        """The first layer on devices, where the user says how many are."""
+        """The first layer on devices, where the user sets how many are there."""
         fixed = "n_gpu_layers" in self.request.fixed
         return len(self.units) - units_on_devices(self.request) if fixed else None
 
 
 def place_whole(at: Situation) -> Placement | None:
-    """All layers (or as many as the user says) on devices, nothing of them elsewhere."""
+    """Place all layers, or as many as the user sets, on devices as a whole."""
     default = default_placement(at.request, at.devices)
     budgets = at.room.with_caches
     if "tensor_split" not in at.request.fixed:
@@ -77,7 +76,7 @@ def place_whole(at: Situation) -> Placement | None:
 
 
 def place_fastest(at: Situation) -> Placement | None:
-    """The same where all layers take the least time: a slow device gets nothing where others do."""
+    """Place them as ``place_whole`` does, where they take the least time. A slow device may get nothing."""
     assert at.prices is not None
     prices = at.prices.all
     seconds = [prices.unit_seconds(d) for d in range(len(at.devices))]
@@ -86,17 +85,19 @@ def place_fastest(at: Situation) -> Placement | None:
 
 
 def place_partial(at: Situation, spread: bool, *, is_plain: bool = False) -> Placement | None:
-    """A part of the weights on devices: single tensors of any layer on the host (``spread``), or whole layers.
+    """Place a part of the weights on devices.
 
-    ``is_plain``: layers have their cache and their weights in one place.
+    Args:
+        spread: spill single tensors of any layer; otherwise whole layers.
+        is_plain: keep each layer's cache with its weights.
     """
     if "tensor_split" in at.request.fixed:
         return _split_by_user(at)
-    found = pack(at.units, at.room.with_caches, spread=spread, first=at.first, apart=at.apart, times=at.times)
-    found = (found and avoid_remote_tensors(at, found)) or _all_on_host(at)
-    if found is None or at.first is not None or at.prices is None or is_plain:
-        return found
-    return add_caches(at, swap_caches_for_weights(at, found))
+    placement = pack(at.units, at.room.with_caches, spread=spread, first=at.first, apart=at.apart, times=at.times)
+    placement = (placement and avoid_remote_tensors(at, placement)) or _all_on_host(at)
+    if placement is None or at.first is not None or at.prices is None or is_plain:
+        return placement
+    return add_caches(at, swap_caches_for_weights(at, placement))
 
 
 def _split_by_user(at: Situation) -> Placement | None:
@@ -110,75 +111,74 @@ def _split_by_user(at: Situation) -> Placement | None:
 
 
 def _all_on_host(at: Situation) -> Placement | None:
-    """All layers on the host: the last resort, unless the user wants some elsewhere."""
+    """Place all layers on the host; ``None`` if the user wants some on devices."""
     n_units = len(at.units)
     return Placement(n_units, (0,) * len(at.devices)) if at.first in (None, n_units) else None
 
 
-def avoid_remote_tensors(at: Situation, found: Placement) -> Placement:
-    """``found``, or the same with tensors on the host that are apart from their layer on a remote device.
+def avoid_remote_tensors(at: Situation, placement: Placement) -> Placement:
+    """Move tensors from a remote device that does not have their layer to the host, if that is faster and fits there.
 
-    Each of those takes a trip there; whether they are worth it, or the host has no room for them, is asked here.
+    Each such tensor costs a trip over the network.
     """
     if at.prices is None:
-        return found
-    far = {target for _, target in found.moved if target != HOST and at.prices.all.is_remote(target)}
+        return placement
+    far = {target for _, target in placement.moved if target != HOST and at.prices.all.is_remote(target)}
     if not far:
-        return found
-    placement = pack(at.units, at.room.with_caches, spread=True, counts=found.counts, apart=at.apart, far=far)
+        return placement
+    nearer = pack(at.units, at.room.with_caches, spread=True, counts=placement.counts, apart=at.apart, far=far)
+    if nearer is None:
+        return placement
     host = at.request.host
-    if placement is None or (
-        host.target is not None and not host.paging and _bytes_on_host(at.units, placement) > host.target
-    ):
-        return found
-    return min(found, placement, key=at.prices.seconds)
+    if host.target is not None and not host.paging:
+        on_host = sum(unit.weights + unit.cache for unit in at.units[: nearer.first])
+        on_host += sum(item.bytes for item, target in nearer.moved if target == HOST)
+        if on_host > host.target:
+            return placement
+    return min(placement, nearer, key=at.prices.seconds)
 
 
-def _bytes_on_host(units: Sequence[Unit], placement: Placement) -> int:
-    """Bytes of layers and tensors that are left to the host."""
-    layers = sum(unit.weights + unit.cache for unit in units[: placement.first])
-    return layers + sum(item.bytes for item, target in placement.moved if target == HOST)
+def swap_caches_for_weights(at: Situation, placement: Placement) -> Placement:
+    """Move layers to the host if that is faster, so that tensors of any layer take the room of their caches.
 
-
-def swap_caches_for_weights(at: Situation, found: Placement) -> Placement:
-    """``found``, or a faster one with more layers on the host, whose caches give way to tensors of any layer.
-
-    Where caches are large, as with many slots, the weights of a layer do more on a device than all of it would.
-    But a cache costs as much more as there are requests at once: what one request gains is not to be less, by its
-    share, than what all of them at once lose.
+    Where caches are large, as with many slots, a layer's weights alone gain more on a device than the whole layer. But
+    a cache on the host costs more the more requests run at once: the share of time that one request gains must not be
+    below the share that all requests at once lose.
     """
-    if at.prices is None or _keeps_caches(at, found):
-        return found
+    is_on_host = placement.first > 0 or any(target == HOST for _, target in placement.moved)
+    room = sum(max(0, budget) for budget in at.room.with_caches)
+    if at.prices is None or not is_on_host or sum(unit.cache for unit in at.units) < _CACHE_SHARE * room:
+        return placement
     n_units, prices = len(at.units), at.prices
-    best, least = found, prices.seconds(found)
-    most = least * prices.busy(found)
-    tried: dict[int, float] = {}
+    best, best_seconds = placement, prices.seconds(placement)
+    limit = best_seconds * prices.busy(placement)
+    seconds_from: dict[int, float] = {}
 
     def attempt(first: int) -> None:
-        nonlocal best, least
-        if first in tried or not 0 <= first < n_units:
+        nonlocal best, best_seconds
+        if first in seconds_from or not 0 <= first < n_units:
             return
-        tried[first] = math.inf
-        for placement in _brought_back(at, first):
-            taken = prices.seconds(placement)
-            if taken < tried[first] and taken * prices.busy(placement) <= most:
-                tried[first] = taken
-                if taken < least:
-                    best, least = placement, taken
+        seconds_from[first] = math.inf
+        for candidate in _filled(at, first):
+            seconds = prices.seconds(candidate)
+            if seconds < seconds_from[first] and seconds * prices.busy(candidate) <= limit:
+                seconds_from[first] = seconds
+                if seconds < best_seconds:
+                    best, best_seconds = candidate, seconds
 
     stride = max(1, n_units // _STARTS)
     for first in range(0, n_units, stride):
         attempt(first)
     while stride > 1:
         stride = (stride + 1) // 2
-        around = min(tried, key=lambda first: tried[first])
+        around = min(seconds_from, key=lambda first: seconds_from[first])
         attempt(around - stride)
         attempt(around + stride)
     return best
 
 
-def _brought_back(at: Situation, first: int) -> list[Placement]:
-    """Layers from ``first`` on on devices, and in each way weights of the others where there is room beside them."""
+def _filled(at: Situation, first: int) -> list[Placement]:
+    """Place layers from ``first`` on on devices, and fill the room with weights of the others in each possible way."""
     assert at.prices is not None
     prices = at.prices.all
     has_caches = any(unit.cache for unit in at.units[first:])
@@ -190,35 +190,27 @@ def _brought_back(at: Situation, first: int) -> list[Placement]:
     return [bring_back(at.units, at.room.of(at.units, base), base, bring, far) for bring in _WAYS_TO_BRING]
 
 
-def _keeps_caches(at: Situation, found: Placement) -> bool:
-    """Whether caches take so little of the devices that giving their room to weights is not worth asking."""
-    is_on_host = found.first > 0 or any(target == HOST for _, target in found.moved)
-    room = sum(max(0, budget) for budget in at.room.with_caches)
-    return not is_on_host or sum(unit.cache for unit in at.units) < _CACHE_SHARE * room
+def add_caches(at: Situation, placement: Placement) -> Placement:
+    """Bring caches of layers on the host to devices, without the weights, if that is faster.
 
-
-def add_caches(at: Situation, found: Placement) -> Placement:
-    """``found``, or a faster one where devices have the caches of layers whose weights are on the host.
-
-    Attention is computed where the cache is: for long prompts, or a latent cache, that is most of a layer's time.
+    Attention is computed where the cache is: with long prompts, or a latent cache, that is most of a layer's time.
     """
-    if at.prices is None or not found.first or not at.devices:
-        return found
-    prices, units, gain = at.prices, at.units, 0.0
-    best, best_seconds = found, prices.seconds(found)
-    for unit in units[: found.first]:
-        gain += prices.all.bare_gain(unit.index) if unit.can_be_bare else 0.0
-    if gain < GAIN * best_seconds:
-        return found
-    for first in dict.fromkeys((0, found.first // 4, found.first // 2, 3 * found.first // 4)):
+    on_host = placement.first
+    if at.prices is None or not on_host or not at.devices:
+        return placement
+    prices, units = at.prices, at.units
+    best, best_seconds = placement, prices.seconds(placement)
+    if sum(prices.all.bare_gain(unit.index) for unit in units[:on_host] if unit.can_be_bare) < GAIN * best_seconds:
+        return placement
+    for first in dict.fromkeys((0, on_host // 4, on_host // 2, 3 * on_host // 4)):
         more = 0
-        while (bare := found.first - first + more) <= len(units) - 1 - first:
-            placement = pack(
+        while (bare := on_host - first + more) <= len(units) - 1 - first:
+            candidate = pack(
                 units, at.room.with_caches, spread=True, first=first, apart=at.apart, bare=bare, times=at.times
             )
-            if placement is not None:
-                if (seconds := prices.seconds(placement)) < best_seconds:
-                    best, best_seconds = placement, seconds
+            if candidate is not None:
+                if (seconds := prices.seconds(candidate)) < best_seconds:
+                    best, best_seconds = candidate, seconds
                 break
             more = 2 * more or 1
     return best

@@ -1,4 +1,7 @@
-"""Whether remote devices are worth their network: plans without those whose part takes less time elsewhere. Seconds."""
+"""Choice of remote devices: a plan leaves them out where their layers take less time elsewhere. Seconds.
+
+A step of ``search_order``.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,25 @@ from fitter.planning.search.search_state import SearchState
 
 
 def worth_their_network(state: SearchState, best: Trial) -> Trial:
-    """``best``, or a plan without remote devices whose part takes less time elsewhere."""
+    """Leave out remote devices that are not worth their network, as long as the plan gets better."""
     state = state.on(best.devices)
-    asked: set[tuple[DeviceLimit, ...]] = set()
+    tested: set[tuple[DeviceLimit, ...]] = set()
     while True:
-        here = state.on(best.devices)
-        doubtful = next((group for group in _doubtful(here, best.placement) if group not in asked), None)
+        current = state.on(best.devices)
+        doubtful = next((group for group in _doubtful(current, best.placement) if group not in tested), None)
         if doubtful is None:
             return best
-        asked.add(doubtful)
-        best = replace(best, seconds=here.seconds(best.placement, best.breakdown))
+        tested.add(doubtful)
+        best = replace(best, seconds=current.seconds(best.placement, best.breakdown))
         trial = best_on(state.on(tuple(device for device in best.devices if device not in doubtful)))
         is_better = rank(trial) > rank(best)
-        if state.request.objective != "context" and _are_slower_than_host(here, doubtful) and trial.fits and best.fits:
-            # what the host could hold as well is no reason to take more context from something slower
+        if (
+            state.request.objective != "context"
+            and _are_slower_than_host(current, doubtful)
+            and trial.fits
+            and best.fits
+        ):
+            # the host could hold more context as well, so a slower device is not worth it for that
             is_better = (trial.seconds or 0.0) < (best.seconds or 0.0)
         chosen, other = (trial, best) if is_better else (best, trial)
         if choice := choices.are_remotes_worth_it(doubtful, chosen, other):
@@ -39,15 +47,16 @@ def worth_their_network(state: SearchState, best: Trial) -> Trial:
 
 
 def _doubtful(state: SearchState, placement: Placement) -> list[tuple[DeviceLimit, ...]]:
-    """Remote devices that a plan may be better without: all that are slower than the host, then one by one.
+    """List groups of remote devices that a plan may be better without.
 
-    Those alone whose layers in ``placement`` are estimated to take less time elsewhere, the most doubtful first.
+    First all that are slower than the host. Then each one whose layers in ``placement`` are estimated to take less time
+    elsewhere, the most doubtful first.
     """
     devices, request = state.devices, state.request
     if not state.is_priced or request.fixed & {"devices", "tensor_split", "n_gpu_layers"}:
         return []
-    named = pinned_devices(request)
-    remote = [d for d, device in enumerate(devices) if request.speeds[device.name].is_remote and device not in named]
+    pinned = pinned_devices(request)
+    remote = [d for d, device in enumerate(devices) if request.speeds[device.name].is_remote and device not in pinned]
     if not remote:
         return []
     prices = state.prices()
@@ -57,7 +66,7 @@ def _doubtful(state: SearchState, placement: Placement) -> list[tuple[DeviceLimi
     for d, (start, stop) in enumerate(placement.ranges()):
         if d in remote and start < stop:
             there = sum(seconds[d][start:stop]) + prices.visits[d]
-            gained[d] = there - min(sum(own[start:stop]) for other, own in enumerate(seconds) if other != d)
+            gained[d] = there - min(sum(by_unit[start:stop]) for other, by_unit in enumerate(seconds) if other != d)
     one_by_one: list[tuple[DeviceLimit, ...]] = [
         (devices[d],) for d in sorted(gained, key=lambda d: -gained[d]) if gained[d] > 0
     ]
@@ -66,8 +75,8 @@ def _doubtful(state: SearchState, placement: Placement) -> list[tuple[DeviceLimi
 
 
 def _are_slower_than_host(state: SearchState, remote: Sequence[DeviceLimit]) -> bool:
-    """Whether each of ``remote`` would take longer for the whole model than the host would."""
+    """Whether each of ``remote`` takes longer for the whole model than the host."""
     prices = state.prices()
-    here = sum(prices.unit_seconds(HOST))
+    on_host = sum(prices.unit_seconds(HOST))
     places = [state.devices.index(device) for device in remote]
-    return all(sum(prices.unit_seconds(d)) + prices.visits[d] > here for d in places)
+    return all(sum(prices.unit_seconds(d)) + prices.visits[d] > on_host for d in places)

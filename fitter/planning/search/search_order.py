@@ -1,9 +1,8 @@
-"""The order of a search: which plan is asked for first, and what is asked once more before one goes out.
+"""The order of a search: which plan is asked for first, and which others before one goes out. Bytes.
 
-Each step takes the best plan so far and gives it back, or a better one. What is better is said in ``objective``; what
-is known in ``state``; what could be placed in ``proposals``, and how it is measured and corrected in ``settling``;
-which context in ``contexts``; which devices in ``devices`` and ``remotes``. What may be given up comes after all of
-it, in ``levers``. Bytes.
+Each step takes the best plan so far and returns it, or a better one. ``objective`` compares plans, ``search_state``
+holds the facts, ``proposals`` makes placements, ``corrections`` measures and corrects them, ``context_choice`` chooses
+the context, ``device_choice`` and ``remote_devices`` the devices. ``levers`` makes concessions after all of it.
 """
 
 from __future__ import annotations
@@ -33,11 +32,17 @@ def search(
     on_candidate: Callable[[Params], None] = lambda params: None,
     on_choice: Callable[[Choice], None] = lambda choice: None,
 ) -> Trial:
-    """The best trial that fits, or where none does the one that misses least.
+    """Find the best trial that fits, or where none does the one that lacks least.
 
-    ``on_candidate`` is told of what may turn out to be the answer, as soon as that can be said, ``on_choice`` of what
-    was chosen over what by its price. Raises whatever ``measure`` raises: llama.cpp refusing the user's own parameters
-    is an answer too. A time limit is raised where nothing that fits was found before; else it is the best so far.
+    Args:
+        measure: makes a dummy load.
+        record: makes a dummy load and returns the size of every tensor.
+        on_candidate: gets parameters that may turn out to be the answer, as early as possible.
+        on_choice: gets every choice by price.
+
+    Raises:
+        TimeLimitError: the time limit was reached before a trial fitted. After one, the best so far is returned.
+        LlamaCppError: llama.cpp refuses the user's own parameters.
     """
     seen = set[bool | None]()
 
@@ -57,9 +62,9 @@ def search(
 
 
 def _with_other_attention(state: SearchState, best: Trial, distance: float, seen: set[bool | None]) -> Trial:
-    """``best``, or a better plan with flash attention on, or off, for all layers."""
+    """Try flash attention on, or off, for all layers."""
     if seen == {False}:
-        # whether the devices can compute it at all
+        # learn whether the devices can compute it at all
         with suppress(LlamaCppError, CutShort):
             state.trial(state.default, state.smallest_context)
     for other in tuple(flash_attention.alternatives(state.request, best, distance, seen)):
@@ -68,7 +73,7 @@ def _with_other_attention(state: SearchState, best: Trial, distance: float, seen
 
 
 def _better_with(other: Request, state: SearchState, best: Trial) -> Trial:
-    """``best``, or a better plan for a request that nobody made."""
+    """Search for the changed request ``other``; return the better plan."""
     try:
         trial, _ = _best(SearchState(other, state.devices, state.callbacks))
     except CutShort as cut:
@@ -83,7 +88,7 @@ def _better_with(other: Request, state: SearchState, best: Trial) -> Trial:
 
 
 def _best(state: SearchState) -> tuple[Trial, float]:
-    """The best trial, and how many times its bound its time is."""
+    """Find the best trial, and its time as a multiple of its bound."""
     state = in_better_order(state)
     devices = Devices(state)
     best = devices.without_idle(state)
