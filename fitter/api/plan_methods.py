@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from fitter.api.fit_model import fit
 from fitter.api.measure_load import measure
 from fitter.api.verify_plan import verify
-from fitter.planning.plan.plan import Plan, register, renamed
+from fitter.planning.plan.plan import Plan, renamed
+from fitter.planning.plan.result_methods import provide
 
 if TYPE_CHECKING:
     from fitter.planning.plan.plan import Llama
@@ -65,6 +66,6 @@ def _restored(values: dict[str, Any]) -> Plan:
     return Plan(**renamed(values))
 
 
-register(_Methods())
+provide(Plan, _Methods())
 # a plan that is read from a pickle has its methods: this module is imported for it
 copyreg.pickle(Plan, lambda plan: (_restored, (dict(vars(plan)),)))

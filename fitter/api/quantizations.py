@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from fitter import api, programs
@@ -19,6 +20,7 @@ from fitter.model.shapes.shape_addresses import as_converted, wanted
 from fitter.output.documents.file_documents import QUANTIZATIONS
 from fitter.parameters.table import AnyPath, Fitting
 from fitter.parameters.values import shown
+from fitter.planning.plan.result_methods import provide
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.limits import own_context
 from fitter.planning.request.request import Progress
@@ -33,7 +35,6 @@ from fitter.planning.tables.quantizations import (
     ordered,
     published_as,
     quantization,
-    register,
     short,
     source_type,
 )
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
     from fitter.planning.plan.plan import Plan
 
-register(QUANTIZATIONS.write)
+provide(Quantizations, SimpleNamespace(to_dict=QUANTIZATIONS.write))
 
 _NEVER = ("F32",)
 """Nobody runs it: it has twice the bytes of the weights that models are published with."""

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from fitter import api, programs
@@ -31,16 +32,17 @@ from fitter.model.repository_models import Listed, Listing, SideFile
 from fitter.output.documents.file_documents import REPOSITORY
 from fitter.parameters.table import AnyPath, Fitting
 from fitter.planning.plan.plan import Plan
+from fitter.planning.plan.result_methods import provide
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.request import Progress
 from fitter.planning.request.summary import ModelSummary
-from fitter.planning.tables.repository import Repository, RepositoryFile, best_file, ordered, register
+from fitter.planning.tables.repository import Repository, RepositoryFile, best_file, ordered
 from fitter.storage.temporary import Directory
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-register(REPOSITORY.write)
+provide(Repository, SimpleNamespace(to_dict=REPOSITORY.write))
 
 _AT_ONCE = 4
 """Models whose headers are fetched at the same time, and files of each."""

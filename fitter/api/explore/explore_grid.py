@@ -9,6 +9,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from fitter import api, executors, programs
@@ -29,6 +30,7 @@ from fitter.output.documents.exploration_document import EXPLORATION
 from fitter.output.pages.exploration_page import exploration_fragment
 from fitter.parameters.table import AnyPath
 from fitter.parameters.values import shown
+from fitter.planning.plan.result_methods import provide
 from fitter.planning.tables.exploration import (
     Exploration,
     ExploredAnswer,
@@ -37,13 +39,12 @@ from fitter.planning.tables.exploration import (
     cheapest_first,
     marked,
     parse_requirement,
-    register,
 )
 from fitter.planning.tables.quantizations import check_source, quantization
 from fitter.storage.temporary import Directory
 from fitter.text import LONGEST_NAME, printable
 
-register(EXPLORATION.write, exploration_fragment)
+provide(Exploration, SimpleNamespace(to_dict=EXPLORATION.write, to_html=exploration_fragment))
 
 MAX_CELLS = 2000
 """The most cells of a grid, unless another number is given."""

@@ -1,6 +1,6 @@
 """A plan: parameters, and the memory that llama.cpp measured for them. Sizes in bytes.
 
-What says a plan as text, loads it or verifies it is above this room: it is handed in once, with ``register``.
+Functions that write, load or verify a plan are in rooms above this one (``result_methods``).
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fitter.errors import PlanError
 from fitter.llama.types import Breakdown, LlamaCpp, Params
 from fitter.model import location
 from fitter.parameters.table import DEFAULTS, AnyPath
+from fitter.planning.plan.result_methods import methods_of
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.summary import (
     DeviceUse,
@@ -50,49 +51,6 @@ if TYPE_CHECKING:
         def from_pretrained(  # type: ignore[override]
             cls, repo_id: str, filename: str | None, additional_files: list[str] | None = None, **keywords: Any
         ) -> Llama: ...
-
-
-class Methods(Protocol):
-    """What the methods of a plan do that planning itself has no means for."""
-
-    def text(self, plan: Plan, as_html: bool) -> str:
-        """The table of the plan, or its picture as HTML."""
-
-    def arguments(self, plan: Plan) -> list[str]:
-        """llama.cpp's arguments, whether the plan fits or not."""
-
-    def to_dict(self, plan: Plan) -> dict[str, Any]:
-        """The plan as JSON-ready data."""
-
-    def format(self, plan: Plan, name: str, anyway: bool) -> str:
-        """The plan in one of the formats."""
-
-    def explain(self, plan: Plan) -> str:
-        """Why the plan is as it is."""
-
-    def llama_kwargs(self, plan: Plan) -> dict[str, Any]:
-        """Keyword arguments for ``llama_cpp.Llama``."""
-
-    def load(self, plan: Plan, kwargs: Mapping[str, Any]) -> Llama:
-        """The model, loaded as planned."""
-
-    def verify(self, plan: Plan, keywords: Mapping[str, Any]) -> Verification:
-        """The plan, loaded for real and compared."""
-
-
-_methods: Methods | None = None
-
-
-def register(methods: Methods) -> None:
-    """Have plans use ``methods`` from now on: ``fitter.api`` does so when it is imported."""
-    global _methods
-    _methods = methods
-
-
-def _registered() -> Methods:
-    if _methods is None:
-        raise RuntimeError("nothing is there that says or loads a plan: import fitter.api first")
-    return _methods
 
 
 @dataclass(frozen=True)
@@ -184,11 +142,11 @@ class Plan:
         return self.fits
 
     def __str__(self) -> str:
-        return _registered().text(self, as_html=False)
+        return str(methods_of(self).text(self, as_html=False))
 
     def _repr_html_(self) -> str:
         """The picture of the plan, which a notebook shows."""
-        return _registered().text(self, as_html=True)
+        return str(methods_of(self).text(self, as_html=True))
 
     def __repr__(self) -> str:
         names = ", ".join(printable(name) for name in self.breakdown.devices) or "the host"
@@ -204,11 +162,13 @@ class Plan:
         """
         if not anyway:
             check_fits(self, "arguments(anyway=True)")
-        return _registered().arguments(self)
+        words: list[str] = methods_of(self).arguments(self)
+        return words
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON-ready data, schema 1; sizes in bytes."""
-        return _registered().to_dict(self)
+        document: dict[str, Any] = methods_of(self).to_dict(self)
+        return document
 
     def format(self, name: str, *, anyway: bool = False) -> str:
         """The plan as ``fitter fit --format`` writes it.
@@ -217,15 +177,16 @@ class Plan:
         where that format has no word for what the plan needs; all but ``json`` also where the plan does not fit, unless
         it is asked for ``anyway``.
         """
-        return _registered().format(self, name, anyway)
+        return str(methods_of(self).format(self, name, anyway))
 
     def explain(self) -> str:
         """Why the plan is as it is: what takes its time, each choice's runner-up, the proven distance to the best."""
-        return _registered().explain(self)
+        return str(methods_of(self).explain(self))
 
     def llama_kwargs(self) -> dict[str, Any]:
         """Keyword arguments for ``llama_cpp.Llama``. Raises ``PlanError`` where it has none for what the plan needs."""
-        return _registered().llama_kwargs(self)
+        keywords: dict[str, Any] = methods_of(self).llama_kwargs(self)
+        return keywords
 
     def load(self, **kwargs: Any) -> Llama:
         """A ``llama_cpp.Llama`` with the whole plan applied, overrides too; ``kwargs`` go to ``Llama``.
@@ -238,7 +199,8 @@ class Plan:
         where a device refuses memory even so, ``RemoteError`` where an rpc-server fails, ``LlamaCppError`` where
         llama.cpp cannot load the model. Where llama.cpp would end the process, ``LlamaCppCrashError`` is raised.
         """
-        return _registered().load(self, kwargs)
+        llama: Llama = methods_of(self).load(self, kwargs)
+        return llama
 
     def verify(
         self,
@@ -257,7 +219,9 @@ class Plan:
             "server": server,
             "prompts": prompts,
         }
-        return _registered().verify(self, {name: value for name, value in keywords.items() if value is not None})
+        keywords = {name: value for name, value in keywords.items() if value is not None}
+        verification: Verification = methods_of(self).verify(self, keywords)
+        return verification
 
 
 def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -330,7 +294,6 @@ __all__ = [
     "check_fits",
     "check_is_here",
     "check_llama_cpp",
-    "register",
     "renamed",
     "resolved",
     "stamp_of",

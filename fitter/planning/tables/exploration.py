@@ -14,6 +14,7 @@ from typing import Any
 from fitter.errors import UsageError
 from fitter.parameters.values import shown
 from fitter.planning.plan.plan import Plan
+from fitter.planning.plan.result_methods import methods_of
 
 
 @dataclass(frozen=True)
@@ -190,25 +191,12 @@ class Exploration:
 
     def to_dict(self) -> dict[str, Any]:
         """The document of ``fitter explore --json``."""
-        if _writer is None:
-            raise RuntimeError("nothing is there that writes it: import fitter.api.explore.explore_grid first")
-        return _writer(self)
+        document: dict[str, Any] = methods_of(self).to_dict(self)
+        return document
 
     def _repr_html_(self) -> str:
         """The grid as a table that sorts, which a notebook shows."""
-        if _drawer is None:
-            raise RuntimeError("nothing is there that draws it: import fitter.api.explore.explore_grid first")
-        return _drawer(self.to_dict())
-
-
-_writer: Callable[[Exploration], dict[str, Any]] | None = None
-_drawer: Callable[[Mapping[str, Any]], str] | None = None
-
-
-def register(to_dict: Callable[[Exploration], dict[str, Any]], to_html: Callable[[Mapping[str, Any]], str]) -> None:
-    """Have ``to_dict`` write every ``Exploration``, and ``to_html`` draw what that wrote: both are above this room."""
-    global _writer, _drawer
-    _writer, _drawer = to_dict, to_html
+        return str(methods_of(self).to_html(self.to_dict()))
 
 
 def marked(cells: Sequence[ExploredCell], cost: str) -> tuple[ExploredCell, ...]:

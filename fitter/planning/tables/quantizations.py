@@ -16,6 +16,7 @@ from fitter.model.files.source import show
 from fitter.model.header import Model
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.plan_or_error import Planned
+from fitter.planning.plan.result_methods import methods_of
 from fitter.planning.request.summary import ModelSummary
 from fitter.storage.data_files import read_data
 
@@ -86,23 +87,8 @@ class Quantizations:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON-ready data, schema 1; sizes in bytes."""
-        return _written(self)
-
-
-_writer: Any = None
-
-
-def register(to_dict: Any) -> None:
-    """Have ``to_dict`` write all ``Quantizations``: what does is above this room."""
-    global _writer
-    _writer = to_dict
-
-
-def _written(found: Quantizations) -> dict[str, Any]:
-    if _writer is None:
-        raise RuntimeError("nothing is there that writes it: import fitter.api.quantizations first")
-    document: dict[str, Any] = _writer(found)
-    return document
+        document: dict[str, Any] = methods_of(self).to_dict(self)
+        return document
 
 
 @functools.cache

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fitter.model.repository_models import SideFile
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.plan_or_error import Planned
+from fitter.planning.plan.result_methods import methods_of
 from fitter.planning.tables.quantizations import Quantization, best_of
 
 _SAME_MODEL = 0.95
@@ -80,18 +81,8 @@ class Repository:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON-ready data, schema 1; sizes in bytes."""
-        if _writer is None:
-            raise RuntimeError("nothing is there that writes it: import fitter.api.repository_table first")
-        return _writer(self)
-
-
-_writer: Callable[[Repository], dict[str, Any]] | None = None
-
-
-def register(to_dict: Callable[[Repository], dict[str, Any]]) -> None:
-    """Have ``to_dict`` write every ``Repository``: what does is above this room."""
-    global _writer
-    _writer = to_dict
+        document: dict[str, Any] = methods_of(self).to_dict(self)
+        return document
 
 
 def ordered(found: Iterable[RepositoryFile]) -> tuple[RepositoryFile, ...]:
@@ -132,4 +123,4 @@ def _models(found: Sequence[RepositoryFile]) -> list[list[RepositoryFile]]:
     return groups
 
 
-__all__ = ["Repository", "RepositoryFile", "SideFile", "best_file", "ordered", "register"]
+__all__ = ["Repository", "RepositoryFile", "SideFile", "best_file", "ordered"]
