@@ -226,7 +226,7 @@ def llama_for(
         worker.deadline = deadline
 
     return planning.LoadCalls(
-        own=planning.DummyLoads(
+        user_file=planning.DummyLoads(
             lambda params: worker.measure(path, params, reserve=True), lambda params: worker.layout(path, params)
         ),
         dummy_loads=lambda: worker.dummy_loads - loads + (second.dummy_loads if second else 0) - shared_loads(),
@@ -235,13 +235,13 @@ def llama_for(
         )
         if skeleton
         else None,
-        beside=_beside(worker, second, path),
+        concurrent=_concurrent(worker, second, path),
         shared_loads=shared_loads,
         until=until,
     )
 
 
-def _beside(worker: Worker, second: Second | None, path: str) -> Suggestions | Suggested | None:
+def _concurrent(worker: Worker, second: Second | None, path: str) -> Suggestions | Suggested | None:
     if second:
         return Suggestions(second)
     return Suggested(worker, path) if isinstance(worker, RememberingWorker) else None

@@ -1,4 +1,8 @@
-"""From a request to a plan: search, have the winner confirmed, and say what it takes. Bytes."""
+"""The best plan of a request: search, confirm the winner on the user's own file, and sum up its memory. Bytes.
+
+The top of the search: it calls ``search_order`` for each place of draft models and for each concession (``levers``), on
+whichever file loads fastest.
+"""
 
 from __future__ import annotations
 
@@ -55,19 +59,27 @@ def fit(
     others: Sequence[DeviceLimit] = (),
     deadline: float | None = None,
 ) -> Plan:
-    """The plan for ``request``, measured on the user's own file. Raises what asking llama.cpp raises.
+    """Find the best plan for ``request`` and measure it on the user's own file.
 
-    ``companions`` share the memory with the model: of several choices the plan has the best one. ``others`` are devices
-    for those alone. At ``deadline`` (on the monotonic clock) the search ends: what it has found that fits is then
-    confirmed, and where that is nothing, ``TimeLimitError`` is raised.
+    Args:
+        companions: models and programs that share the memory. Of several choices the plan has the best one.
+        others: devices for companions alone.
+        deadline: end of the search, on the monotonic clock. The best plan so far is then confirmed.
+
+    Raises:
+        TimeLimitError: no plan that fits was found before ``deadline``.
+        LlamaCppError: llama.cpp refuses the user's own parameters.
     """
     started = time.monotonic()
     running = _Fit(request, llama, on_progress, companions, others, deadline)
-    found, chosen, breakdown, uses = running.run()
-    trial, loads = found.trial, llama.dummy_loads()
+    best, choice, breakdown, uses = running.run()
+    trial, loads = best.trial, llama.dummy_loads()
     on_progress(Progress(loads, "done"))
     occupied = tuple(device for device in others if taken(uses, device.name))
-    devices = _device_uses((*request.devices, *occupied), breakdown, uses)
+    devices = tuple(
+        _device_use(device, breakdown.on(device.name), taken(uses, device.name))
+        for device in (*request.devices, *occupied)
+    )
     host = _host_use(request, breakdown, uses)
     pools = pool_uses(request, trial, breakdown, devices, host)
     return Plan(
@@ -77,42 +89,46 @@ def fit(
         devices=devices,
         host=host,
         search=Search(loads, time.monotonic() - started, llama.shared_loads(), running.is_cut_short),
-        problems=_problems(found.request, trial, devices, host, found.excess, running.room, uses, pools),
+        problems=_problems(best.request, trial, devices, host, best.excess, running.reserve, uses, pools),
         n_layer=request.n_layer,
         virtual=virtual,
-        estimate=found.price,
-        choices=found.choices,
-        bound=found.bound,
-        levers=concessions(chosen.request, found),
+        estimate=best.price,
+        choices=best.choices,
+        bound=best.bound,
+        levers=concessions(choice.request, best),
         shared=uses,
         pools=pools,
-        notes=(*request.notes, *found.notes),
+        notes=(*request.notes, *best.notes),
     )
 
 
 @dataclass(frozen=True)
 class _SharedChoice:
-    """One choice of what shares the memory, what is ``known`` of it, and the ``request`` on what that leaves.
+    """One choice of companions, with the request for the memory that they leave.
 
-    ``lacks``: bytes that what is known lacks by itself. ``seconds``: what drafting takes of the request.
+    Attributes:
+        fixed_uses: memory of companions that does not depend on the plan.
+        lacks: bytes that ``fixed_uses`` alone lack.
+        seconds: seconds of drafting in the request.
     """
 
     companions: Companions
-    known: tuple[SharedUse, ...]
+    fixed_uses: tuple[SharedUse, ...]
     request: Request
     lacks: int = 0
     seconds: float = 0.0
 
-    def rank(self, found: Candidate) -> tuple[bool, int, int, float]:
-        """What is larger is the better plan; the time is that of the request with the drafting of its tokens."""
-        return rank(replace(found.trial, seconds=None if found.seconds is None else found.seconds + self.seconds))
+    def rank(self, candidate: Candidate) -> tuple[bool, int, int, float]:
+        """Sort key (larger is better). Its time includes drafting."""
+        seconds = None if candidate.seconds is None else candidate.seconds + self.seconds
+        return rank(replace(candidate.trial, seconds=seconds))
 
 
-_Found = tuple[Candidate, _SharedChoice, Breakdown, tuple[SharedUse, ...]]
+_Result = tuple[Candidate, _SharedChoice, Breakdown, tuple[SharedUse, ...]]
 
 
 class _Fit:
-    """One fit: the search on whatever loads fastest, and the confirmation on the user's own file."""
+    """One fit: the search on the file that loads fastest, and the confirmation on the user's own file."""
 
     def __init__(
         self,
@@ -131,15 +147,15 @@ class _Fit:
         self._on_progress = on_progress
         self._companions = companions
         self._others = others
-        self._own: dict[Params, Breakdown] = {}
-        self._own_loads = DummyLoads(remembered(self._measure_own), cache(llama.own.record))
-        self.room: dict[str, int] = {}
+        self._confirmed: dict[Params, Breakdown] = {}
+        self._user_file = DummyLoads(self._measure, cache(llama.user_file.record))
+        self.reserve: dict[str, int] = {}
         skeleton = llama.skeleton
-        # a search that is made again asks much of the same
+        # a repeated search makes many of the same loads
         self._skeleton = None if skeleton is None else DummyLoads(remembered(skeleton.measure), cache(skeleton.record))
 
-    def run(self) -> _Found:
-        """The best plan, what shares its memory and why so, and what both take on the user's own files."""
+    def run(self) -> _Result:
+        """Find the best plan and its companions, with the memory of both on the user's own files."""
         try:
             return self._run()
         except TimeLimitError:
@@ -149,62 +165,64 @@ class _Fit:
                 f"{self._doing}): raise --time-limit, or set more parameters yourself, such as -c"
             ) from None
 
-    def _run(self) -> _Found:
-        found = self._found()
-        while room := self._room_for(found):
-            # twice as much as last time, so that few searches are enough where each finds one that takes a little more
-            self.room = {name: max(size, 2 * self.room.get(name, 0)) for name, size in room.items()}
-            self._say(f"searching again: in use, it would take {mib_up(max(room.values()))} MiB more")
-            found = self._found()
-        return found
+    def _run(self) -> _Result:
+        result = self._best_confirmed()
+        while reserve := self._reserve_for(result):
+            # twice the last reserve, so that few searches are enough where each result needs a little more
+            self.reserve = {name: max(size, 2 * self.reserve.get(name, 0)) for name, size in reserve.items()}
+            self._say(f"searching again: in use, it would take {mib_up(max(reserve.values()))} MiB more")
+            result = self._best_confirmed()
+        return result
 
-    def _room_for(self, found: _Found) -> dict[str, int]:
-        """What is to stay free at least, so that a plan has room when it is loaded for real."""
-        candidate, choice, breakdown, uses = found
+    def _reserve_for(self, result: _Result) -> dict[str, int]:
+        """Compute the bytes that must stay free for a real load of the result."""
+        candidate, choice, breakdown, uses = result
         if not candidate.trial.fits:
             return {}
-        asked = lowered(self._request, choice.known, self._others)
+        asked = lowered(self._request, choice.fixed_uses, self._others)
         return reserve_for(asked, _joined(choice, breakdown, uses), candidate.trial.params)
 
-    def _found(self) -> _Found:
-        skeleton = self._skeleton
-        if skeleton is not None:
+    def _best_confirmed(self) -> _Result:
+        """Search on the skeleton; where it is refused, or differs from the user's file, on the user's file."""
+        if self._skeleton is not None:
             try:
-                found, choice = self._best_of(skeleton, self._suggest)
-                breakdown = self._confirm(found.trial.params)
-                uses = self._uses(choice, found.trial.params, breakdown, self._confirm)
-                if _joined(choice, breakdown, uses) == found.trial.breakdown:
-                    return found, choice, breakdown, uses
+                result = self._confirmed_best(self._skeleton, self._suggest, self._confirm)
+                candidate, choice, breakdown, uses = result
+                if _joined(choice, breakdown, uses) == candidate.trial.breakdown:
+                    return result
             except LlamaCppError:
-                # Whatever there is to say is to be said of the user's own file.
+                # the error of the user's own file is raised instead
                 pass
-        loads = self._own_loads
-        found, choice = self._best_of(loads, lambda params: None)
-        breakdown = self._measure_own(found.trial.params)
-        return found, choice, breakdown, self._uses(choice, found.trial.params, breakdown, self._measure_own)
+        return self._confirmed_best(self._user_file, lambda params: None, self._measure)
+
+    def _confirmed_best(self, loads: DummyLoads, on_candidate: OnCandidate, confirm: Measure) -> _Result:
+        candidate, choice = self._best_of(loads, on_candidate)
+        params = candidate.trial.params
+        breakdown = confirm(params)
+        return candidate, choice, breakdown, choice.companions.uses(params, breakdown, confirm)
 
     def _choice(self, companions: Companions) -> _SharedChoice:
         request = self._request
         if companions.places:
             self._say(", ".join(f"{what} on {place}" for what, place in companions.places))
-        known = companions.known(request)
-        lacks = lacking(known, (*request.devices, *self._others), request.host, request.pools)
-        left = within_pools(with_reserve(lowered(request, known, self._others), self.room))
-        return _SharedChoice(companions, known, left, lacks)
+        fixed_uses = companions.known(request)
+        lacks = lacking(fixed_uses, (*request.devices, *self._others), request.host, request.pools)
+        remaining = within_pools(with_reserve(lowered(request, fixed_uses, self._others), self.reserve))
+        return _SharedChoice(companions, fixed_uses, remaining, lacks)
 
     def _best_of(self, loads: DummyLoads, on_candidate: OnCandidate) -> tuple[Candidate, _SharedChoice]:
-        """The best plan with what shares the memory in any of its places, the lowest rank of them first."""
+        """Find the best plan over all choices of companions, the lowest rank first."""
         self._llama.until(self._deadline)
         try:
             return self._best_until(loads, on_candidate)
         finally:
-            # what was found is still to be confirmed
+            # the confirmation may still load
             self._llama.until(None)
 
     def _best_until(self, loads: DummyLoads, on_candidate: OnCandidate) -> tuple[Candidate, _SharedChoice]:
-        every = self._companions or (Companions(),)
-        if len(every) == 1:
-            choice = self._choice(every[0])
+        all_companions = self._companions or (Companions(),)
+        if len(all_companions) == 1:
+            choice = self._choice(all_companions[0])
             return self._best(choice, loads, on_candidate), choice
         ranked: list[tuple[Candidate, _SharedChoice]] = []
         without_room: list[_SharedChoice] = []
@@ -212,15 +230,18 @@ class _Fit:
 
         def attempt(choice: _SharedChoice) -> None:
             try:
-                found = self._best(choice, loads, lambda params: None)
-                uses = self._uses(choice, found.trial.params, loads.measure(found.trial.params), loads.measure)
+                candidate = self._best(choice, loads, lambda params: None)
+                params = candidate.trial.params
+                uses = choice.companions.uses(params, loads.measure(params), loads.measure)
             except (LlamaCppError, TimeLimitError) as error:
                 failed.append(error)
                 return
-            ranked.append((found, replace(choice, seconds=self._draft_seconds(uses))))
+            request = self._request
+            drafting = draft_seconds(uses, request.speeds, request.host_speed, request.workload.generate)
+            ranked.append((candidate, replace(choice, seconds=drafting)))
             ranked.sort(key=lambda pair: pair[1].rank(pair[0]), reverse=True)
 
-        for companions in sorted(every, key=lambda companions: companions.rank):
+        for companions in sorted(all_companions, key=lambda companions: companions.rank):
             if ranked and not self._is_wanted(companions, ranked[0][0]):
                 break
             try:
@@ -241,29 +262,22 @@ class _Fit:
         return replace(winner, choices=(*winner.choices, *_between(ranked))), choice
 
     def _is_wanted(self, companions: Companions, best: Candidate) -> bool:
-        """Whether ``companions`` are tried: rank 0 always, 1 if the context could be larger, 2 if nothing fits."""
+        """Whether to try ``companions``: of rank 0 always, 1 if the context could be larger, 2 if nothing fits."""
         is_widest = "n_ctx" in self._request.fixed or best.trial.params.n_ctx >= self._request.n_ctx_max
         return companions.rank == 0 or not best.trial.fits or (companions.rank == 1 and not is_widest)
 
-    def _draft_seconds(self, uses: Sequence[SharedUse]) -> float:
-        request = self._request
-        return draft_seconds(uses, request.speeds, request.host_speed, request.workload.generate)
-
     def _best(self, choice: _SharedChoice, loads: DummyLoads, on_candidate: OnCandidate) -> Candidate:
-        """The best plan, with what the user lets be given up where that makes it better."""
+        """Find the best plan with this choice of companions, with the concessions that make it better."""
 
         def attempt(request: Request) -> Candidate | None:
             try:
                 return self._search(request, choice, loads, lambda params: None)
             except (LlamaCppError, TimeLimitError):
-                # nobody asked for these parameters
+                # not the user's own parameters
                 return None
 
         first = self._search(choice.request, choice, loads, on_candidate)
-        return improve(first, attempt, lambda found: on_candidate(found.trial.params))
-
-    def _uses(self, choice: _SharedChoice, params: Params, own: Breakdown, measure: Measure) -> tuple[SharedUse, ...]:
-        return choice.companions.uses(params, own, measure)
+        return improve(first, attempt, lambda candidate: on_candidate(candidate.trial.params))
 
     def _search(
         self, request: Request, choice: _SharedChoice, loads: DummyLoads, on_candidate: OnCandidate
@@ -274,11 +288,11 @@ class _Fit:
 
         def measure(params: Params) -> Breakdown:
             self._say(f"loading with {_attempt(params, self._request)}")
-            own = self._timed(loads.measure)(params)
+            breakdown = self._timed(loads.measure)(params)
             latest.update(
-                {row.device: row.compute for row in own.rows if row.device and row.compute and not row.is_host}
+                {row.device: row.compute for row in breakdown.rows if row.device and row.compute and not row.is_host}
             )
-            return _joined(choice, own, self._uses(choice, params, own, loads.measure))
+            return _joined(choice, breakdown, choice.companions.uses(params, breakdown, loads.measure))
 
         def record(params: Params) -> Layout:
             self._say(f"measuring the sizes of all tensors at a context of {params.n_ctx}")
@@ -306,7 +320,7 @@ class _Fit:
         if on_candidate == self._suggest and not changes(request):
             self._suggest(trial.params, is_found=True)
         try:
-            # what a token takes in the cache is the same at every context that was recorded
+            # a token's bytes in the cache are the same at every recorded context
             layout = layouts[-1] if layouts else loads.record(replace(trial.params, tensor_buft_overrides=()))
         except (LlamaCppError, TimeLimitError):
             # the plan holds without a price
@@ -327,12 +341,12 @@ class _Fit:
         notes = host_only_notes(request, devices, placement, price.breakdown, layout)
         return Candidate(request, trial, price, tuple(choices[-3:]), bound, notes=notes)
 
-    def _timed(self, question: Callable[[Params], _T]) -> Callable[[Params], _T]:
-        """``question``, which notes where the time limit has ended it."""
+    def _timed(self, load: Callable[[Params], _T]) -> Callable[[Params], _T]:
+        """Wrap a load to note that the time limit has ended it."""
 
         def ask(params: Params) -> _T:
             try:
-                return question(params)
+                return load(params)
             except TimeLimitError:
                 self.is_cut_short = True
                 raise
@@ -344,38 +358,37 @@ class _Fit:
         self._on_progress(Progress(self._llama.dummy_loads(), text))
 
     def _suggest(self, params: Params, *, is_found: bool = False) -> None:
-        if self._llama.beside is not None:
-            self._llama.beside.suggest(params, is_found=is_found)
+        if self._llama.concurrent is not None:
+            self._llama.concurrent.suggest(params, is_found=is_found)
 
     def _confirm(self, params: Params) -> Breakdown:
-        """What ``params`` take on the user's own file."""
+        """Measure ``params`` on the user's own file, in the second process if it can."""
         self._say(f"loading the model's own file with {_attempt(params, self._request)}")
-        beside = self._llama.beside
-        confirmed = None if beside is None else beside.confirm(params)
+        confirmed = None if self._llama.concurrent is None else self._llama.concurrent.confirm(params)
         if confirmed is not None:
-            self._own[params] = confirmed
-        return self._measure_own(params)
+            self._confirmed[params] = confirmed
+        return self._measure(params)
 
-    def _measure_own(self, params: Params) -> Breakdown:
-        if params not in self._own:
-            self._own[params] = self._llama.own.measure(params)
-        return self._own[params]
+    def _measure(self, params: Params) -> Breakdown:
+        if params not in self._confirmed:
+            self._confirmed[params] = self._llama.user_file.measure(params)
+        return self._confirmed[params]
 
 
-def _joined(choice: _SharedChoice, own: Breakdown, uses: Sequence[SharedUse]) -> Breakdown:
-    """What the search is told: the model's own rows, and in one for each device what ``uses`` take beyond the known."""
-    rows: tuple[Row, ...] = beyond(choice.known, uses)
-    return replace(own, rows=(*own.rows, *rows)) if rows else own
+def _joined(choice: _SharedChoice, breakdown: Breakdown, uses: Sequence[SharedUse]) -> Breakdown:
+    """Add to the model's breakdown a row for each device with the uses beyond the fixed ones."""
+    rows: tuple[Row, ...] = beyond(choice.fixed_uses, uses)
+    return replace(breakdown, rows=(*breakdown.rows, *rows)) if rows else breakdown
 
 
 def _between(ranked: Sequence[tuple[Candidate, _SharedChoice]]) -> tuple[Choice, ...]:
-    """What is said of the choice of places for what shares the memory, where its time is estimated."""
+    """Describe the choice of places for companions, where its time is estimated."""
 
     def place(choice: _SharedChoice) -> str:
         return ", ".join(dict.fromkeys(place for _, place in choice.companions.places))
 
-    def seconds(found: Candidate, choice: _SharedChoice) -> float | None:
-        return None if found.seconds is None else found.seconds + choice.seconds
+    def seconds(candidate: Candidate, choice: _SharedChoice) -> float | None:
+        return None if candidate.seconds is None else candidate.seconds + choice.seconds
 
     times = [seconds(*pair) for pair in ranked[:2]]
     if len(times) < 2 or times[0] is None:
@@ -393,26 +406,9 @@ def _attempt(params: Params, request: Request) -> str:
     return f"{context}, {n_gpu_layers} of {request.n_layer + 1} layers on {', '.join(params.devices)}"
 
 
-def _device_uses(
-    devices: Sequence[DeviceLimit], breakdown: Breakdown, shared: Sequence[SharedUse]
-) -> tuple[DeviceUse, ...]:
-    uses = []
-    for device in devices:
-        row = breakdown.on(device.name)
-        uses.append(
-            DeviceUse(
-                device.name,
-                device.description,
-                device.total,
-                device.free,
-                device.margin,
-                row.model,
-                row.context,
-                row.compute,
-                taken(shared, device.name),
-            )
-        )
-    return tuple(uses)
+def _device_use(device: DeviceLimit, row: Row, shared: int) -> DeviceUse:
+    limits = device.name, device.description, device.total, device.free, device.margin
+    return DeviceUse(*limits, row.model, row.context, row.compute, shared)
 
 
 def _host_use(request: Request, breakdown: Breakdown, shared: Sequence[SharedUse]) -> HostUse:
@@ -420,8 +416,8 @@ def _host_use(request: Request, breakdown: Breakdown, shared: Sequence[SharedUse
     return HostUse(host.total, host.free, host.margin, row.model, row.context, row.compute, taken(shared, None))
 
 
-_KEPT = {"cache_ram": "-cram", "ctx_checkpoints": "-ctxcp"}
-"""What a user may set of what a program keeps later, and the option of each."""
+_PROGRAM_LIMITS = {"cache_ram": "-cram", "ctx_checkpoints": "-ctxcp"}
+"""Parameters that limit the memory of a running program, and their options."""
 
 
 def _problems(
@@ -430,7 +426,7 @@ def _problems(
     devices: Sequence[DeviceUse],
     host: HostUse,
     excess: Excess | None,
-    room: Mapping[str, int],
+    reserve: Mapping[str, int],
     uses: Sequence[SharedUse] = (),
     pools: Sequence[PoolUse] = (),
 ) -> tuple[Problem, ...]:
@@ -442,15 +438,15 @@ def _problems(
         if name in lacking_pools:
             problems.append(pool_problem(request, lacking_pools[name], missing, trial.params, uses))
             continue
-        if any(name in pool.members and _is_of(pool, name, devices, host) for pool in lacking_pools.values()):
-            # what it has left is the pool's, of which that is said
+        if any(name in pool.members and _is_limited_by(pool, name, devices, host) for pool in lacking_pools.values()):
+            # the pool's problem says it
             continue
         if name == "host":
             remedy = "free host memory or put more of the model on devices"
             if "n_ctx" in request.fixed and trial.params.n_ctx > request.n_ctx_min:
                 remedy = "use a smaller -c, " + remedy
-            if kept := [option for name, option in _KEPT.items() if dict(request.params.more).get(name)]:
-                remedy = f"use a smaller {' or '.join(kept)}, " + remedy
+            if limits := [option for name, option in _PROGRAM_LIMITS.items() if dict(request.params.more).get(name)]:
+                remedy = f"use a smaller {' or '.join(limits)}, " + remedy
             if not request.host.paging:
                 remedy += ", or let weights be read from disk again and again with --allow paging"
             used, shared, free, margin = host.used, host.shared, host.free or 0, host.margin
@@ -472,8 +468,8 @@ def _problems(
         named = " and ".join(f"{mib_up(size)} MiB of them {what}" for size, what in parts if size)
         needed = f"{mib_up(used)} MiB are needed" + (f" ({named})" if named else "")
         extra = f"a margin of {mib(margin)} MiB"
-        if room.get(name, 0) > margin:
-            extra = f"up to {mib_up(room[name])} MiB more in use"
+        if reserve.get(name, 0) > margin:
+            extra = f"up to {mib_up(reserve[name])} MiB more in use"
         problems.append(
             Problem(
                 name,
@@ -484,6 +480,6 @@ def _problems(
     return tuple(problems)
 
 
-def _is_of(pool: PoolUse, name: str, devices: Sequence[DeviceUse], host: HostUse) -> bool:
-    """Whether what lacks there is the pool's: a device has no less by its own limit, the host no less than that."""
+def _is_limited_by(pool: PoolUse, name: str, devices: Sequence[DeviceUse], host: HostUse) -> bool:
+    """Whether a device or the host lacks memory only because its pool does."""
     return next((device.fits for device in devices if device.name == name), host.free == pool.free or host.fits)

@@ -1,4 +1,4 @@
-"""The ways in which a fit may ask llama.cpp about one model."""
+"""Calls by which a fit has llama.cpp load one model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fitter.planning.request.request import Measure, Record
 
 
 class ConcurrentLoad(Protocol):
-    """Measures the user's own file in a process of its own, while the search goes on in another one."""
+    """Measures the user's own file in a second process while the search goes on in the first."""
 
     def suggest(self, params: Params, *, is_found: bool = False) -> None:
-        """Be told what may turn out to be the answer, or ``is_found`` to be unless something is given up for it."""
+        """Suggest parameters that may be the answer, or with ``is_found`` are unless a concession changes them."""
 
     def confirm(self, params: Params) -> Breakdown | None:
-        """What ``params`` take, where that was measured or is soon; ``None`` where another process may as well."""
+        """Return the measured breakdown, also if it is ready soon; ``None`` if another process may as well measure."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,20 @@ class DummyLoads:
 
 @dataclass(frozen=True)
 class LoadCalls:
-    """The ways in which a fit may ask llama.cpp about one model.
+    """Calls by which a fit has llama.cpp load one model.
 
-    ``own`` loads the user's file, ``skeleton`` a copy of its header that loads faster, ``beside`` the user's file in a
-    second process. ``dummy_loads`` tells how often the model was loaded, ``shared_loads`` how often others were.
-    ``until`` is told when asking has to end with a ``TimeLimitError``, ``None`` where it need not.
+    Attributes:
+        user_file: loads of the user's file.
+        dummy_loads: returns how often the model was loaded.
+        skeleton: loads of a copy of the file's header, which are faster.
+        concurrent: loads of the user's file in a second process.
+        shared_loads: returns how often other models were loaded.
+        until: sets the time after which loads raise ``TimeLimitError``; ``None`` for never.
     """
 
-    own: DummyLoads
+    user_file: DummyLoads
     dummy_loads: Callable[[], int]
     skeleton: DummyLoads | None = None
-    beside: ConcurrentLoad | None = None
+    concurrent: ConcurrentLoad | None = None
     shared_loads: Callable[[], int] = lambda: 0
     until: Callable[[float | None], None] = lambda deadline: None

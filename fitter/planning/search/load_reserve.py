@@ -1,10 +1,9 @@
-"""Room for what a real load takes beyond llama.cpp's dummy load. Bytes.
+"""Reserve for real loads, which need more memory than llama.cpp's dummy loads. Bytes.
 
-A dummy load's compute buffers are those of one graph, without the devices that its builder chose for single nodes. A
-real load may need more on any device, and on the host. Margins are kept by the dummy load's figure, as upstream's fit
-keeps them, and the difference is a part of what they are for. It must not exceed them: with the larger figure of both,
-everything is to have room in what is free. That one is known only of the user's own file, at the end of a search:
-room is short then, margins are raised to the difference, and the search is made again.
+A dummy load's compute buffers are for one graph, without the devices that its builder chose for single nodes. A real
+load may need more on any device, and on the host. Margins are kept by the dummy load's size, as in upstream's fit; the
+difference may use them up, but no more. It is known only of the user's own file, at the end of a search. If it exceeds
+a margin, margins are raised to it, and the search is made again.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from fitter.planning.search import scratch
 
 
 def reserve_for(request: Request, breakdown: Breakdown, params: Params) -> dict[str, int]:
-    """By the name of a device, or ``host``, what ``breakdown`` of ``params`` takes beyond itself when it is loaded.
+    """Compute the extra bytes that a real load needs over the dummy load, by device, pool, or ``host``.
 
-    Empty where that has room in what is free. Which devices need more changes with the placement, so all get what the
-    most needy one does.
+    Empty where the free memory holds them. Which devices need more changes with the placement, so all get the largest
+    reserve of any.
     """
     scores = scratch.scores_of(request, params, breakdown)
     without_margins = _with_margins(request, lambda margin, name: 0)
@@ -33,15 +32,15 @@ def reserve_for(request: Request, breakdown: Breakdown, params: Params) -> dict[
     if not missing_of(without_margins, most, without_margins.devices):
         return {}
     real = breakdown.most
-    found = {device.name: real.on(device.name).used - breakdown.on(device.name).used for device in request.devices}
-    largest = max(found.values(), default=0)
+    extra = {device.name: real.on(device.name).used - breakdown.on(device.name).used for device in request.devices}
+    largest = max(extra.values(), default=0)
     if scores:
-        largest += math.ceil(max(scores.values()) * _shorter(request, breakdown, scores)) + scratch.others()
-    more = {HOST_NAME: real.host.used - breakdown.host.used}
+        largest += math.ceil(max(scores.values()) * _context_share(request, breakdown, scores)) + scratch.others()
+    reserve = {**dict.fromkeys(extra, largest), HOST_NAME: real.host.used - breakdown.host.used}
     for pool in request.pools:
-        before, after = (used_of(pool, each, request.model_bytes) for each in (breakdown, real))
-        more[pool.name] = after - before + sum(scores.get(name, 0) for name in pool.devices)
-    return {**dict.fromkeys(found, largest), **more}
+        dummy_used, real_used = (used_of(pool, rows, request.model_bytes) for rows in (breakdown, real))
+        reserve[pool.name] = real_used - dummy_used + sum(scores.get(name, 0) for name in pool.devices)
+    return reserve
 
 
 def _with_scratch(breakdown: Breakdown, sizes: Mapping[str, int]) -> Breakdown:
@@ -49,10 +48,11 @@ def _with_scratch(breakdown: Breakdown, sizes: Mapping[str, int]) -> Breakdown:
     return replace(breakdown, rows=(*breakdown.rows, *rows))
 
 
-def _shorter(request: Request, breakdown: Breakdown, scores: Mapping[str, int]) -> float:
-    """At which share of its context there is room for scratch memory, which shrinks as well; 1 where it is fixed.
+def _context_share(request: Request, breakdown: Breakdown, scores: Mapping[str, int]) -> float:
+    """Estimate the share of the context at which scratch memory has room, since it shrinks too; 1 for a fixed context.
 
-    Of the compute buffer, only a part does: with more of it the share would be smaller, and too little be left free.
+    Only a part of the compute buffer shrinks with the context, but all of it is counted here: a smaller share would
+    leave too little free.
     """
     if "n_ctx" in request.fixed or breakdown.n_ctx <= request.n_ctx_min:
         return 1.0
@@ -66,9 +66,9 @@ def _shorter(request: Request, breakdown: Breakdown, scores: Mapping[str, int]) 
     return max(min(shares), request.n_ctx_min / breakdown.n_ctx)
 
 
-def with_reserve(request: Request, room: Mapping[str, int]) -> Request:
-    """``request`` with margins of ``room`` at least."""
-    return _with_margins(request, lambda margin, name: max(margin, room.get(name, 0)))
+def with_reserve(request: Request, reserve: Mapping[str, int]) -> Request:
+    """Raise the margins of ``request`` to at least ``reserve``."""
+    return _with_margins(request, lambda margin, name: max(margin, reserve.get(name, 0)))
 
 
 def _with_margins(request: Request, margin: Callable[[int, str], int]) -> Request:

@@ -1,7 +1,8 @@
-"""What ggml-cuda takes while it computes attention without flash attention, which llama.cpp does not count. Bytes.
+"""Scratch memory of ggml-cuda for attention without flash attention, which llama.cpp does not count. Bytes.
 
-For cuBLAS it converts the attention of a whole micro batch to all cells in use to 16 bits, in memory of its own that it
-keeps. At a long context that is gigabytes: half as much again as the scores in the compute buffer, which are counted.
+For cuBLAS it converts the attention scores of a whole micro batch and all cells in use to 16 bits, in memory that it
+never frees. At a long context that is gigabytes: half the size of the scores in the compute buffer, which llama.cpp
+counts. ``load_reserve`` reserves it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from fitter.storage.data_files import read_data
 from fitter.text import MIB
 
 _BACKENDS = ("CUDA", "ROCm")
-"""What the default buffer types of ggml-cuda begin with, on NVIDIA's and AMD's cards."""
+"""Prefixes of ggml-cuda's default buffer types, on NVIDIA's and AMD's cards."""
 
 
 @cache
@@ -24,14 +25,14 @@ def _figures() -> dict[str, int]:
 
 
 def others() -> int:
-    """What else is taken beyond the count on a card that computes so."""
+    """Return further uncounted bytes on a card that computes attention so."""
     return _figures()["others_mib"] * MIB
 
 
 def scores_of(request: Request, params: Params, breakdown: Breakdown) -> dict[str, int]:
-    """By the name of each device that computes attention so, the most that it converts to 16 bits at once.
+    """Compute the most bytes that each device converts to 16 bits at once, by its name.
 
-    Empty with flash attention, and where the cache of V has 32 bits, which are multiplied as they are.
+    Empty with flash attention, and with a V cache of 32 bits, which is multiplied without a conversion.
     """
     if breakdown.flash_attn is not False or params.type_v == "f32" or request.facts is None:
         return {}
