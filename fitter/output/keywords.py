@@ -56,9 +56,9 @@ def _are_default(plan: Plan) -> bool:
 
 def keywords(plan: Plan) -> dict[str, Any]:
     """All parameters that ``llama_cpp.Llama`` has a keyword for. Raises ``PlanError`` for more than one adapter."""
-    known = [each for each in of_a_load().values() if each.native and each.is_keyword_of_llama]
+    parameters = [each for each in of_a_load().values() if each.native and each.is_keyword_of_llama]
     logits_all = {"logits_all": True} if plan.params.of_parameter(PARAMETERS["logits_all"]) else {}
-    return {each.name: _value(plan, each) for each in known} | logits_all | _adapter(plan)
+    return {each.name: _value(plan, each) for each in parameters} | logits_all | _adapter(plan)
 
 
 def mapping(plan: Plan) -> dict[str, bool]:

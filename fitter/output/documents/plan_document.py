@@ -59,8 +59,8 @@ _BOUND = document(
 
 def params_to_dict(params: Params) -> dict[str, Any]:
     """Write the parameters of a load, named as in llama.cpp."""
-    known = of_a_load()
-    written = {name: known[name].kind.to_json(value) for name, value in params.planned().items()}
+    parameters = of_a_load()
+    written = {name: parameters[name].kind.to_json(value) for name, value in params.planned().items()}
     # schema 1 has kv_unified after op_offload
     before = list(written)[: list(written).index("op_offload") + 1]
     return {name: written[name] for name in (*(name for name in before if name != "kv_unified"), *written)}

@@ -56,6 +56,6 @@ def words(plan: Plan, name: str) -> list[str]:
     """
     from fitter.output.arguments import check_line
 
-    found: list[str] = import_module(f"fitter.output.formats.{name}").words(plan)
-    check_line(found)
-    return found
+    arguments: list[str] = import_module(f"fitter.output.formats.{name}").words(plan)
+    check_line(arguments)
+    return arguments

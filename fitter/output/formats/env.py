@@ -15,9 +15,9 @@ def text(plan: Plan) -> str:
     A value that a shell would change is quoted. A shell and systemd remove the quotes, but docker's ``--env-file`` does
     not, so a comment warns of it. Raises :class:`PlanError` if llama.cpp has no variable for something in the plan.
     """
-    found = with_absolute_paths(plan)
-    lines = [f"{_variable(each)}={shlex.quote(each.value)}" for each in found]
-    quoted = [_variable(each) for each in found if shlex.quote(each.value) != each.value]
+    options = with_absolute_paths(plan)
+    lines = [f"{_variable(each)}={shlex.quote(each.value)}" for each in options]
+    quoted = [_variable(each) for each in options if shlex.quote(each.value) != each.value]
     if quoted:
         lines.insert(0, f"# not for docker's --env-file, which would keep the quotes of {', '.join(quoted)}")
     return "\n".join(lines)

@@ -41,7 +41,7 @@ class OptionValue:
 
 
 MODEL = Option("-m", "model", "LLAMA_ARG_MODEL", is_files=True)
-_OWN = (
+_NO_PARAMETERS = (
     MODEL,
     Option("-fit", "fit", "LLAMA_ARG_FIT"),
     Option("--spec-type", "spec-type", "LLAMA_ARG_SPEC_TYPE"),
@@ -51,31 +51,31 @@ _OWN = (
 
 def options() -> dict[str, Option]:
     """Every option that fitter shares with llama.cpp's programs, by the name that a plan's arguments use."""
-    found = {option.name: option for option in _OWN}
+    table = {option.name: option for option in _NO_PARAMETERS}
     for each in PARAMETERS.values():
         if each.options and not each.is_ours:
             value = each.kind.word(not each.default) if isinstance(each.kind, Flag) else None
-            found[each.option] = Option(each.option, each.long, each.env, value, each.kind.is_file)
-    return found
+            table[each.option] = Option(each.option, each.long, each.env, value, each.kind.is_file)
+    return table
 
 
 def option_values(plan: Plan) -> list[OptionValue]:
     """The arguments of ``plan``, option by option. Raises :class:`PlanError` for an argument that is not known."""
-    words, known = iter(arguments(plan)), options()
-    found = []
+    words, table = iter(arguments(plan)), options()
+    values = []
     for word in words:
-        option = known.get(word)
+        option = table.get(word)
         if option is None:
             raise PlanError(f"this format cannot express {word}, which this plan needs: use args or json")
-        found.append(OptionValue(option, next(words) if option.value is None else option.value))
-    return found
+        values.append(OptionValue(option, next(words) if option.value is None else option.value))
+    return values
 
 
 def with_absolute_paths(plan: Plan) -> list[OptionValue]:
     """The model and the arguments of ``plan`` with absolute paths, for a file that may be read in another directory."""
-    found = [OptionValue(MODEL, os.path.abspath(local_name(plan.model.path)))]
+    values = [OptionValue(MODEL, os.path.abspath(local_name(plan.model.path)))]
     for argument in option_values(plan):
         if argument.option.is_files:
             argument = OptionValue(argument.option, ",".join(map(os.path.abspath, argument.value.split(","))))
-        found.append(argument)
-    return found
+        values.append(argument)
+    return values

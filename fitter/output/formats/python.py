@@ -58,22 +58,22 @@ def fit_kwargs(plan: Plan) -> dict[str, Any]:
 
 def _shared_kwargs(plan: Plan) -> dict[str, Any]:
     """Keyword arguments of ``fitter.fit`` for what is beside the model, in the same places as in ``plan``."""
-    found: dict[str, Any] = {}
-    beside = {each.option: each for each in PARAMETERS.values() if each.section == SHARED}
+    keywords: dict[str, Any] = {}
+    shared = {each.option: each for each in PARAMETERS.values() if each.section == SHARED}
     for argument in option_values(plan):
-        each, value = beside.get(argument.option.name), argument.value
+        each, value = shared.get(argument.option.name), argument.value
         if each is not None:
-            found[each.name] = _shared_value(each.kind, value)
-    ways = found.pop("spec_type", [])
+            keywords[each.name] = _shared_value(each.kind, value)
+    ways = keywords.pop("spec_type", [])
     # a draft model drafts by itself, and for layers of the model there is a keyword that all programs know
     if "draft-mtp" in ways:
-        found["mtp"] = True
+        keywords["mtp"] = True
     if ngrams := [way for way in ways if not way.startswith("draft-")]:
-        found["spec_type"] = ngrams
+        keywords["spec_type"] = ngrams
     for use in plan.shared:
         if use.kind == "reserve":
-            found["reserve"] = [f"{row.device or 'host'}={row.used}B" for row in use.rows]
-    return found
+            keywords["reserve"] = [f"{row.device or 'host'}={row.used}B" for row in use.rows]
+    return keywords
 
 
 def _shared_value(kind: Kind, word: str) -> Any:

@@ -26,7 +26,7 @@ _AXES = {
     "n_ubatch": "micro batch",
 }
 """What a cell is about: keys of JSON, and the titles of columns. What is the same everywhere is said once, above."""
-_FOUND = {
+_FIGURES = {
     "n_ctx": "context",
     "used": "on devices",
     "host_weights": "weights on the host",
@@ -80,11 +80,11 @@ def exploration_fragment(document: Mapping[str, Any]) -> str:
     is. Nothing is asked of any network.
     """
     document = _named(document)
-    said = "; ".join(filter(None, (_verdict(document), same_everywhere(document["cells"]))))
+    summary = "; ".join(filter(None, (_verdict(document), same_everywhere(document["cells"]))))
     style = f"<style>{page.resource('grid.css')}</style>"
     script = f"<script>{page.resource('sort.js')}</script>"
     box = '<div style="overflow: auto; max-height: 600px">'
-    return f"<div>{style}<p>{text(said, None)}</p>{box}{table(document)}</div>{script}</div>"
+    return f"<div>{style}<p>{text(summary, None)}</p>{box}{table(document)}</div>{script}</div>"
 
 
 def _named(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,9 +97,9 @@ def _named(document: Mapping[str, Any]) -> dict[str, Any]:
 def _verdict(document: Mapping[str, Any]) -> str:
     cells = document["cells"]
     fitting = sum(cell["fits"] is True for cell in cells)
-    found = f"{fitting} of {len(cells)} cells fit"
+    count = f"{fitting} of {len(cells)} cells fit"
     if document["asked"] is None:
-        return found
+        return count
     answers = document["answers"]
     doing = sum(answer["cell"] is not None for answer in answers)
     if len(answers) > 1:
@@ -159,7 +159,7 @@ def _columns(document: Mapping[str, Any]) -> list[_Column]:
     varied = _varied(cells) or ["machine"]
     columns = [_Column(key, _AXES[key], key in _TOKENS) for key in varied]
     columns += [_Column("fits", "fits", False), _Column("is_best", "front", False)]
-    columns += [_Column(key, title) for key, title in _FOUND.items()]
+    columns += [_Column(key, title) for key, title in _FIGURES.items()]
     cost = "memory" if document["cost"] == "memory" else "cost"
     columns.append(_Column(cost, COSTS[document["cost"]]))
     has_notes = any(any(_notes(cell)) for cell in cells)
@@ -216,11 +216,11 @@ def _notes(cell: Mapping[str, Any]) -> Iterator[str]:
 def _reasons(cells: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
     """Why there is no plan, each reason with the cells that it is of."""
     varied = _varied(cells)
-    found: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for cell in cells:
         if cell["fits"] is None:
-            found.setdefault(cell["problem"] or "no reason is known", []).append(about(cell, varied))
-    return list(found.items())
+            reasons.setdefault(cell["problem"] or "no reason is known", []).append(about(cell, varied))
+    return list(reasons.items())
 
 
 def _answer(answer: Mapping[str, Any], cost: str) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def _answer(answer: Mapping[str, Any], cost: str) -> dict[str, Any]:
         notes.append("a file of that type is only made with an importance matrix")
     keys = ["n_ctx", "tokens_per_second", "prompt_tokens_per_second", "host_weights", "used"]
     keys.append("memory" if cost == "memory" else "cost")
-    titles = {**_FOUND, "cost": COSTS[cost], "memory": COSTS["memory"]}
+    titles = {**_FIGURES, "cost": COSTS[cost], "memory": COSTS["memory"]}
     kind = [] if cell["file_type"] is None else [("type", cell["file_type"])]
     figures = [(titles[key], shown(cell[key], key)) for key in keys if cell[key] is not None]
     return {

@@ -73,11 +73,11 @@ def style(names: Sequence[str] = ("report.css",)) -> str:
     return "".join([*map(resource, names), drawing.STYLE, drawing.DARK, curves.STYLE])
 
 
-def pictures(drawn: Callable[[int], str]) -> list[tuple[str, Markup]]:
+def pictures(draw: Callable[[int], str]) -> list[tuple[str, Markup]]:
     """A picture for a page and one for a telephone, of which a style sheet shows one."""
     from markupsafe import Markup
 
-    return [("wide", Markup(drawn(WIDE))), ("narrow", Markup(drawn(NARROW)))]
+    return [("wide", Markup(draw(WIDE))), ("narrow", Markup(draw(NARROW)))]
 
 
 @cache
@@ -88,7 +88,7 @@ def resource(name: str) -> str:
 
 @cache
 def environment(templates: Path = _TEMPLATES) -> Environment:
-    """What makes pages of the templates in a directory; text gets into them escaped, and on one line.
+    """Load the templates of a directory; they escape text and write it on one line.
 
     Raises ``LibraryError`` where a package is missing.
     """
@@ -99,7 +99,7 @@ def environment(templates: Path = _TEMPLATES) -> Environment:
         raise LibraryError(
             f"a report needs the package {error.name}, which is missing: pip install 'llama-fitter[report]'"
         ) from None
-    made = Environment(
+    jinja = Environment(
         loader=FileSystemLoader(templates),
         autoescape=True,
         undefined=StrictUndefined,
@@ -107,8 +107,8 @@ def environment(templates: Path = _TEMPLATES) -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    made.filters |= {"human": human, "duration": duration, "speed": speed, "lines": _lines}
-    return made
+    jinja.filters |= {"human": human, "duration": duration, "speed": speed, "lines": _lines}
+    return jinja
 
 
 def _shown(value: Any) -> Any:

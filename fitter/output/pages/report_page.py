@@ -45,7 +45,7 @@ _RARE = ("shared", "later")
 
 def plan_page(
     plan: Plan,
-    found: LayerMap | None = None,
+    layer_map: LayerMap | None = None,
     contexts: Sequence[ContextPoint] = (),
     notes: Sequence[str] = (),
 ) -> str:
@@ -54,21 +54,21 @@ def plan_page(
     ``notes``: what else is to be said, a sentence each. Raises ``LibraryError`` where a package is missing for it.
     """
     document = to_dict(plan)
-    drawn = {
-        "map": None if found is None else found.to_dict(),
+    pictures_data = {
+        "map": None if layer_map is None else layer_map.to_dict(),
         "contexts": [point.to_dict() for point in contexts],
         "notes": list(notes),
     }
     return page(
         "plan.html",
         title=plan.model.name,
-        documents=[("plan", document), ("drawn", drawn)],
+        documents=[("plan", document), ("drawn", pictures_data)],
         heading="h1",
         level="h3",
         prefix="",
         of="",
         plan=plan,
-        **_drawn(plan, document, found, notes),
+        **_shared_values(plan, document, layer_map, notes),
         charts=_charts(contexts, plan),
         contexts=contexts,
         chosen=resolved(plan).n_ctx,
@@ -80,7 +80,7 @@ NAMELESS = ("args", "shell", "ik_llama")
 """Formats that do not name the model's file, which is on another machine for who reads a panel."""
 
 
-def plan_panel(plan: Plan, found: LayerMap | None, name: str, of: str) -> str:
+def plan_panel(plan: Plan, layer_map: LayerMap | None, name: str, of: str) -> str:
     """What a page of several plans shows of one of them: HTML without style and script, which ``pages.style`` is for.
 
     ``name`` is what its ids begin with, and no other's on the page; ``of`` names the plan where its tables are named.
@@ -93,14 +93,14 @@ def plan_panel(plan: Plan, found: LayerMap | None, name: str, of: str) -> str:
         level="h4",
         prefix=f"{name}-",
         of=f", {of}",
-        **_drawn(plan, to_dict(plan), found, formats=NAMELESS),
+        **_shared_values(plan, to_dict(plan), layer_map, formats=NAMELESS),
     )
 
 
-def _drawn(
+def _shared_values(
     plan: Plan,
     document: Mapping[str, Any],
-    found: LayerMap | None,
+    layer_map: LayerMap | None,
     notes: Sequence[str] = (),
     formats: Iterable[str] = tuple(FORMATS),
 ) -> dict[str, Any]:
@@ -110,21 +110,21 @@ def _drawn(
         "facts": _facts(plan),
         "uses": _uses(document),
         "memory_pictures": pictures(lambda width: bars.bars_svg(document, width=width, is_alone=False)),
-        "layers": None if found is None else _layers(found),
+        "layers": None if layer_map is None else _layers(layer_map),
         "map_pictures": ()
-        if found is None
-        else pictures(lambda width: layer_picture.layer_svg(found, width=width, is_alone=False)),
+        if layer_map is None
+        else pictures(lambda width: layer_picture.layer_svg(layer_map, width=width, is_alone=False)),
         "formats": _formats(plan, formats) if plan.fits else [],
-        "remarks": _remarks(plan, found, notes),
+        "remarks": _remarks(plan, layer_map, notes),
     }
 
 
-def plan_picture(plan: Mapping[str, Any], title: str = "", found: LayerMap | None = None) -> str:
+def plan_picture(plan: Mapping[str, Any], title: str = "", layer_map: LayerMap | None = None) -> str:
     """The SVG of a plan, given as its JSON document: its memory, and where its layers are if that is known."""
     parts = [*bars.bars(plan)]
-    if found is not None:
+    if layer_map is not None:
         heading = f'<text class="name" x="{drawing.EDGE}" y="14">where each layer is</text>'
-        parts += [drawing.Part((heading,), 26), *layer_picture.layer_picture(found)]
+        parts += [drawing.Part((heading,), 26), *layer_picture.layer_picture(layer_map)]
     label = f"{title}: {bars.said(plan)}" if title else bars.said(plan)
     return drawing.svg(parts, label, title=title)
 
@@ -136,8 +136,8 @@ def plan_fragment(plan: Plan) -> str:
     title = f"{plan.model.name} {verdict}, {resolved(plan).n_ctx:,} tokens of context"
     style = f"<style>{drawing.STYLE}</style>"
     problems = "".join(f"<p>{drawing.text(problem.message, None)}</p>" for problem in plan.problems)
-    drawn = bars.bars_svg(document, title, is_alone=False)
-    return f'<div style="max-width: {WIDE}px">{style}{drawn}{problems}</div>'
+    picture = bars.bars_svg(document, title, is_alone=False)
+    return f'<div style="max-width: {WIDE}px">{style}{picture}{problems}</div>'
 
 
 def check_page(document: Mapping[str, Any], causes: Mapping[str, Sequence[str]], summary: str) -> str:
@@ -206,11 +206,11 @@ def _uses(document: Mapping[str, Any]) -> dict[str, Any]:
     return {"columns": [name for _, name in columns], "rows": rows}
 
 
-def _layers(found: LayerMap) -> list[tuple[str, list[tuple[str, list[tuple[str, int]]]]]]:
+def _layers(layer_map: LayerMap) -> list[tuple[str, list[tuple[str, list[tuple[str, int]]]]]]:
     """The map as rows: the group, and for each run of layers the places with their bytes."""
     return [
-        (group, [(run.layers(found.n_layer), list(run.bytes)) for run in members])
-        for group, members in layer_picture.by_place(found).items()
+        (group, [(run.layers(layer_map.n_layer), list(run.bytes)) for run in members])
+        for group, members in layer_picture.by_place(layer_map).items()
     ]
 
 
@@ -249,7 +249,7 @@ _UNQUOTED = "It has no quotes, as for $(...): a shell would change it where it i
 
 def _formats(plan: Plan, names: Iterable[str]) -> list[dict[str, str]]:
     """The plan for each program: the text to copy, or why there is none."""
-    found = []
+    formats = []
     for name in names:
         if name == "json":
             continue
@@ -263,11 +263,11 @@ def _formats(plan: Plan, names: Iterable[str]) -> list[dict[str, str]]:
             entry |= {"text": "", "problem": f"it has invisible characters: use fitter fit --format {name}"}
         elif name in UNQUOTED and entry["text"] and entry["text"] != command_line(words(plan, name), quoted=True):
             entry["note"] = _UNQUOTED + (" Take shell for that." if name == "args" else "")
-        found.append(entry)
-    return found
+        formats.append(entry)
+    return formats
 
 
-def _remarks(plan: Plan, found: LayerMap | None, notes: Sequence[str]) -> list[str]:
+def _remarks(plan: Plan, layer_map: LayerMap | None, notes: Sequence[str]) -> list[str]:
     loads = dummy_loads(plan.search.dummy_loads)
     by = f" of llama.cpp {plan.llama_cpp.version}" if plan.llama_cpp else ""
     remarks = [*parameter_lines(plan), *map(shared_text, plan.shared), *pool_lines(plan)]
@@ -276,7 +276,7 @@ def _remarks(plan: Plan, found: LayerMap | None, notes: Sequence[str]) -> list[s
     remarks += [left.message for left in plan.left_out]
     remarks += [f"given up, as --allow permits: {', '.join(plan.levers)}"] if plan.levers else []
     remarks += [*plan.notes, *notes]
-    packed = 0 if found is None else plan.host.model + plan.host.context - found.on(HOST_NAME)
+    packed = 0 if layer_map is None else plan.host.model + plan.host.context - layer_map.on(HOST_NAME)
     if packed >= MIB:
         remarks.append(
             f"the host takes {human(packed)} more than the map shows: llama.cpp packs tensors for its processor"

@@ -34,22 +34,22 @@ class _Kept:
     is_more: bool
 
 
-def verification_page(found: Verification) -> str:
+def verification_page(verification: Verification) -> str:
     """The page of a verification. Raises ``LibraryError`` where a package is missing for it."""
     return page(
         "verification.html",
-        title=found.model.name,
-        documents=[("verification", VERIFICATION.write(found))],
-        verdict=verdict(found).plain if found.fits else "does not fit: it was not loaded",
-        found=found,
-        taken=list(_taken(found)),
-        kept=list(_kept(found)),
+        title=verification.model.name,
+        documents=[("verification", VERIFICATION.write(verification))],
+        verdict=verdict(verification).plain if verification.fits else "does not fit: it was not loaded",
+        found=verification,
+        taken=list(_taken(verification)),
+        kept=list(_kept(verification)),
     )
 
 
-def _taken(found: Verification) -> Iterator[_Taken]:
-    exceeding = set(found.exceeding)
-    for row in found.rows:
+def _taken(verification: Verification) -> Iterator[_Taken]:
+    exceeding = set(verification.exceeding)
+    for row in verification.rows:
         differing = {each.kind: each for each in row.differences}
         for kind in KINDS:
             predicted, real = getattr(row.predicted, kind), getattr(row.real, kind)
@@ -59,9 +59,9 @@ def _taken(found: Verification) -> Iterator[_Taken]:
                 yield _Taken(row.real.buffer_type, kind, predicted, taken_text(row, kind), more, each in exceeding)
 
 
-def _kept(found: Verification) -> Iterator[_Kept]:
-    exceeding = found.exceeding_later
-    for each in () if found.server is None else found.server.later:
+def _kept(verification: Verification) -> Iterator[_Kept]:
+    exceeding = verification.exceeding_later
+    for each in () if verification.server is None else verification.server.later:
         name = LATER[each.kind] + ("" if each.tokens is None else f" of {each.tokens:,} tokens")
         name += f" ({each.count} prompts)" if each.kind == "prompt cache" else ""
         real = "none said" if each.real is None else f"{each.real:,} ± {each.rounding:,}"

@@ -32,12 +32,12 @@ def shown(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """What has a bar in a plan, given as its JSON document: the devices, the host, and the memory that some of them
     share, with what they have there together.
     """
-    found = [*plan["devices"], {"name": "host", "description": "", **plan["host"]}]
-    return [*found, *(_pool(pool, found) for pool in plan.get("pools", ()))]
+    uses = [*plan["devices"], {"name": "host", "description": "", **plan["host"]}]
+    return [*uses, *(_pool(pool, uses) for pool in plan.get("pools", ()))]
 
 
-def _pool(pool: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    members = [use for use in found if use["name"] in pool["members"]]
+def _pool(pool: Mapping[str, Any], uses: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    members = [use for use in uses if use["name"] in pool["members"]]
     sums = {name: sum(use.get(name, 0) for use in members) for name in _TAKEN}
     # the same pages of the file are counted once
     return {**pool, **sums, "model": sums["model"] - pool["mapped_twice"], "description": "what they share"}
@@ -75,8 +75,8 @@ def bars(plan: Mapping[str, Any], width: int = WIDE) -> tuple[Part, ...]:
     if is_apart:
         words = "the host has a scale of its own" + (", as what it shares" if plan.get("pools") else "")
         rows.append(Part((f'<text class="small" x="{left}" y="0">{words}</text>',), 16))
-    found = {part for use in rows_of for part, size in parts_of(use) if size}
-    entries = [(_shape(part), words) for part, words in PARTS.items() if part in found]
+    parts = {part for use in rows_of for part, size in parts_of(use) if size}
+    entries = [(_shape(part), words) for part, words in PARTS.items() if part in parts]
     if lacking:
         entries.append(('class="over"', "no more than this may be used"))
     return (*rows, legend(entries, left, width))

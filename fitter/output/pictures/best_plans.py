@@ -29,10 +29,10 @@ def fronts(cells: Sequence[Mapping[str, Any]], cost: str) -> list[Front]:
     for cell in cells:
         if cell["fits"] and cell["tokens_per_second"] is not None and _price(cell, cost) is not None:
             groups.setdefault((cell["model"], cell["file_type"]), []).append(cell)
-    drawable = {key: own for key, own in groups.items() if len(own) > 1}
+    drawable = {key: points for key, points in groups.items() if len(points) > 1}
     if len(drawable) > _MOST:
         return []
-    return [_front(model, kind, own, cost) for (model, kind), own in drawable.items()]
+    return [_front(model, kind, points, cost) for (model, kind), points in drawable.items()]
 
 
 def _price(cell: Mapping[str, Any], cost: str) -> float | None:

@@ -121,9 +121,9 @@ def _panel(panel: Panel, steps: Sequence[str], x: float, y: float, width: float)
 
 def _peak(line: Line, index: int, at: _At) -> Iterator[str]:
     """The words at the value that is farthest from 0."""
-    known = [(abs(value), -step, value) for step, value in enumerate(line.values) if value is not None]
-    if line.most and known:
-        _, step, value = max(known)
+    values = [(abs(value), -step, value) for step, value in enumerate(line.values) if value is not None]
+    if line.most and values:
+        _, step, value = max(values)
         x, y = at(-step, value)
         place = y - 6 if value > 0 else y + 14
         yield f'<text class="s{index}" x="{x:.1f}" y="{place:.1f}" text-anchor="middle">{_text(line.most)}</text>'
@@ -133,9 +133,9 @@ def _last_values(panel: Panel, at: _At, x: float, n_steps: int) -> Iterator[str]
     """The words at the ends of the lines, one above the other where the lines end close together."""
     ends = []
     for index, line in enumerate(panel.lines):
-        known = [value for value in line.values if value is not None]
-        if known:
-            ends.append((at(n_steps - 1, known[-1])[1], index, line.last))
+        values = [value for value in line.values if value is not None]
+        if values:
+            ends.append((at(n_steps - 1, values[-1])[1], index, line.last))
     above = float("inf")
     for y, index, words in sorted(ends, reverse=True):
         above = min(y + 4, above - 13)

@@ -44,19 +44,19 @@ def charts(points: Sequence[ContextPoint], chosen: int) -> tuple[Chart, ...]:
     """The charts of ``points``, of which the ``chosen`` context's is drawn larger; none for fewer than two points."""
     if len(points) < 2:
         return ()
-    tried = [point for point in points if point.devices or point.host]
-    fits = [point for point in tried if point.fits]
-    made = []
-    if len(tried) > 1:
-        memory = {"on devices": [(p.n_ctx, float(p.devices)) for p in tried if any(q.devices for q in tried)]}
-        memory["in host memory"] = [(p.n_ctx, float(p.host)) for p in tried]
-        made.append(_chart("memory", {name: line for name, line in memory.items() if line}, chosen, _bytes))
+    tested = [point for point in points if point.devices or point.host]
+    fits = [point for point in tested if point.fits]
+    drawings = []
+    if len(tested) > 1:
+        memory = {"on devices": [(p.n_ctx, float(p.devices)) for p in tested if any(q.devices for q in tested)]}
+        memory["in host memory"] = [(p.n_ctx, float(p.host)) for p in tested]
+        drawings.append(_chart("memory", {name: line for name, line in memory.items() if line}, chosen, _bytes))
     for kind in ("generation", "prompt"):
         speeds = ((p.n_ctx, getattr(p, f"{kind}_tokens_per_second")) for p in fits)
         line = [(n_ctx, value) for n_ctx, value in speeds if value is not None]
         if len(line) > 1:
-            made.append(_chart(f"{kind}, tokens per second (estimated)", {kind: line}, chosen, speed))
-    return tuple(made)
+            drawings.append(_chart(f"{kind}, tokens per second (estimated)", {kind: line}, chosen, speed))
+    return tuple(drawings)
 
 
 def tokens(n_ctx: int) -> str:
@@ -71,9 +71,9 @@ def _bytes(size: float) -> str:
     return human(int(size))
 
 
-def _chart(title: str, lines: dict[str, list[tuple[int, float]]], chosen: int, said: Callable[[float], str]) -> Chart:
+def _chart(title: str, lines: dict[str, list[tuple[int, float]]], chosen: int, write: Callable[[float], str]) -> Chart:
     most = max(value for line in lines.values() for _, value in line)
-    chart = new_chart(labelled_ticks(most, said))
+    chart = new_chart(labelled_ticks(most, write))
     contexts = sorted({n_ctx for line in lines.values() for n_ctx, _ in line})
     chart.x_labels = [{"label": tokens(n_ctx), "value": math.log2(n_ctx)} for n_ctx in _labelled(contexts, chosen)]
     for name, line in lines.items():
@@ -85,16 +85,16 @@ def _chart(title: str, lines: dict[str, list[tuple[int, float]]], chosen: int, s
             ],
         )
     words = "; ".join(
-        f"{name}: " + ", ".join(f"{said(value)} at {n_ctx:,} tokens" for n_ctx, value in line)
+        f"{name}: " + ", ".join(f"{write(value)} at {n_ctx:,} tokens" for n_ctx, value in line)
         for name, line in lines.items()
     )
     return Chart(title, tuple(lines), drawn(chart, f"{title}, by context. {words}"))
 
 
-def labelled_ticks(most: float, said: Callable[[float], str]) -> list[dict[str, Any]]:
+def labelled_ticks(most: float, write: Callable[[float], str]) -> list[dict[str, Any]]:
     """The marks of an axis from 0 to ``most`` or a little more, as pygal takes them."""
     step = _step(most or 1.0)
-    return [{"label": said(step * i), "value": step * i} for i in range(math.ceil((most or 1.0) / step) + 1)]
+    return [{"label": write(step * i), "value": step * i} for i in range(math.ceil((most or 1.0) / step) + 1)]
 
 
 def new_chart(marks: Sequence[Mapping[str, Any]]) -> Any:

@@ -45,13 +45,13 @@ class Run:
         return f"layers {first} to {last}"
 
 
-def runs(found: LayerMap) -> list[Run]:
+def runs(layer_map: LayerMap) -> list[Run]:
     """The map with neighbours joined that are in the same places."""
     joined = []
-    for group in found.groups:
-        cells = [cell for cell in found.cells if cell.group == group]
+    for group in layer_map.groups:
+        cells = [cell for cell in layer_map.cells if cell.group == group]
         numbered = list(enumerate(cells))
-        for _, members in groupby(numbered, key=lambda each: (each[1].layer - each[0], _places(each[1], found))):
+        for _, members in groupby(numbered, key=lambda each: (each[1].layer - each[0], _places(each[1], layer_map))):
             row = [cell for _, cell in members]
             sums: dict[str, int] = {}
             for name, size in (pair for cell in row for pair in cell.bytes):
@@ -60,9 +60,9 @@ def runs(found: LayerMap) -> list[Run]:
     return joined
 
 
-def _places(cell: MapCell, found: LayerMap) -> tuple[object, ...]:
+def _places(cell: MapCell, layer_map: LayerMap) -> tuple[object, ...]:
     # what is before the layers and after them is no layer
-    kind = cell.layer if cell.layer in (-1, found.n_layer) else None
+    kind = cell.layer if cell.layer in (-1, layer_map.n_layer) else None
     total = sum(size for _, size in cell.bytes)
     return (kind, *((name, round(20 * size / total)) for name, size in cell.bytes))
 
@@ -71,36 +71,36 @@ def _column_name(layer: int, n_layer: int) -> str:
     return "before the layers" if layer < 0 else "output" if layer == n_layer else str(layer)
 
 
-def layer_picture(found: LayerMap, width: int = WIDE) -> tuple[Part, ...]:
+def layer_picture(layer_map: LayerMap, width: int = WIDE) -> tuple[Part, ...]:
     """A row for each group, the numbers of the layers below them, and a legend of the devices."""
     is_wide = width > NARROW
     left = NAMES if is_wide else EDGE
-    column = (width - left - EDGE) / (found.n_layer + 2)
+    column = (width - left - EDGE) / (layer_map.n_layer + 2)
     rows = []
-    for group, members in by_place(found).items():
+    for group, members in by_place(layer_map).items():
         top = 0 if is_wide else 16
         if is_wide:
             lines = [f'<text class="small" x="{left - 8}" y="14" text-anchor="end">{text(group)}</text>']
         else:
             lines = [f'<text class="small" x="{left}" y="11">{text(group)}</text>']
         for run in members:
-            lines += _drawn(run, found, left + column * (run.first + 1), top, column)
+            lines += _drawn(run, layer_map, left + column * (run.first + 1), top, column)
         rows.append(Part(tuple(lines), top + _ROW + _GAP))
-    used = [place for place in found.places if found.on(place)]
-    entries = [(_shape(place, found.places), place) for place in used]
-    return (*rows, _numbers(found.n_layer, left, column), legend(entries, left, width))
+    used = [place for place in layer_map.places if layer_map.on(place)]
+    entries = [(_shape(place, layer_map.places), place) for place in used]
+    return (*rows, _numbers(layer_map.n_layer, left, column), legend(entries, left, width))
 
 
-def layer_svg(found: LayerMap, *, width: int = WIDE, is_alone: bool = True) -> str:
+def layer_svg(layer_map: LayerMap, *, width: int = WIDE, is_alone: bool = True) -> str:
     """The SVG of the map."""
-    return svg(layer_picture(found, width), _said(found), width=width, is_alone=is_alone)
+    return svg(layer_picture(layer_map, width), _description(layer_map), width=width, is_alone=is_alone)
 
 
-def _said(found: LayerMap) -> str:
+def _description(layer_map: LayerMap) -> str:
     """The map in words."""
     return "Where the layers are: " + "; ".join(
-        f"{run.group}, {run.layers(found.n_layer)}: {' and '.join(name for name, _ in run.bytes)}"
-        for run in runs(found)
+        f"{run.group}, {run.layers(layer_map.n_layer)}: {' and '.join(name for name, _ in run.bytes)}"
+        for run in runs(layer_map)
     )
 
 
@@ -115,22 +115,22 @@ def colour(place: str, places: Sequence[str]) -> str:
     return f"p{places.index(place) % N_COLOURS}"
 
 
-def _drawn(run: Run, found: LayerMap, x: float, top: float, column: float) -> Iterator[str]:
+def _drawn(run: Run, layer_map: LayerMap, x: float, top: float, column: float) -> Iterator[str]:
     wide = column * (run.last - run.first + 1)
     total = sum(size for _, size in run.bytes)
     y = float(top)
-    words = f"{run.group}, {run.layers(found.n_layer)}: "
+    words = f"{run.group}, {run.layers(layer_map.n_layer)}: "
     words += ", ".join(f"{human(size)} on {'the host' if name == HOST_NAME else name}" for name, size in run.bytes)
     labels: list[str] = []
     yield f"<g><title>{text(words, None)}</title>"
     for name, size in run.bytes:
         high = _ROW * size / total
         yield (
-            f'<rect {_shape(name, found.places)} x="{x:.1f}" y="{y:.1f}" '
+            f'<rect {_shape(name, layer_map.places)} x="{x:.1f}" y="{y:.1f}" '
             f'width="{max(wide, 0.5):.1f}" height="{high:.1f}"/>'
         )
         if high > 12 and wide > _LABEL * len(name) + 6:
-            labels += _label(name, found.places, x + wide / 2, y + high / 2 + 4)
+            labels += _label(name, layer_map.places, x + wide / 2, y + high / 2 + 4)
         y += high
     if run.last > run.first and column > 2.5:
         lines = "".join(f"M{x + column * i:.1f} {top}v{_ROW}" for i in range(1, run.last - run.first + 1))
@@ -160,9 +160,9 @@ def _numbers(n_layer: int, left: float, column: float) -> Part:
     return Part(tuple(lines), 24)
 
 
-def by_place(found: LayerMap) -> Mapping[str, list[Run]]:
+def by_place(layer_map: LayerMap) -> Mapping[str, list[Run]]:
     """The runs of each group."""
     table: dict[str, list[Run]] = {}
-    for run in runs(found):
+    for run in runs(layer_map):
         table.setdefault(run.group, []).append(run)
     return table

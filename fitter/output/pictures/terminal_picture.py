@@ -82,24 +82,24 @@ def _shares(sizes: Sequence[int], width: int) -> list[int]:
     return counts
 
 
-def _layers(found: LayerMap, width: int) -> Iterator[Text]:
+def _layers(layer_map: LayerMap, width: int) -> Iterator[Text]:
     is_beside = width >= _NAMES_BESIDE
     room = width - (_NAME + 1 if is_beside else 0)
-    columns = found.n_layer + 2
+    columns = layer_map.n_layer + 2
     each = -(-columns // room)
     yield Text("where each layer is" + (f" ({each} layers for each letter)" if each > 1 else ""), style="bold")
-    places_of = {(cell.group, cell.layer): {name for name, _ in cell.bytes} for cell in found.cells}
+    places_of = {(cell.group, cell.layer): {name for name, _ in cell.bytes} for cell in layer_map.cells}
     has_several = False
-    for group in found.groups:
+    for group in layer_map.groups:
         row = Text(f"{group:>{_NAME}} " if is_beside else f"{group}\n")
-        for first in range(-1, found.n_layer + 1, each):
+        for first in range(-1, layer_map.n_layer + 1, each):
             there = [places_of.get((group, layer), set()) for layer in range(first, min(first + each, columns - 1))]
-            sign, style = _letter(set().union(*there), found.places)
+            sign, style = _letter(set().union(*there), layer_map.places)
             has_several = has_several or sign == _SEVERAL
             row.append(sign, style)
         yield row
-    used = [place for place in found.places if found.on(place)]
-    signs = [(*_letter({place}, found.places), place) for place in used]
+    used = [place for place in layer_map.places if layer_map.on(place)]
+    signs = [(*_letter({place}, layer_map.places), place) for place in used]
     if has_several:
         signs.append((_SEVERAL, "", "several"))
     yield from _wrapped(signs, width)

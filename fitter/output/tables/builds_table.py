@@ -29,7 +29,7 @@ def builds_to_dict(looks: Iterable[BuildReport]) -> dict[str, Any]:
         "builds": [
             {
                 **{name: None if value == "" else value for name, value in asdict(look).items()},
-                "rules": {profile: found and asdict(found) for profile, found in _rules(look).items()},
+                "rules": {profile: rule and asdict(rule) for profile, rule in _rules(look).items()},
             }
             for look in looks
         ],
@@ -61,8 +61,9 @@ def builds_table(looks: Iterable[BuildReport]) -> RenderableType:
     for column in ("version", "ggml", "commit", "backends", "layout", "checked"):
         table.add_column(column, no_wrap=True)
     for look in looks:
-        known = (look.version, look.ggml, look.commit, " ".join(look.backends), look.layout, " ".join(look.checks))
-        table.add_row(printable(look.where), *(printable(text) or "-" for text in known))
+        lists = " ".join(look.backends), look.layout, " ".join(look.checks)
+        values = (look.version, look.ggml, look.commit, *lists)
+        table.add_row(printable(look.where), *(printable(text) or "-" for text in values))
     if not looks:
         return Text(
             "There is no llama.cpp: pip install llama-cpp-python, or name a directory with libllama.so: fitter "

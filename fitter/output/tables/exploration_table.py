@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _BEST = "bold green"
 
-_ASKED: dict[str, Callable[[ExploredCell], str]] = {
+_AXES: dict[str, Callable[[ExploredCell], str]] = {
     "model": lambda cell: cell.model,
     "type": lambda cell: cell.file_type or "-",
     "machine": lambda cell: cell.machine,
@@ -42,10 +42,10 @@ _ASKED: dict[str, Callable[[ExploredCell], str]] = {
 _COSTS = {"price": "price", "watts": "W", "memory": "MiB of devices"}
 
 
-def csv_text(found: Exploration) -> str:
+def csv_text(exploration: Exploration) -> str:
     """A line for each cell, under the names of JSON; arguments are one text, and what is not known is empty."""
     out = io.StringIO()
-    rows = [_flat(cell) for cell in found.cells]
+    rows = [_flat(cell) for cell in exploration.cells]
     writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows({name: _field(name, value) for name, value in row.items()} for row in rows)
@@ -69,7 +69,7 @@ def _field(name: str, value: Any) -> Any:
     return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) else text
 
 
-def _parquet(found: Exploration) -> bytes:
+def _parquet(exploration: Exploration) -> bytes:
     try:
         import pyarrow as pa  # type: ignore[import-not-found,import-untyped,unused-ignore]
         import pyarrow.parquet as pq  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -80,7 +80,7 @@ def _parquet(found: Exploration) -> bytes:
         **dict.fromkeys(("prompt_tokens_per_second", "tokens_per_second", "cost"), pa.float64()),
         **dict.fromkeys(("fits", "is_best", "needs_imatrix"), pa.bool_()),
     }
-    rows = [_flat(cell) for cell in found.cells]
+    rows = [_flat(cell) for cell in exploration.cells]
     schema = pa.schema([(name, kinds.get(name, pa.string())) for name in rows[0]])
     out = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), out)
@@ -110,9 +110,9 @@ def check_output(path: Path) -> None:
         raise AnswerError(f"-o {path} cannot be written: name another file")
 
 
-def write(found: Exploration, path: Path) -> None:
-    """Write ``found`` in the format of the file's ending, all or nothing. Raises ``AnswerError``."""
-    data = _WRITERS[path.suffix.lower()](found)
+def write(exploration: Exploration, path: Path) -> None:
+    """Write ``exploration`` in the format of the file's ending, all or nothing. Raises ``AnswerError``."""
+    data = _WRITERS[path.suffix.lower()](exploration)
     try:
         with replacing(path) as file:
             file.write(data)
@@ -120,16 +120,16 @@ def write(found: Exploration, path: Path) -> None:
         raise AnswerError(f"-o {path} cannot be written ({error.strerror}): name another file") from None
 
 
-def exploration_table(found: Exploration, *, verbose: bool = False) -> RenderableType:
+def exploration_table(exploration: Exploration, *, verbose: bool = False) -> RenderableType:
     """A row for each cell that fits, what does not below, and the answer; ``verbose``: a row for every cell."""
     # every model by the name of its file, as far as these differ
-    named = file_names(cell.model for cell in found.cells)
-    cells = tuple(replace(cell, model=named[cell.model]) for cell in found.cells)
-    varied = [name for name, of in _ASKED.items() if len({of(cell) for cell in cells}) > 1]
-    said = [
-        f"{name} {_ASKED[name](cells[0])}" if name.startswith("-") else _ASKED[name](cells[0])
-        for name in _ASKED
-        if name not in varied and _ASKED[name](cells[0]) != "-"
+    named = file_names(cell.model for cell in exploration.cells)
+    cells = tuple(replace(cell, model=named[cell.model]) for cell in exploration.cells)
+    varied = [name for name, of in _AXES.items() if len({of(cell) for cell in cells}) > 1]
+    common = [
+        f"{name} {_AXES[name](cells[0])}" if name.startswith("-") else _AXES[name](cells[0])
+        for name in _AXES
+        if name not in varied and _AXES[name](cells[0]) != "-"
     ]
     table = NarrowTable(spare=("host MiB", "prompt t/s"))
     for name in varied:
@@ -137,15 +137,15 @@ def exploration_table(found: Exploration, *, verbose: bool = False) -> Renderabl
         table.add_column(name, justify="right" if right else "left", no_wrap=name != "machine", overflow="fold")
     columns = ["fits", "context", "host MiB", "prompt t/s", "t/s"]
     has_cost = any(cell.cost is not None for cell in cells)
-    for column in [*columns, *([_COSTS[found.cost]] if has_cost else [])]:
+    for column in [*columns, *([_COSTS[exploration.cost]] if has_cost else [])]:
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("", style="dim")
     shown = [cell for cell in cells if cell.fits or verbose or len(cells) <= _FEW]
     for cell in shown:
         table.add_row(*_row(cell, varied, has_cost))
-    parts: list[RenderableType] = [Text(printable(", ".join(said)), style="bold", overflow="fold")] if said else []
+    parts: list[RenderableType] = [Text(printable(", ".join(common)), style="bold", overflow="fold")] if common else []
     parts += [table] if shown else []
-    parts += [Text(line, overflow="fold") for line in _below(found, cells, len(cells) - len(shown), varied)]
+    parts += [Text(line, overflow="fold") for line in _below(exploration, cells, len(cells) - len(shown), varied)]
     return Group(*parts)
 
 
@@ -162,7 +162,7 @@ def _row(cell: ExploredCell, varied: list[str], has_cost: bool) -> tuple[str | T
     figures += rates
     if has_cost:
         figures.append("unknown" if cell.cost is None else f"{cell.cost:g}")
-    about = (printable(_ASKED[name](cell)) for name in varied)
+    about = (printable(_AXES[name](cell)) for name in varied)
     notes = [*(["best"] if cell.is_best else []), *(["needs an importance matrix"] if cell.needs_imatrix else [])]
     return (*(Text(each, style=style) for each in (*about, *figures)), ", ".join(notes))
 
@@ -174,14 +174,14 @@ def file_names(models: Iterable[str]) -> dict[str, str]:
     return {model: name if count[name] == 1 else model for model, name in names.items()}
 
 
-def _below(found: Exploration, cells: Sequence[ExploredCell], hidden: int, varied: list[str]) -> Iterator[str]:
+def _below(exploration: Exploration, cells: Sequence[ExploredCell], hidden: int, varied: list[str]) -> Iterator[str]:
     fitting = sum(bool(cell.fits) for cell in cells)
-    kept = f", {found.kept} of them planned before" if found.kept else ""
-    yield f"{len(cells)} cell{'s' if len(cells) > 1 else ''}{kept}: {fitting} fit" + (
+    stored = f", {exploration.kept} of them planned before" if exploration.kept else ""
+    yield f"{len(cells)} cell{'s' if len(cells) > 1 else ''}{stored}: {fitting} fit" + (
         f"; -v shows the {hidden} that do not" if hidden else ""
     )
     if any(cell.is_best for cell in cells):
-        what = {"price": "cheaper", "watts": "with fewer watts", "memory": "on less device memory"}[found.cost]
+        what = {"price": "cheaper", "watts": "with fewer watts", "memory": "on less device memory"}[exploration.cost]
         yield f"best: no other cell of its model and type has more context, is faster or {what} without being worse"
     reasons: dict[str, list[ExploredCell]] = {}
     for cell in cells:
@@ -196,35 +196,35 @@ def _below(found: Exploration, cells: Sequence[ExploredCell], hidden: int, varie
         lacking = [cell for cell in cells if cell.fits is False and cell.problem]
         for cell in sorted(lacking, key=lambda cell: (cell.bytes or 0, -cell.memory))[:1]:
             yield f"none fits; {_name(cell, varied)}: {printable(cell.problem or '')}"
-    for answer in found.answers:
-        yield from _answer_lines(found, answer)
+    for answer in exploration.answers:
+        yield from _answer_lines(exploration, answer)
 
 
 def _name(cell: ExploredCell, varied: list[str]) -> str:
-    words = (f"{name} {_ASKED[name](cell)}" if name.startswith("-") else _ASKED[name](cell) for name in varied)
+    words = (f"{name} {_AXES[name](cell)}" if name.startswith("-") else _AXES[name](cell) for name in varied)
     return printable(", ".join(words)) or printable(cell.machine)
 
 
-def _answer_lines(found: Exploration, answer: ExploredAnswer) -> Iterator[str]:
-    name = printable(file_names(each.model for each in found.cells)[answer.model])
+def _answer_lines(exploration: Exploration, answer: ExploredAnswer) -> Iterator[str]:
+    name = printable(file_names(each.model for each in exploration.cells)[answer.model])
     cell = answer.cell
     if cell is None:
-        yield f"{name}: no machine does {printable(found.asked or '')}" + _refused(answer.refused)
+        yield f"{name}: no machine does {printable(exploration.asked or '')}" + _refused(answer.refused)
         return
     costs = {"price": "the cheapest", "watts": "the one with the fewest watts"}
-    if found.cost == "memory":
+    if exploration.cost == "memory":
         why = "the one with the least memory, since no prices are given"
     elif cell.cost is None:
-        why = f"the first whose {found.cost} is unknown; none with a known one does it"
+        why = f"the first whose {exploration.cost} is unknown; none with a known one does it"
     else:
-        why = f"{costs[found.cost]}, {cell.cost:g}"
+        why = f"{costs[exploration.cost]}, {cell.cost:g}"
     kind = "" if cell.file_type is None else f" as {cell.file_type}"
     figures = f"context {cell.n_ctx}"
     if cell.tokens_per_second is not None:
         figures += f", about {speed(cell.tokens_per_second)} t/s"
     if cell.prompt_tokens_per_second is not None:
         figures += f" (prompt {speed(cell.prompt_tokens_per_second)} t/s)"
-    yield f"{printable(found.asked or '')}: {printable(cell.machine)} ({why}) runs {name}{kind}: {figures}"
+    yield f"{printable(exploration.asked or '')}: {printable(cell.machine)} ({why}) runs {name}{kind}: {figures}"
     how = "confirmed on the model itself"
     if answer.is_of_header:
         how = f"confirmed on the header that llama-quantize would write: a file of type {cell.file_type} is not here"

@@ -59,16 +59,16 @@ def shown(*parts: RenderableType, lines: Iterator[str]) -> RenderableType:
     return Group(*parts, *(Text(line, overflow="fold") for line in lines))
 
 
-def problems(found: Sequence[tuple[str, Planned]]) -> Iterator[str]:
+def problems(named: Sequence[tuple[str, Planned]]) -> Iterator[str]:
     """Why there is no plan, for each by its name."""
-    for name, each in found:
+    for name, each in named:
         if each.problem:
             yield f"{printable(name)}: {printable(each.problem)}"
 
 
-def contexts(found: Sequence[Planned]) -> Iterator[str]:
+def contexts(plans: Sequence[Planned]) -> Iterator[str]:
     """What the columns of contexts say, where they differ."""
-    if any(each.n_ctx != each.longest_context for each in found):
+    if any(each.n_ctx != each.longest_context for each in plans):
         yield "context: of the plan, which is for speed; longest: the most that fits, whatever it costs in time"
 
 
@@ -77,9 +77,9 @@ def too_slow(rate: float) -> str:
     return f"none of them generates {speed(rate)} tokens per second: ask for fewer with --tokens-per-second"
 
 
-def none_fits(found: Sequence[tuple[int, str, Planned]], word: str = "") -> Iterator[str]:
+def none_fits(candidates: Sequence[tuple[int, str, Planned]], word: str = "") -> Iterator[str]:
     """What the smallest of those with a plan lacks: its bytes, its name, and itself."""
-    planned = [(size, name, each.plan) for size, name, each in found if each.plan is not None]
+    planned = [(size, name, each.plan) for size, name, each in candidates if each.plan is not None]
     for _, name, plan in sorted(planned, key=lambda each: each[:2])[:1]:
         if plan.problems:
             yield f"none fits; {word}{printable(name)}: {printable(plan.problems[0].message)}"

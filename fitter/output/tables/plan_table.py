@@ -162,8 +162,8 @@ def catalogue_table(gpus: Iterable[CatalogueGpu]) -> RenderableType:
     table.add_column("profile", no_wrap=True)
     table.add_column("sources", no_wrap=True)
     for gpu in gpus:
-        own = gpu.sources
-        cited = (own.compute_capability, own.total, own.usable, own.free, own.bandwidth, own.pcie, own.compute)
+        figures = ("compute_capability", "total", "usable", "free", "bandwidth", "pcie", "compute")
+        cited = [getattr(gpu.sources, figure) for figure in figures]
         numbers = (sources.setdefault(source, len(sources) + 1) if source else "-" for source in cited)
         table.add_row(
             gpu.key,
@@ -235,12 +235,10 @@ def _differences(calibration: Calibration) -> Table:
     for column in ("bytes: real", "other", "difference"):
         table.add_column(column, justify="right", overflow="fold")
     for comparison in calibration.comparisons:
-        for found in comparison.differences:
-            more = (
-                f"{found.other - found.real:+d}" if isinstance(found.real, int) and isinstance(found.other, int) else ""
-            )
-            where = (",".join(comparison.devices), comparison.between, found.model, found.configuration, found.what)
-            table.add_row(*where, str(found.real), str(found.other), more)
+        for each in comparison.differences:
+            more = f"{each.other - each.real:+d}" if isinstance(each.real, int) and isinstance(each.other, int) else ""
+            where = (",".join(comparison.devices), comparison.between, each.model, each.configuration, each.what)
+            table.add_row(*where, str(each.real), str(each.other), more)
     return table
 
 
@@ -256,12 +254,12 @@ def verification_table(verification: Verification) -> RenderableType:
         differing = {difference.kind: difference for difference in row.differences}
         for kind in ("model", "context", "compute"):
             predicted, real = getattr(row.predicted, kind), getattr(row.real, kind)
-            found = differing.get(kind)
-            style = "bold red" if found in exceeding else ""
+            difference = differing.get(kind)
+            style = "bold red" if difference in exceeding else ""
             if predicted or real:
-                more = Text(f"{found.more:+,}" if found else "", style=style)
-                said = taken_text(row, kind)
-                sizes.add_row(f"{row.real.buffer_type} {kind}", f"{predicted:,}", said, more)
+                more = Text(f"{difference.more:+,}" if difference else "", style=style)
+                real = taken_text(row, kind)
+                sizes.add_row(f"{row.real.buffer_type} {kind}", f"{predicted:,}", real, more)
     memory = _table("MiB", "free before", "after", "counted", "unaccounted", spare=("after", "free before"))
     for use in verification.memory:
         memory.add_row(use.name, mib(use.before), mib(use.after), mib(use.counted), mib(use.unaccounted))
@@ -339,10 +337,10 @@ def verdict(verification: Verification) -> Text:
     if verification.server is not None and not verification.server.is_within:
         return Text("more than planned: the memory of its process", style="bold red")
     if not differences:
-        said = "every byte as predicted"
+        text = "every byte as predicted"
         if verification.server is not None:
-            said = "as predicted, as far as its log says it"
-        return Text(said, style="bold green")
+            text = "as predicted, as far as its log says it"
+        return Text(text, style="bold green")
     if exceeding:
         text, style = "more than predicted", "bold red"
     elif any(each.more > 0 for each in differences):
@@ -443,9 +441,9 @@ _OF_A_SERVER = ("cache_ram", "ctx_checkpoints")
 
 def _smaller(plan: Plan) -> list[str]:
     """What the plan makes smaller than the program would, for want of host memory."""
-    known = of_a_load()
-    values = {name: plan.params.of_parameter(known[name]) for name in _OF_A_SERVER if name not in plan.fit_keywords}
-    words = [f"{known[name].option} {value}" for name, value in values.items() if value is not None]
+    table = of_a_load()
+    values = {name: plan.params.of_parameter(table[name]) for name in _OF_A_SERVER if name not in plan.fit_keywords}
+    words = [f"{table[name].option} {value}" for name, value in values.items() if value is not None]
     return [f"reduced to fit host memory: {' '.join(words)}"] if words and plan.fits else []
 
 

@@ -15,16 +15,17 @@ if TYPE_CHECKING:
     from fitter.planning.tables.quantizations import Quantization, Quantizations
 
 
-def quantizations_table(found: Quantizations, *, verbose: bool = False) -> RenderableType:
+def quantizations_table(quantizations: Quantizations, *, verbose: bool = False) -> RenderableType:
     """A row for each file type, and what is said of them; ``verbose``: also what each is made of."""
-    model = found.model
-    title = Text.assemble((model.name, "bold"), f" ({model.architecture}, {found.source_type})", overflow="fold")
+    model = quantizations.model
+    source = f" ({model.architecture}, {quantizations.source_type})"
+    title = Text.assemble((model.name, "bold"), source, overflow="fold")
     rows = (
-        (plan_row.cells(each.name, each.bytes, each, each.tokens_per_second), _notes(each), each is found.best)
-        for each in found.found
+        (plan_row.cells(each.name, each.bytes, each, each.tokens_per_second), _notes(each), each is quantizations.best)
+        for each in quantizations.found
     )
     table = plan_row.table_of("file type", rows, rates=("t/s",), spare=("bits", "host MiB", "context"))
-    return plan_row.shown(title, table, lines=_below(found, verbose))
+    return plan_row.shown(title, table, lines=_below(quantizations, verbose))
 
 
 def _notes(each: Quantization) -> list[str]:
@@ -32,30 +33,30 @@ def _notes(each: Quantization) -> list[str]:
     return [*notes, *(["for models trained for it"] if each.is_trained_for else [])]
 
 
-def _below(found: Quantizations, verbose: bool) -> Iterator[str]:
+def _below(quantizations: Quantizations, verbose: bool) -> Iterator[str]:
     if verbose:
-        for each in found.found:
+        for each in quantizations.found:
             if each.types:
                 yield f"{each.name}: " + ", ".join(f"{count} {kind}" for kind, count in each.types.items())
-    yield from plan_row.problems([(each.name, each) for each in found.found])
-    yield from map(printable, found.notes)
-    yield from plan_row.contexts(found.found)
-    if found.best is not None:
+    yield from plan_row.problems([(each.name, each) for each in quantizations.found])
+    yield from map(printable, quantizations.notes)
+    yield from plan_row.contexts(quantizations.found)
+    if quantizations.best is not None:
         return
-    if found.fits and found.tokens_per_second is not None:
-        yield plan_row.too_slow(found.tokens_per_second)
-    elif found.fits:
+    if quantizations.fits and quantizations.tokens_per_second is not None:
+        yield plan_row.too_slow(quantizations.tokens_per_second)
+    elif quantizations.fits:
         yield (
             "none is marked as the best, which has every layer on the devices: --tokens-per-second N marks the one "
             "with the most bits per weight that generates as fast, wherever its weights are"
         )
     else:
-        yield from plan_row.none_fits([(each.bytes or 0, each.name, each) for each in found.found], "as ")
+        yield from plan_row.none_fits([(each.bytes or 0, each.name, each) for each in quantizations.found], "as ")
 
 
-def commands(found: Quantizations) -> tuple[str, ...]:
+def commands(quantizations: Quantizations) -> tuple[str, ...]:
     """What to do with the best one, a line each that is not to be folded: it may be copied."""
-    best = found.best
+    best = quantizations.best
     if best is None or best.plan is None or best.bytes is None:
         return ()
     imatrix = ", made with an importance matrix" if best.needs_imatrix else ""

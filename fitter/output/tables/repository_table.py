@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 _PLURAL = {"importance matrix": "importance matrices"}
 
 
-def repository_table(found: Repository, *, verbose: bool = False) -> RenderableType:
+def repository_table(repository: Repository, *, verbose: bool = False) -> RenderableType:
     """A row for each model, and what is said of them; ``verbose``: also the arguments of each plan."""
-    rows = ((_cells(each), _notes(each), each is found.best) for each in found.found)
+    rows = ((_cells(each), _notes(each), each is repository.best) for each in repository.found)
     rates, spare = ("prompt t/s", "t/s"), ("bits", "context", "host MiB", "prompt t/s", "MiB")
     table = plan_row.table_of("file", rows, rates=rates, spare=spare, is_folded=True)
-    return plan_row.shown(Text(printable(found.address), "bold", overflow="fold"), table, lines=_below(found, verbose))
+    title = Text(printable(repository.address), "bold", overflow="fold")
+    return plan_row.shown(title, table, lines=_below(repository, verbose))
 
 
 def _cells(each: RepositoryFile) -> tuple[str, ...]:
@@ -36,48 +37,48 @@ def _notes(each: RepositoryFile) -> list[str]:
     return [f"{len(each.files)} files"] if len(each.files) > 1 else []
 
 
-def _below(found: Repository, verbose: bool) -> Iterator[str]:
+def _below(repository: Repository, verbose: bool) -> Iterator[str]:
     if verbose:
-        for each in found.found:
+        for each in repository.found:
             if each.plan is not None and each.fits:
                 yield f"{printable(each.name)}: {printable(command_line(arguments(each.plan), quoted=True))}"
-    yield from plan_row.problems([(each.name, each) for each in found.found])
-    yield from _beside(found, verbose)
-    yield from plan_row.contexts(found.found)
-    best = found.best
+    yield from plan_row.problems([(each.name, each) for each in repository.found])
+    yield from _beside(repository, verbose)
+    yield from plan_row.contexts(repository.found)
+    best = repository.best
     if best is None:
-        yield from _none(found)
-    elif found.n_devices and not best.is_on_devices and found.tokens_per_second is None:
+        yield from _none(repository)
+    elif repository.n_devices and not best.is_on_devices and repository.tokens_per_second is None:
         yield (
             "none fits with every layer on the devices, so the one with the most bits per weight is marked: "
             "--tokens-per-second N marks the one of them that generates as fast"
         )
 
 
-def commands(found: Repository) -> tuple[str, ...]:
+def commands(repository: Repository) -> tuple[str, ...]:
     """What to do with the best one, a line each that is not to be folded: it may be copied into a shell."""
-    return tuple(map(printable, _commands(found)))
+    return tuple(map(printable, _commands(repository)))
 
 
-def _commands(found: Repository) -> Iterator[str]:
-    best = found.best
+def _commands(repository: Repository) -> Iterator[str]:
+    best = repository.best
     if best is None or best.plan is None:
         return
     yield plan_row.best(best.name, best.bytes)
-    if found.download is not None:
-        yield f"download: {shlex.join(found.download)}"
-    if found.run is not None:
-        yield f"run: {command_line(found.run, quoted=True)}"
-        if found.hf is not None:
-            yield f"run without downloading it first: {shlex.join(found.hf)} in place of -m and the file"
+    if repository.download is not None:
+        yield f"download: {shlex.join(repository.download)}"
+    if repository.run is not None:
+        yield f"run: {command_line(repository.run, quoted=True)}"
+        if repository.hf is not None:
+            yield f"run without downloading it first: {shlex.join(repository.hf)} in place of -m and the file"
     else:
         yield plan_row.with_arguments(best.plan)
 
 
-def _beside(found: Repository, verbose: bool) -> Iterator[str]:
-    kinds = Counter(each.kind for each in found.beside)
+def _beside(repository: Repository, verbose: bool) -> Iterator[str]:
+    kinds = Counter(each.kind for each in repository.beside)
     for kind, count in kinds.items():
-        names = [each.name for each in found.beside if each.kind == kind]
+        names = [each.name for each in repository.beside if each.kind == kind]
         shown = names if verbose else names[:3]
         more = f" and {count - len(shown)} more" if count > len(shown) else ""
         word = kind if count == 1 else _PLURAL.get(kind, f"{kind}s")
@@ -85,11 +86,11 @@ def _beside(found: Repository, verbose: bool) -> Iterator[str]:
         yield f"not planned, {word}{option}: {printable(', '.join(shown))}{more}"
 
 
-def _none(found: Repository) -> Iterator[str]:
-    if found.fits and found.tokens_per_second is not None:
-        yield plan_row.too_slow(found.tokens_per_second)
+def _none(repository: Repository) -> Iterator[str]:
+    if repository.fits and repository.tokens_per_second is not None:
+        yield plan_row.too_slow(repository.tokens_per_second)
     else:
-        yield from plan_row.none_fits([(each.bytes, each.name, each) for each in found.found])
+        yield from plan_row.none_fits([(each.bytes, each.name, each) for each in repository.found])
 
 
 __all__ = ["commands", "repository_table"]
