@@ -59,6 +59,7 @@ def history(
     from fitter.output.documents.document import dumps
     from fitter.regression import build_report
     from fitter.regression.cases import read_builds
+    from fitter.storage.files import replace_document
 
     models, cases_file = _split(files, cases_file)
     if builds is None and cases_file is not None:
@@ -78,11 +79,11 @@ def history(
     # Last: if they cannot be written, everything else has been printed.
     sys.stdout.flush()
     if csv_file is not None:
-        build_report.write(csv_file, build_report.to_csv(found, builds))
+        replace_document(csv_file, build_report.to_csv(found, builds).encode())
     if svg_file is not None:
-        build_report.write(svg_file, build_report.to_svg(found, builds))
+        replace_document(svg_file, build_report.to_svg(found, builds).encode())
     if badge_file is not None:
-        build_report.write(badge_file, dumps(build_report.badge(found, builds)) + "\n")
+        replace_document(badge_file, (dumps(build_report.badge(found, builds)) + "\n").encode())
     return build_report.history_status(found)
 
 

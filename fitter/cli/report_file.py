@@ -96,6 +96,6 @@ def write(file: Path, text: str) -> None:
     if file == STDOUT:
         click.echo(text, nl=False)
         return
-    from fitter.regression.build_report import write as to_file
+    from fitter.storage.files import replace_document
 
-    to_file(file, text)
+    replace_document(file, text.encode())

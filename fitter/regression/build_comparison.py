@@ -22,7 +22,7 @@ from fitter.regression.compare import Move
 from fitter.regression.measuring import OnDone, go_on, in_workers, memory_of
 from fitter.text import human
 
-BESIDE = "beside the model"
+SHARED = "beside the model"
 """Stands for the buffer type of what is beside the model."""
 _PARTS = ("model", "context", "compute")
 
@@ -101,7 +101,7 @@ def over_builds(
         def compared(subject: Subject) -> Compared:
             go_on(stopped)
             try:
-                found = compare_builds(
+                results = compare_builds(
                     subject.model,
                     builds,
                     own_plans=own_plans,
@@ -111,12 +111,12 @@ def over_builds(
                 )
             except FitterError as error:
                 return Compared(subject, (), error)
-            return Compared(subject, found)
+            return Compared(subject, results)
 
         return compared
 
-    found = in_workers(subjects, begin, jobs=jobs, timeout=timeout, on_done=on_done, llama_cpp=builds[0])
-    return tuple(found[subject.name] for subject in subjects)
+    results = in_workers(subjects, begin, jobs=jobs, timeout=timeout, on_done=on_done, llama_cpp=builds[0])
+    return tuple(results[subject.name] for subject in subjects)
 
 
 def labels(builds: Sequence[str]) -> tuple[str, ...]:
@@ -126,9 +126,9 @@ def labels(builds: Sequence[str]) -> tuple[str, ...]:
     while len({each[::-1][: n_shared + 1] for each in parts}) == 1 and n_shared < min(map(len, parts)):
         n_shared += 1
     # One that is all of another's end has no part of its own.
-    own = [each[: len(each) - n_shared] or each for each in parts]
-    for length in range(1, max(map(len, own)) + 1):
-        short = tuple("/".join(each[-length:]) for each in own)
+    ends = [each[: len(each) - n_shared] or each for each in parts]
+    for length in range(1, max(map(len, ends)) + 1):
+        short = tuple("/".join(each[-length:]) for each in ends)
         if len(set(short)) == len(set(parts)):
             return short
     return tuple(builds)
@@ -193,36 +193,36 @@ def has_grown(compared: Compared) -> bool:
     return bool(compared.builds) and any(move.failure for move in change_on(compared, compared.builds[-1]))
 
 
-def by_buffer_type(asked: OnBuild) -> dict[tuple[str, str], Row]:
+def by_buffer_type(build: OnBuild) -> dict[tuple[str, str], Row]:
     """The rows of a measurement that are not empty, by place (a device, or ``host``) and buffer type.
 
     What is beside the model is one row for each place. Nothing if it was not measured.
     """
-    if asked.breakdown is None:
+    if build.breakdown is None:
         return {}
-    devices, host = memory_of(asked.breakdown.rows)
-    found = {
+    devices, host = memory_of(build.breakdown.rows)
+    rows = {
         (place, name): Row(name, None, place == HOST_NAME, memory.model, memory.context, memory.compute)
         for place, memories in {**devices, HOST_NAME: host}.items()
         for name, memory in memories.items()
     }
-    for row in (row for use in asked.shared for row in use.rows if row.used):
+    for row in (row for use in build.shared for row in use.rows if row.used):
         place = row.device or HOST_NAME
-        sum_of = found.get((place, BESIDE), Row(BESIDE, None, place == HOST_NAME, 0, 0, 0))
-        found[place, BESIDE] = replace(sum_of, **{name: getattr(sum_of, name) + getattr(row, name) for name in _PARTS})
-    return found
+        sum_of = rows.get((place, SHARED), Row(SHARED, None, place == HOST_NAME, 0, 0, 0))
+        rows[place, SHARED] = replace(sum_of, **{name: getattr(sum_of, name) + getattr(row, name) for name in _PARTS})
+    return rows
 
 
-def used_on(asked: OnBuild) -> dict[str, int]:
+def used_on(build: OnBuild) -> dict[str, int]:
     """Bytes on each device, and on ``host``."""
-    return _by_place(by_buffer_type(asked))
+    return _by_place(by_buffer_type(build))
 
 
 def _by_place(rows: Mapping[tuple[str, str], Row]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    used: dict[str, int] = {}
     for (place, _), row in rows.items():
-        found[place] = found.get(place, 0) + row.used
-    return found
+        used[place] = used.get(place, 0) + row.used
+    return used
 
 
 def lacking(missing: Mapping[str, int]) -> str:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from fitter.api.compare_builds import OnBuild
-from fitter.errors import EXIT_FITS, EXIT_REGRESSION, AnswerError
-from fitter.model.files.source import show
+from fitter.errors import EXIT_FITS, EXIT_REGRESSION
 from fitter.planning.request.shared import HOST_NAME
 from fitter.regression.build_comparison import (
     Compared,
@@ -26,7 +24,6 @@ from fitter.regression.build_comparison import (
 from fitter.regression.check_report import figure, literal, moves_table, table_cell
 from fitter.regression.compare import Move, change
 from fitter.regression.regression_documents import BUILDS, Build, Builds, CaseOnBuild, CaseOnBuilds, MemoryOnBuild
-from fitter.storage.files import replace_document
 from fitter.text import human, printable
 
 if TYPE_CHECKING:
@@ -40,20 +37,20 @@ DEVICES = "devices"
 
 def versions(compared: Sequence[Compared], builds: Sequence[str]) -> tuple[str, ...]:
     """The version of each build; empty where no case could be asked about."""
-    found = [""] * len(builds)
+    result = [""] * len(builds)
     for each in compared:
-        found = [known or asked.version for known, asked in zip(found, each.builds or _none(builds), strict=True)]
-    return tuple(found)
+        result = [version or build.version for version, build in zip(result, each.builds or _none(builds), strict=True)]
+    return tuple(result)
 
 
 def _none(builds: Sequence[str]) -> tuple[OnBuild, ...]:
     return tuple(map(OnBuild, builds))
 
 
-def _legend(compared: Sequence[Compared], builds: Sequence[str], shown: Callable[[str], str] = printable) -> list[str]:
+def _legend(compared: Sequence[Compared], builds: Sequence[str], write: Callable[[str], str] = printable) -> list[str]:
     """A line for each build that was asked: what it is called here, and which one that is."""
     named = zip(labels(builds), versions(compared, builds), strict=True)
-    return [f"{shown(label)}: {shown(version)}" for label, version in dict.fromkeys(named) if version]
+    return [f"{write(label)}: {write(version)}" for label, version in dict.fromkeys(named) if version]
 
 
 def error_lines(compared: Iterable[Compared], builds: Sequence[str]) -> tuple[str, ...]:
@@ -62,9 +59,9 @@ def error_lines(compared: Iterable[Compared], builds: Sequence[str]) -> tuple[st
     for each in compared:
         if each.error is not None:
             lines.append(f"error: {printable(each.name)}: {each.error}")
-        for label, asked in zip(labels(builds), each.builds, strict=bool(each.builds)):
-            if asked.error is not None:
-                lines.append(f"error: {printable(each.name)} with {printable(label)}: {asked.error}")
+        for label, build in zip(labels(builds), each.builds, strict=bool(each.builds)):
+            if build.error is not None:
+                lines.append(f"error: {printable(each.name)} with {printable(label)}: {build.error}")
     return tuple(lines)
 
 
@@ -95,9 +92,9 @@ def diff_status(compared: Sequence[Compared]) -> int:
     return _failed(compared) or (EXIT_FITS if all(map(is_same, compared)) else EXIT_REGRESSION)
 
 
-def summary(compared: Sequence[Compared], builds: Sequence[str], shown: Callable[[str], str] = printable) -> str:
+def summary(compared: Sequence[Compared], builds: Sequence[str], write: Callable[[str], str] = printable) -> str:
     """One line: how many cases take more with the last build than with the first, and how many do not."""
-    first, last = shown(labels(builds)[0]), shown(labels(builds)[-1])
+    first, last = write(labels(builds)[0]), write(labels(builds)[-1])
     failed = sum(each.error is not None or each.builds[-1].error is not None for each in compared)
     grown = sum(map(has_grown, compared))
     changed = sum(bool(each.builds and change_on(each, each.builds[-1])) for each in compared) - grown
@@ -165,23 +162,23 @@ def totals(each: OnBuild) -> dict[str, int] | None:
 def _rows(each: Compared) -> Iterator[tuple[str, list[str]]]:
     """A line for devices and one for the host: bytes with the first build, and by how much the others differ."""
     first = first_of(each)
-    found = [totals(asked) for asked in each.builds]
+    sizes = [totals(build) for build in each.builds]
     start = None if first is None else totals(first)
     if first is None or start is None:
         return
     for place in (DEVICES, HOST_NAME):
-        if not any(known and known[place] for known in found):
+        if not any(size and size[place] for size in sizes):
             continue
         cells = []
-        for asked, known in zip(each.builds, found, strict=True):
-            if known is None:
+        for build, size in zip(each.builds, sizes, strict=True):
+            if size is None:
                 cells.append(_NONE)
-            elif asked is first:
-                cells.append(human(known[place]))
+            elif build is first:
+                cells.append(human(size[place]))
             else:
-                same = known[place] == start[place]
-                mark = "!" if place == DEVICES and not asked.fits and first.fits else ""
-                cells.append(mark + (_SAME if same else change(start[place], known[place], "bytes")))
+                same = size[place] == start[place]
+                mark = "!" if place == DEVICES and not build.fits and first.fits else ""
+                cells.append(mark + (_SAME if same else change(start[place], size[place], "bytes")))
         yield place, cells
 
 
@@ -209,9 +206,9 @@ def _misfit(each: Compared, builds: Sequence[str]) -> str:
     first = first_of(each)
     if first is None or not first.fits:
         return ""
-    found = ((label, asked) for label, asked in zip(labels(builds), each.builds, strict=True) if asked.missing)
-    label, asked = next(found, ("", None))
-    return "" if asked is None else printable(f"{each.name} with {label}, {lacking(asked.missing)}")
+    misfits = ((label, build) for label, build in zip(labels(builds), each.builds, strict=True) if build.missing)
+    label, build = next(misfits, ("", None))
+    return "" if build is None else printable(f"{each.name} with {label}, {lacking(build.missing)}")
 
 
 def print_history(stream: IO[str], compared: Sequence[Compared], builds: Sequence[str]) -> None:
@@ -259,18 +256,18 @@ def to_dict(compared: Sequence[Compared], builds: Sequence[str]) -> dict[str, An
 def _case_on_builds(each: Compared, builds: Sequence[str]) -> CaseOnBuilds:
     error = None if each.error is None else str(each.error)
     named = zip(each.builds, labels(builds), strict=True) if each.builds else ()
-    return CaseOnBuilds(each.name, error, tuple(_case_on_build(each, asked, label) for asked, label in named))
+    return CaseOnBuilds(each.name, error, tuple(_case_on_build(each, build, label) for build, label in named))
 
 
-def _case_on_build(each: Compared, asked: OnBuild, label: str) -> CaseOnBuild:
+def _case_on_build(each: Compared, build: OnBuild, label: str) -> CaseOnBuild:
     first = first_of(each)
-    has_plans = first is not None and first.plan is not None and asked is not first and asked.plan is not None
-    plan = own_plans(first.plan, asked.plan) if has_plans else ()  # type: ignore[union-attr, arg-type]
-    return CaseOnBuild(label, asked, tuple(_memory(asked)), tuple(change_on(each, asked)), tuple(plan))
+    has_plans = first is not None and first.plan is not None and build is not first and build.plan is not None
+    plan = own_plans(first.plan, build.plan) if has_plans else ()  # type: ignore[union-attr, arg-type]
+    return CaseOnBuild(label, build, tuple(_memory(build)), tuple(change_on(each, build)), tuple(plan))
 
 
-def _memory(asked: OnBuild) -> Iterator[MemoryOnBuild]:
-    for (place, buffer_type), row in by_buffer_type(asked).items():
+def _memory(build: OnBuild) -> Iterator[MemoryOnBuild]:
+    for (place, buffer_type), row in by_buffer_type(build).items():
         yield MemoryOnBuild(place, buffer_type, row)
 
 
@@ -284,12 +281,12 @@ def to_csv(compared: Sequence[Compared], builds: Sequence[str]) -> str:
     lines = csv.writer(out, lineterminator="\n")
     lines.writerow(COLUMNS)
     for each in compared:
-        for label, asked in zip(labels(builds), each.builds, strict=bool(each.builds)):
-            for part in _memory(asked):
+        for label, build in zip(labels(builds), each.builds, strict=bool(each.builds)):
+            for part in _memory(build):
                 sizes = (part.row.model, part.row.context, part.row.compute, part.row.used)
                 place = (part.device, part.buffer_type)
-                fits = str(asked.fits).lower()
-                lines.writerow((printable(each.name), printable(label), asked.version, *place, *sizes, fits))
+                fits = str(build.fits).lower()
+                lines.writerow((printable(each.name), printable(label), build.version, *place, *sizes, fits))
     return out.getvalue()
 
 
@@ -310,21 +307,21 @@ def _panel(each: Compared) -> Any:
     assert first is not None
     start = totals(first)
     assert start is not None
-    found = [totals(asked) for asked in each.builds]
+    sizes = [totals(build) for build in each.builds]
     lines = []
     for place in (DEVICES, HOST_NAME):
-        values = tuple(None if known is None else known[place] - start[place] for known in found)
+        values = tuple(None if known is None else known[place] - start[place] for known in sizes)
         known = [value for value in values if value is not None]
         most = max(known, key=abs)
         is_past = abs(most) > abs(known[-1])
         words = change(0, known[-1], "bytes") if known[-1] else "no change"
         lines.append(Line(values, words, change(0, most, "bytes") if is_past else ""))
-    subtitle = ", ".join(f"{human(start[place])} on {_said(place)}" for place in (DEVICES, HOST_NAME) if start[place])
-    bad = tuple(step for step, asked in enumerate(each.builds) if asked.missing)
+    subtitle = ", ".join(f"{human(start[place])} on {_name(place)}" for place in (DEVICES, HOST_NAME) if start[place])
+    bad = tuple(step for step, build in enumerate(each.builds) if build.missing)
     return Panel(each.name, subtitle, tuple(lines), bad)
 
 
-def _said(place: str) -> str:
+def _name(place: str) -> str:
     return "the host" if place == HOST_NAME else place
 
 
@@ -341,11 +338,3 @@ def badge(compared: Sequence[Compared], builds: Sequence[str]) -> dict[str, Any]
         "message": "error" if failed else words,
         "color": "lightgrey" if failed else "orange" if grown else "brightgreen",
     }
-
-
-def write(path: Path, text: str) -> None:
-    """Write a report to ``path``. Raises ``AnswerError`` if it cannot be written."""
-    try:
-        replace_document(path, text.encode())
-    except OSError as error:
-        raise AnswerError(f"{show(path)} cannot be written: {error.strerror or error}") from None

@@ -107,10 +107,12 @@ class Case:
 
     def keywords(self) -> dict[str, Any]:
         """Keyword arguments of ``fitter.fit``."""
-        known = of_a_case()
-        found = {known[key].name: self._resolved(known[key].kind, value) for key, value in self.settings.items()}
+        parameters = of_a_case()
+        settings = {
+            parameters[key].name: self._resolved(parameters[key].kind, value) for key, value in self.settings.items()
+        }
         build = {} if self.llama_cpp is None else {"llama_cpp": self.llama_cpp}
-        return {"program": DEFAULT_PROGRAM} | found | {"gpus": self.gpus} | build
+        return {"program": DEFAULT_PROGRAM} | settings | {"gpus": self.gpus} | build
 
     def _resolved(self, kind: Kind, value: CaseValue) -> Any:
         if not kind.is_file:
@@ -153,15 +155,15 @@ def read_builds(path: Path, *, is_trusted: bool = False) -> tuple[str, ...]:
     try:
         table = _table(document.get("history", {}), "history")
         _check_keys(table, ("llama_cpp",), "history")
-        found = table.get("llama_cpp", [])
-        if not isinstance(found, list) or not all(isinstance(each, str) and each for each in found):
-            raise UsageError(f'history.llama_cpp is {shown_in_file(found)}: give a list such as ["old", "new"]')
+        builds = table.get("llama_cpp", [])
+        if not isinstance(builds, list) or not all(isinstance(each, str) and each for each in builds):
+            raise UsageError(f'history.llama_cpp is {shown_in_file(builds)}: give a list such as ["old", "new"]')
     except UsageError as error:
         raise UsageError(f"{show(path)}: {error}") from None
     directory = path.absolute().parent
-    paths = (each for each in found if not is_name_of_build(each, directory))
+    paths = (each for each in builds if not is_name_of_build(each, directory))
     trust.check((trust.code("llama_cpp of [history]", each) for each in paths), show(path), is_trusted)
-    return tuple(place_of_build(each, directory) for each in found)
+    return tuple(place_of_build(each, directory) for each in builds)
 
 
 def make_cases(name: str, table: Mapping[str, Any], directory: Path) -> tuple[Case, ...]:
@@ -174,12 +176,12 @@ def make_cases(name: str, table: Mapping[str, Any], directory: Path) -> tuple[Ca
         raise UsageError(f"a case cannot be called {name!r}: use no spaces, parentheses, brackets or hidden characters")
     if is_test(name):
         raise UsageError(f"a case cannot be called {name!r}: names with '::' are for pytest tests")
-    known = of_a_case()
-    _check_keys(table, ("model", *known, *_LIMITS, "budget"), where)
+    settable = of_a_case()
+    _check_keys(table, ("model", *settable, *_LIMITS, "budget"), where)
     model = table.get("model")
     if not isinstance(model, str) or not model:
         raise UsageError(f'{where} has no model: add model = "model.gguf", a path or a pattern such as models/*.gguf')
-    settings = {key: each.kind.read(f"{where}.{key}", table[key]) for key, each in known.items() if key in table}
+    settings = {key: each.kind.read(f"{where}.{key}", table[key]) for key, each in settable.items() if key in table}
     _check_gpus(settings.get("gpu", ()), f"{where}.gpu")
     needs_trust = _needs_trust(model, settings, directory)
     llama_cpp = settings.pop("llama_cpp", None)
@@ -211,7 +213,7 @@ def check_trusted(cases: Iterable[Case], cases_file: Path, is_trusted: bool) -> 
 
 def _needs_trust(model: str, settings: Mapping[str, CaseValue], directory: Path) -> dict[str, str]:
     """By key, what of a table needs a file that is trusted."""
-    found = {}
+    needs = {}
     for key, value in {"model": model, **settings}.items():
         texts = [str(each) for each in (value if isinstance(value, tuple) else (value,))]
         if key == "llama_cpp":
@@ -223,8 +225,8 @@ def _needs_trust(model: str, settings: Mapping[str, CaseValue], directory: Path)
         else:
             continue
         if reasons:
-            found[key] = reasons[0]
-    return found
+            needs[key] = reasons[0]
+    return needs
 
 
 def place_of_build(text: str, directory: Path) -> str:
@@ -262,23 +264,23 @@ def select_named(cases: Sequence[Case], expression: str | None) -> tuple[Case, .
     """As ``select``, or all cases without an expression. Raises ``UsageError``, also if nothing is selected."""
     if expression is None:
         return tuple(cases)
-    if found := select(cases, expression):
-        return found
+    if selected := select(cases, expression):
+        return selected
     text = printable(expression, _LONGEST)
     raise UsageError(f"-k '{text}' selects no case; the cases are {', '.join(case.name for case in cases)}")
 
 
-def suggest(word: str, known: Collection[str]) -> str:
+def suggest(word: str, words: Collection[str]) -> str:
     """``did you mean n_ctx?``, or a list of all words if none is similar."""
-    close = difflib.get_close_matches(word.lower(), known, n=1)
-    return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
+    close = difflib.get_close_matches(word.lower(), words, n=1)
+    return f"did you mean {close[0]}?" if close else f"choose from {', '.join(words)}"
 
 
-def _check_keys(table: Mapping[str, Any], known: Collection[str], where: str) -> None:
+def _check_keys(table: Mapping[str, Any], allowed: Collection[str], where: str) -> None:
     for key in table:
-        if key not in known:
+        if key not in allowed:
             place = f" in {where}" if where else ""
-            raise UsageError(f"unknown key '{key}'{place}: {suggest(key, known)}")
+            raise UsageError(f"unknown key '{key}'{place}: {suggest(key, allowed)}")
 
 
 def _table(value: object, where: str) -> dict[str, Any]:
@@ -291,16 +293,16 @@ def _models(text: str, directory: Path, where: str) -> Sequence[tuple[str, Path 
     """For each model that ``text`` names: what is added to the case's name, and the model's path or address."""
     if is_address(text):
         return [("", beside(text, directory))]
-    given = os.path.expanduser(text)
-    whole = os.path.join(directory, given)
-    if not glob.has_magic(given) or os.path.exists(whole):
+    pattern = os.path.expanduser(text)
+    whole = os.path.join(directory, pattern)
+    if not glob.has_magic(pattern) or os.path.exists(whole):
         return [("", Path(whole))]
     # The name of the directory itself may look like a pattern.
-    found = [Path(match) for match in glob.glob(given, root_dir=directory, recursive=True)]
-    if not found:
+    matches = [Path(match) for match in glob.glob(pattern, root_dir=directory, recursive=True)]
+    if not matches:
         raise UsageError(f"{where}: no file matches '{text}': write it relative to the directory of fitter.toml")
-    firsts = [match for match in found if (split_name(match) or ("", 1, 1))[1] == 1]
-    fixed = Path(*_until_magic(Path(given).parts))
+    firsts = [match for match in matches if (split_name(match) or ("", 1, 1))[1] == 1]
+    fixed = Path(*_until_magic(Path(pattern).parts))
     named = [("/" + _without_suffix(match.relative_to(fixed)), directory / match) for match in firsts]
     return sorted(named)
 

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from fitter.errors import EXIT_FITS, EXIT_REGRESSION, EXIT_USAGE, AnswerError
-from fitter.model.files.source import show
+from fitter.errors import EXIT_FITS, EXIT_REGRESSION, EXIT_USAGE
 from fitter.output.units import speed
 from fitter.regression.check_cases import CaseResult
 from fitter.regression.compare import Cause, Move, Unit, change, missing
@@ -32,12 +31,12 @@ _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 def causes(outcome: CaseResult) -> tuple[str, ...]:
     """The changes that may explain the case's differences; one line that says so if none is known."""
-    found = outcome.comparison
-    if found is None or found.locked is None:
+    comparison = outcome.comparison
+    if comparison is None or comparison.locked is None:
         return ()
-    if not found.causes and any(not move.is_budget for move in found.moves):
+    if not comparison.causes and any(not move.is_budget for move in comparison.moves):
         return (_UNKNOWN_CAUSE,)
-    return tuple(map(str, found.causes))
+    return tuple(map(str, comparison.causes))
 
 
 def exit_status(outcomes: Iterable[CaseResult]) -> int:
@@ -45,12 +44,12 @@ def exit_status(outcomes: Iterable[CaseResult]) -> int:
 
     Otherwise 2 if a case is only in ``fitter.toml`` or only in the lock.
     """
-    found = tuple(outcomes)
-    if errors := [outcome.error.exit_code for outcome in found if outcome.error and not outcome.unmatched]:
+    results = tuple(outcomes)
+    if errors := [outcome.error.exit_code for outcome in results if outcome.error and not outcome.unmatched]:
         return max(errors)
-    if any(outcome.status == "failed" for outcome in found):
+    if any(outcome.status == "failed" for outcome in results):
         return EXIT_REGRESSION
-    return EXIT_USAGE if any(outcome.unmatched for outcome in found) else EXIT_FITS
+    return EXIT_USAGE if any(outcome.unmatched for outcome in results) else EXIT_FITS
 
 
 def summary(outcomes: Sequence[CaseResult]) -> str:
@@ -83,12 +82,12 @@ def check_table(outcomes: Sequence[CaseResult], *, verbose: bool = False) -> Ren
         if outcome.error is not None or (outcome.status == "same" and not verbose):
             continue
         parts.append(Text.assemble((outcome.name, "bold"), " ", (outcome.status, _STYLES[outcome.status])))
-        found = outcome.comparison
-        if found is not None and found.moves:
-            parts.append(moves_table(found.moves))
+        comparison = outcome.comparison
+        if comparison is not None and comparison.moves:
+            parts.append(moves_table(comparison.moves))
         parts += [Text(f"  changed: {cause}", overflow="fold") for cause in causes(outcome)]
-        if found is not None and found.chosen:
-            parts.append(Text(f"  fitted differently: {_chosen(found.chosen)}", style="dim", overflow="fold"))
+        if comparison is not None and comparison.chosen:
+            parts.append(Text(f"  fitted differently: {_chosen(comparison.chosen)}", style="dim", overflow="fold"))
     return Group(*parts, Text(summary(outcomes)))
 
 
@@ -257,10 +256,7 @@ def junit(outcomes: Sequence[CaseResult]) -> bytes:
 
 def write_junit(path: Path, outcomes: Sequence[CaseResult]) -> None:
     """Write JUnit XML to ``path``. Raises ``AnswerError`` if it cannot be written."""
-    try:
-        replace_document(path, junit(outcomes))
-    except OSError as error:
-        raise AnswerError(f"{show(path)} cannot be written: {error.strerror or error}") from None
+    replace_document(path, junit(outcomes))
 
 
 def github_annotations(outcomes: Sequence[CaseResult], cases_file: Path) -> tuple[str, ...]:
@@ -286,8 +282,8 @@ def _place(cases_file: Path, name: str) -> str:
     if root is None:
         return ""
     table = re.escape(name.partition("/")[0])
-    found = re.search(rf"^\s*\[\s*cases\s*\.\s*[\"']?{table}[\"']?\s*\]", text, re.MULTILINE)
-    line = f"line={text.count(chr(10), 0, found.end()) + 1}," if found else ""
+    match = re.search(rf"^\s*\[\s*cases\s*\.\s*[\"']?{table}[\"']?\s*\]", text, re.MULTILINE)
+    line = f"line={text.count(chr(10), 0, match.end()) + 1}," if match else ""
     return f"file={_escaped(file.relative_to(root).as_posix(), is_property=True)},{line}"
 
 
@@ -313,11 +309,11 @@ def _sentence(outcome: CaseResult) -> str:
 
 
 def _lines(outcome: CaseResult) -> list[str]:
-    found = outcome.comparison
-    if found is None:
+    comparison = outcome.comparison
+    if comparison is None:
         return []
-    lines = [*found.failures]
-    lines += [" ".join(filter(None, (move.what, *_columns(move), move.detail))) for move in found.moves]
+    lines = [*comparison.failures]
+    lines += [" ".join(filter(None, (move.what, *_columns(move), move.detail))) for move in comparison.moves]
     return [*lines, *(f"changed: {cause}" for cause in causes(outcome))]
 
 

@@ -176,10 +176,10 @@ def _beyond_budget(budget: Budget, measured: Snapshot) -> list[Move]:
         moves.append(Move("context budget", budget.n_ctx, measured.n_ctx, "tokens", failure=short, is_budget=True))
     for kind in ("prompt", "generation"):
         least: float | None = getattr(budget, f"{kind}_tokens_per_second")
-        found = 0.0 if measured.estimate is None else getattr(measured.estimate, f"{kind}_tokens_per_second")
-        if least is not None and found < least:
-            slow = f"{kind} is estimated at {found:g} tokens/s, below its budget of {least:g}"
-            moves.append(Move(f"{kind} speed budget", least, found, "tokens/s", failure=slow, is_budget=True))
+        estimated = 0.0 if measured.estimate is None else getattr(measured.estimate, f"{kind}_tokens_per_second")
+        if least is not None and estimated < least:
+            slow = f"{kind} is estimated at {estimated:g} tokens/s, below its budget of {least:g}"
+            moves.append(Move(f"{kind} speed budget", least, estimated, "tokens/s", failure=slow, is_budget=True))
     return moves
 
 
@@ -316,10 +316,10 @@ def _names(names: list[str]) -> str:
 
 def _choices(locked: Snapshot, measured: Snapshot) -> Iterable[Cause]:
     """Parameters that were fitted differently; those that the user set are among the settings."""
-    given = {"gpu", *locked.settings, *measured.settings}
+    user_set = {"gpu", *locked.settings, *measured.settings}
     before, after = locked.params.planned(), measured.params.planned()
     for name, old in before.items():
-        if old != after[name] and name not in given:
+        if old != after[name] and name not in user_set:
             yield Cause("fitted", name, _parameter(old), _parameter(after[name]))
 
 

@@ -36,13 +36,13 @@ def summarize(tensors: Iterable[TensorInfo]) -> dict[str, str]:
 
     The names are made printable, since they are only compared and shown.
     """
-    found: dict[str, list[tuple[int | None, str]]] = {}
+    types: dict[str, list[tuple[int | None, str]]] = {}
     for tensor in tensors:
         name = printable(tensor.name)
         match = _LAYER.fullmatch(name)
         key, layer = (match[1] + _ANY + match[3], int(match[2])) if match else (name, None)
-        found.setdefault(key, []).append((layer, tensor.type))
-    return {key: _types(found[key]) for key in sorted(found)}
+        types.setdefault(key, []).append((layer, tensor.type))
+    return {key: _types(types[key]) for key in sorted(types)}
 
 
 def expand(summary: Mapping[str, str]) -> dict[str, str]:
@@ -71,6 +71,6 @@ def _ranges(numbers: Iterable[int]) -> str:
     ranges = []
     # Consecutive numbers all have the same distance from their position in the list.
     for _, run in groupby(enumerate(sorted(set(numbers))), lambda pair: pair[1] - pair[0]):
-        own = [number for _, number in run]
-        ranges.append(str(own[0]) if len(own) == 1 else f"{own[0]}-{own[-1]}")
+        consecutive = [number for _, number in run]
+        ranges.append(str(consecutive[0]) if len(consecutive) == 1 else f"{consecutive[0]}-{consecutive[-1]}")
     return ",".join(ranges)

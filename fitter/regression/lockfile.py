@@ -214,11 +214,7 @@ _KINDS = (
 def write_lock(path: Path, lock: Lock) -> None:
     """Write ``lock`` to ``path``, all of it or nothing. Raises ``AnswerError`` if that fails."""
     check_can_be_written(path)
-    text = dumps(lock)
-    try:
-        replace_document(path, text.encode())
-    except OSError as error:
-        raise AnswerError(f"{show(path)} cannot be written: {error.strerror or error}") from None
+    replace_document(path, dumps(lock).encode())
 
 
 @contextlib.contextmanager

@@ -87,7 +87,7 @@ class Checks:
     def __init__(self, config: pytest.Config) -> None:
         self.root = config.rootpath
         self._config = config
-        self.is_update = bool(self._given("fitter_update"))
+        self.is_update = bool(self._setting("fitter_update"))
         self.lock_path = self._path("fitter_lock") or self.root / LOCK_FILE
         self.model: Path | str | None = self._model()
         self._max_growth = self._growth()
@@ -149,18 +149,18 @@ class Checks:
 
     # --- options
 
-    def _given(self, name: str) -> Any:
-        given = self._config.getoption(name)
-        return self._config.getini(name) if given is None else given
+    def _setting(self, name: str) -> Any:
+        value = self._config.getoption(name)
+        return self._config.getini(name) if value is None else value
 
     def _model(self) -> Path | str | None:
-        given: str = self._given("fitter_model")
-        return given if given and is_address(given) else self._path("fitter_model")
+        model: str = self._setting("fitter_model")
+        return model if model and is_address(model) else self._path("fitter_model")
 
     def _path(self, name: str) -> Path | None:
         """A path from the options: relative to where pytest was called, or to the directory of pytest's settings."""
-        given: str = self._given(name)
-        return self._directory(name) / os.path.expanduser(given) if given else None
+        path: str = self._setting(name)
+        return self._directory(name) / os.path.expanduser(path) if path else None
 
     def _directory(self, name: str) -> Path:
         """The directory that a path of this option is relative to."""
@@ -170,35 +170,35 @@ class Checks:
         return config.inipath.parent if config.inipath else self.root
 
     def _timeout(self) -> float:
-        given = self._given("fitter_timeout") or str(DEFAULT_TIMEOUT)
+        text = self._setting("fitter_timeout") or str(DEFAULT_TIMEOUT)
         try:
-            timeout = float(given)
+            timeout = float(text)
             check_timeout(timeout)
         except (ValueError, UsageError):
-            raise UsageError(f"fitter_timeout is {given!r}: give a number of seconds above 0") from None
+            raise UsageError(f"fitter_timeout is {text!r}: give a number of seconds above 0") from None
         return timeout
 
     def _build(self) -> str | None:
         """The llama.cpp from the options; a path is relative as for ``_path``."""
-        given: str = self._given("fitter_llama_cpp")
-        if not given:
+        build: str = self._setting("fitter_llama_cpp")
+        if not build:
             return None
         directory = self._directory("fitter_llama_cpp")
-        is_named_here = bool(self._config.getoption("fitter_llama_cpp")) or is_name_of_build(given, directory)
+        is_named_here = bool(self._config.getoption("fitter_llama_cpp")) or is_name_of_build(build, directory)
         if not (is_named_here or trust.is_trusted()):
             raise UsageError(
-                f"{trust.code('fitter_llama_cpp in the settings of pytest', given)}: if you trust whoever wrote them, "
+                f"{trust.code('fitter_llama_cpp in the settings of pytest', build)}: if you trust whoever wrote them, "
                 f"set {trust.VARIABLE}=1, or name it with --fitter-llama-cpp"
             )
-        return place_of_build(given, directory)
+        return place_of_build(build, directory)
 
     def _growth(self) -> str:
-        given: str = self._given("fitter_max_growth") or "0%"
+        growth: str = self._setting("fitter_max_growth") or "0%"
         try:
-            self._case({"model": "any", "max_growth": given})
+            self._case({"model": "any", "max_growth": growth})
         except UsageError as error:
             raise UsageError(f"fitter_{error}") from None
-        return given
+        return growth
 
     # --- markers
 
@@ -208,16 +208,16 @@ class Checks:
             raise UsageError(
                 f'it takes keywords only, and {mark.args[0]!r} is not one: write gpu="rtx-4090", n_ctx=32768'
             )
-        given = {key: value for key, value in mark.kwargs.items() if value is not None}
-        known = keywords()
-        for key in given:
-            if key not in known:
-                raise UsageError(f"unknown keyword '{key}': {suggest(key, known)}")
-        if "gpus" in given:
-            if "gpu" in given:
+        keys = {key: value for key, value in mark.kwargs.items() if value is not None}
+        allowed = keywords()
+        for key in keys:
+            if key not in allowed:
+                raise UsageError(f"unknown keyword '{key}': {suggest(key, allowed)}")
+        if "gpus" in keys:
+            if "gpu" in keys:
                 raise UsageError("gpu and gpus are the same: give one of them")
-            given["gpu"] = given.pop("gpus")
-        model = given.pop("model", model)
+            keys["gpu"] = keys.pop("gpus")
+        model = keys.pop("model", model)
         if model is None:
             raise UsageError(
                 "no model: give model=, a fixture called fitter_model, --fitter-model, or fitter_model in pytest's "
@@ -225,16 +225,16 @@ class Checks:
             )
         if not isinstance(model, str | os.PathLike):
             raise UsageError(f"model is {model!r}: give a path")
-        limits = {key: given.pop(key) for key in LIMITS if key in given}
-        changes = [key for key in CHANGES if key in given]
+        limits = {key: keys.pop(key) for key in LIMITS if key in keys}
+        changes = [key for key in CHANGES if key in keys]
         if limits and changes:
             raise UsageError(
                 f"{changes[0]} is for a comparison with {LOCK_FILE}, and with {next(iter(limits))} there is none: "
                 "leave one of them out"
             )
         if not limits:
-            given.setdefault("max_growth", self._max_growth)
-        values = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
+            keys.setdefault("max_growth", self._max_growth)
+        values = {key: list(value) if isinstance(value, tuple) else value for key, value in keys.items()}
         case = self._case({"model": os.fspath(model), **values})
         if self._llama_cpp and (case.llama_cpp is None or self._config.getoption("fitter_llama_cpp")):
             case = replace(case, llama_cpp=self._llama_cpp)

@@ -116,9 +116,9 @@ def in_workers(
                 item = left.popleft()
             except IndexError:
                 return
-            found = work(item)
+            result = work(item)
             with lock:
-                results[item.name] = found
+                results[item.name] = result
                 say(len(results), len(items), item.name)
 
     with ExitStack() as stack:
@@ -202,11 +202,11 @@ def _may_hold(case: Case, locked: Snapshot, version: str) -> bool:
     files = model_files(case.model)
     if dict(locked.settings) != dict(case.settings) or printable(files[0].name) != model.file:
         return False
-    said = case.keywords()
-    if said["program"] != DEFAULT_PROGRAM:
+    keywords = case.keywords()
+    if keywords["program"] != DEFAULT_PROGRAM:
         # What a program makes of a load, and takes later, is its version's.
         return False
-    by = answering(parse_gpus(case.gpus), said.get("profile"), said.get("llama_cpp"))
+    by = answering(parse_gpus(case.gpus), keywords.get("profile"), keywords.get("llama_cpp"))
     if by is not None and by.library is not None:
         # Cards of a CUDA library are measured anew each time.
         return False
@@ -226,20 +226,21 @@ def _again(case: Case, locked: Snapshot, worker: Worker) -> Snapshot | None:
         return None
     worker.configure(virtual, llama_cpp=case.llama_cpp)
     try:
-        found = worker.measure(Skeleton(tuple(map(str, model_files(case.model)))), locked.params)
+        breakdown = worker.measure(Skeleton(tuple(map(str, model_files(case.model)))), locked.params)
     except (LlamaCppError, UsageError):
         # The fit will say why.
         return None
     uses = {name: device.memory for name, device in locked.devices.items() if device.memory}
-    is_same = found.n_ctx == locked.n_ctx and memory_of(found.rows) == (uses, locked.host.memory)
+    is_same = breakdown.n_ctx == locked.n_ctx and memory_of(breakdown.rows) == (uses, locked.host.memory)
     return locked if is_same else None
 
 
 def _same_devices(virtual: Sequence[VirtualDevice], locked: Snapshot) -> bool:
-    known = {device.name: (device.description, device.total, device.free) for device in virtual}
+    described = {device.name: (device.description, device.total, device.free) for device in virtual}
     pools = {pool.name: (pool.memory.total, pool.memory.free) for pool in described_pools(virtual)}
     return pools == {name: (pool.total, pool.free) for name, pool in locked.pools.items()} and all(
-        known.get(name) == (device.description, device.total, device.free) for name, device in locked.devices.items()
+        described.get(name) == (device.description, device.total, device.free)
+        for name, device in locked.devices.items()
     )
 
 

@@ -16,9 +16,9 @@ _PUBLIC = ("http", "https", "hf", SHAPE)
 """Schemes of addresses that are read without keys of this machine; only the hub of Hugging Face gets its token."""
 
 
-def is_trusted(given: bool = False) -> bool:
-    """Whether files are trusted: by an option (``given``), or by the environment."""
-    return given or os.environ.get(VARIABLE) == "1"
+def is_trusted(option: bool = False) -> bool:
+    """Whether files are trusted: by an option (``option``), or by the environment."""
+    return option or os.environ.get(VARIABLE) == "1"
 
 
 def code(key: str, text: str) -> str:
@@ -28,16 +28,16 @@ def code(key: str, text: str) -> str:
 
 def address(key: str, text: str) -> str | None:
     """Say why the file ``text`` of ``key`` needs trust; ``None`` for paths and for addresses that take no keys."""
-    found = wanted(text)
-    if found is not None and found.scheme == CONFIG:
-        text = found.name
+    request = wanted(text)
+    if request is not None and request.scheme == CONFIG:
+        text = request.name
     if not is_address(text) or text.partition(":")[0].lower() in _PUBLIC:
         return None
     return f"{key} is '{text}', which is read with this machine's own keys"
 
 
-def check(reasons: Iterable[str], file: str, given: bool) -> None:
+def check(reasons: Iterable[str], file: str, option: bool) -> None:
     """Raise ``UsageError`` with the first of ``reasons`` to trust ``file``, unless it is trusted."""
     why = next(iter(reasons), None)
-    if why is not None and not is_trusted(given):
+    if why is not None and not is_trusted(option):
         raise UsageError(f"{file}: {why}: if you trust whoever wrote that file, give --trust or set {VARIABLE}=1")

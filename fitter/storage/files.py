@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fitter.errors import AnswerError
+from fitter.text import printable
+
 _ITSELF = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Open the file itself, not the target of a link, and do not wait for the other end of a pipe."""
 
@@ -60,9 +63,17 @@ def replace_document(path: Path, content: bytes) -> None:
     A killed process leaves a partial file, which a later call removes. A pipe or a device is written to.
 
     Raises:
-        OSError: The file cannot be written; it is as before.
+        AnswerError: The file cannot be written; it is as before.
     """
-    target = Path(os.path.realpath(path))
+    try:
+        _replace_document(Path(os.path.realpath(path)), content)
+    except OSError as error:
+        text = str(path)
+        name = printable(text if text.isprintable() else repr(text))
+        raise AnswerError(f"{name} cannot be written: {error.strerror or error}") from None
+
+
+def _replace_document(target: Path, content: bytes) -> None:
     if target.exists() and not target.is_file():
         target.write_bytes(content)
         return

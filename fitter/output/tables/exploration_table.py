@@ -20,7 +20,7 @@ from fitter.output.documents.document import dumps
 from fitter.output.documents.exploration_document import CELL, EXPLORATION
 from fitter.output.tables.narrow import NarrowTable
 from fitter.output.units import speed
-from fitter.storage.files import replacing
+from fitter.storage.files import replace_document
 from fitter.text import human, mib, printable
 
 if TYPE_CHECKING:
@@ -111,13 +111,8 @@ def check_output(path: Path) -> None:
 
 
 def write(exploration: Exploration, path: Path) -> None:
-    """Write ``exploration`` in the format of the file's ending, all or nothing. Raises ``AnswerError``."""
-    data = _WRITERS[path.suffix.lower()](exploration)
-    try:
-        with replacing(path) as file:
-            file.write(data)
-    except OSError as error:
-        raise AnswerError(f"-o {path} cannot be written ({error.strerror}): name another file") from None
+    """Write a grid in the format of the file's ending. Raises ``AnswerError``."""
+    replace_document(path, _WRITERS[path.suffix.lower()](exploration))
 
 
 def exploration_table(exploration: Exploration, *, verbose: bool = False) -> RenderableType:
