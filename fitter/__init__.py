@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from fitter.api.compare_builds import OnBuild, compare_builds
     from fitter.api.explore.explore_grid import explore
     from fitter.api.fitted_llama import Llama
+    from fitter.api.plan_repository import repository
     from fitter.api.planner import Planner
     from fitter.api.quantizations import quants
     from fitter.api.report_plan import report
-    from fitter.api.repository_table import repository
     from fitter.llama.types import (
         Array,
         Breakdown,
@@ -74,8 +74,8 @@ if TYPE_CHECKING:
     from fitter.planning.speed.cost import Estimate, Part, Workload
     from fitter.planning.speed.explain import Bound, Choice, Reason
     from fitter.planning.tables.exploration import Exploration, ExploredAnswer, ExploredCell
-    from fitter.planning.tables.quantizations import Quantization, Quantizations
-    from fitter.planning.tables.repository import Repository, RepositoryFile, SideFile
+    from fitter.planning.tables.quantization_rows import Quantization, Quantizations
+    from fitter.planning.tables.repository_rows import Repository, RepositoryFile, SideFile
     from fitter.programs.later import Later
 
 __version__ = VERSION
@@ -106,8 +106,8 @@ _HOMES = {
     "fitter.planning.plan.inspection": ("Inspection", "LayerSize", "RoleSize"),
     "fitter.planning.plan.layer_map": ("LayerMap", "MapCell"),
     "fitter.planning.pricing.pricing": ("Price", "SpeedSource"),
-    "fitter.planning.tables.quantizations": ("Quantization", "Quantizations"),
-    "fitter.planning.tables.repository": ("Repository", "RepositoryFile", "SideFile"),
+    "fitter.planning.tables.quantization_rows": ("Quantization", "Quantizations"),
+    "fitter.planning.tables.repository_rows": ("Repository", "RepositoryFile", "SideFile"),
     "fitter.planning.request.request": ("Progress",),
     "fitter.planning.request.summary": (
         "DeviceUse",
@@ -132,7 +132,7 @@ _HOMES = {
     "fitter.programs.later": ("Later",),
     "fitter.api.quantizations": ("quants",),
     "fitter.api.report_plan": ("report",),
-    "fitter.api.repository_table": ("repository",),
+    "fitter.api.plan_repository": ("repository",),
 }
 """Where each name is, beside the errors."""
 

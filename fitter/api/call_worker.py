@@ -18,8 +18,8 @@ from fitter.model.location import is_address, model_files
 from fitter.planning.plan.request_of_machine import Questions, pinned_by, with_main_gpu
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import check_split_devices, for_model
-from fitter.planning.request.limits import check_context
 from fitter.planning.request.request import Progress
+from fitter.planning.request.request_limits import check_context
 
 if TYPE_CHECKING:
     from fitter.llama.build.cuda_library import Answering
@@ -104,7 +104,7 @@ def answering(virtual: Sequence[VirtualDevice], profile: str | None, llama_cpp: 
 
     ``None``: fitter's own rules. Raises ``LibraryError`` if the profile names a CUDA backend that cannot be asked.
     """
-    from fitter.llama.build.location import may_have_cuda, named
+    from fitter.llama.build.build_folder import may_have_cuda, named
 
     where = named(llama_cpp)
     is_asked = profile is not None and profile != "cuda"

@@ -11,7 +11,7 @@ from fitter import api
 from fitter.api.checked_call import checked_worker_call
 from fitter.api.repeat_load import missing_of, same_load, without_timeout
 from fitter.errors import FitterError, UsageError
-from fitter.llama.build.location import find
+from fitter.llama.build.build_folder import find
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import Breakdown
 from fitter.output.formats.python import fit_kwargs

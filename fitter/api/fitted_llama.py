@@ -67,7 +67,7 @@ def _fitted(model_path: str | os.PathLike[str], keywords: Mapping[str, Any]) -> 
     """What ``Llama`` makes of its arguments."""
     from fitter import api
     from fitter.api import load_plan
-    from fitter.llama.build.location import PYTHON
+    from fitter.llama.build.build_folder import PYTHON
     from fitter.model.location import check_is_here
     from fitter.programs import LlamaCppPython
 

@@ -22,10 +22,10 @@ from fitter.parameters.table import AnyPath, Fitting
 from fitter.parameters.values import shown
 from fitter.planning.plan.result_methods import provide
 from fitter.planning.request.ask import Ask
-from fitter.planning.request.limits import own_context
 from fitter.planning.request.request import Progress
+from fitter.planning.request.request_limits import own_context
 from fitter.planning.request.summary import ModelSummary
-from fitter.planning.tables.quantizations import (
+from fitter.planning.tables.quantization_rows import (
     FULL,
     Quantization,
     Quantizations,

@@ -13,8 +13,8 @@ from fitter.model import location
 from fitter.model.files.source import show
 from fitter.model.header import Model, open_model
 from fitter.planning.request.ask import Sharing
-from fitter.planning.request.limits import layers_on_devices
 from fitter.planning.request.request import Request
+from fitter.planning.request.request_limits import layers_on_devices
 from fitter.planning.request.shared import (
     DRAFT_MAX,
     Companions,

@@ -27,13 +27,13 @@ def fit(
     if anyway:
         raise UsageError(f"--anyway is for one model: name a file of {model}, or leave it out")
     from fitter import programs
-    from fitter.api import repository_table
+    from fitter.api import plan_repository
     from fitter.output import progress
 
     given = {**given, "program": given["program"] or programs.chosen("llama-server")}
     options.import_meanwhile("fitter.output.tables.plan_table", is_long=True)
     with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
-        found = repository_table.repository(
+        found = plan_repository.repository(
             model,
             types=types,
             tokens_per_second=tokens_per_second,

@@ -17,7 +17,7 @@ from fitter.parameters.kinds import Flag
 from fitter.parameters.table import PARAMETERS, PROGRAMS, SHARED, of_a_load
 from fitter.planning.plan.plan import Plan
 from fitter.planning.pricing.pricing import Price
-from fitter.planning.request.limits import check_params
+from fitter.planning.request.request_limits import check_params
 from fitter.planning.request.summary import (
     DeviceUse,
     HostUse,

@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass
 
 from fitter.errors import LibraryError, PlanError, UsageError
+from fitter.llama.build.build_folder import PYTHON, find, named, on_path
 from fitter.llama.build.functions import same_commit
-from fitter.llama.build.location import PYTHON, find, named, on_path
 from fitter.llama.processes.attended import Attended
 from fitter.llama.types import LlamaCpp
 from fitter.text import printable

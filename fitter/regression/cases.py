@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fitter.errors import UsageError
-from fitter.llama.build.location import PYTHON, on_path
+from fitter.llama.build.build_folder import PYTHON, on_path
 from fitter.machine.gpu import NO_GPU, parse_gpus
 from fitter.model.files.source import show, split_name
 from fitter.model.location import is_address
@@ -20,7 +20,7 @@ from fitter.model.shapes.shape_addresses import beside
 from fitter.parameters.kinds import Kind
 from fitter.parameters.table import PARAMETERS, of_a_case
 from fitter.parameters.values import read_size, shown_in_file
-from fitter.planning.request.limits import MOST_SPEED
+from fitter.planning.request.request_limits import MOST_SPEED
 from fitter.regression import trust
 from fitter.regression.toml import read_toml
 from fitter.text import printable

@@ -23,7 +23,7 @@ from fitter.output.tables import plan_table
 from fitter.parameters.table import of_a_case
 from fitter.parameters.values import check_timeout, parse_size, shown
 from fitter.planning.plan.plan import Plan
-from fitter.planning.request.limits import MOST_SPEED
+from fitter.planning.request.request_limits import MOST_SPEED
 from fitter.regression import MARKER, trust
 from fitter.regression.cases import Budget, Case, is_name_of_build, make_cases, place_of_build, suggest
 from fitter.regression.check_cases import CaseResult

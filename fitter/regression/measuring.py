@@ -9,13 +9,13 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import fitter
 from fitter.api.call_worker import answering
+from fitter.api.worker_pool import ask_in_threads
 from fitter.errors import FitterError, LlamaCppError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import Row, Skeleton, VirtualDevice
@@ -127,16 +127,7 @@ def in_workers(
         for worker in workers:
             worker.configure((), llama_cpp=llama_cpp)
             worker.start()
-        pool = stack.enter_context(ThreadPoolExecutor(count))
-        try:
-            for done in [pool.submit(run, worker) for worker in workers]:
-                done.result()
-        except BaseException:
-            # The pool waits for its threads, so they must have nothing left to do or to wait for.
-            stopped.set()
-            for worker in workers:
-                worker.dismiss()
-            raise
+        ask_in_threads(workers, run, stopped.set)
     return results
 
 

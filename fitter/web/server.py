@@ -16,7 +16,7 @@ import uvicorn
 
 from fitter.api.planner import Planner
 from fitter.errors import EXIT_FITS, UsageError
-from fitter.llama.build import location
+from fitter.llama.build import build_folder as location
 from fitter.llama.processes import memory_limit
 from fitter.llama.worker import process
 from fitter.model.files import reach

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from fitter.llama.build import stored_answers, verdicts
+from fitter.llama.build.build_folder import find
 from fitter.llama.build.library import own_libraries
-from fitter.llama.build.location import find
 from fitter.llama.load.canary import DENSE, write
 from fitter.llama.types import VirtualDevice, describe
 from tools.tiny import TINY_DENSE, write_tiny

@@ -19,9 +19,9 @@ import fitter
 from fitter.api.call_worker import answering
 from fitter.errors import LibraryError, UsageError
 from fitter.llama.build import cuda_library, elf
+from fitter.llama.build.build_folder import may_have_cuda
 from fitter.llama.build.cuda_library import Answering, CudaLibrary, find_cuda_library
 from fitter.llama.build.library import cudart_path
-from fitter.llama.build.location import may_have_cuda
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, VirtualDevice, describe
 from tests.support.llama_builds import fetched

@@ -17,8 +17,8 @@ import pytest
 
 from fitter.cli import main
 from fitter.llama.build import layouts, llama_h
+from fitter.llama.build.build_folder import Build, find
 from fitter.llama.build.inspect_build import BuildReport, inspect_build
-from fitter.llama.build.location import Build, find
 from tests.support.llama_builds import LAYOUTS, PINNED, every, fetched, where
 from tools import llama_builds
 
@@ -43,7 +43,7 @@ WITH_PLUGINS = ("b9842", "b10068", "b10361", "v0.4.0", "v0.5.0")
 _WRITTEN = """
 import json, sys
 from fitter.llama.build import layouts
-from fitter.llama.build.location import find
+from fitter.llama.build.build_folder import find
 from fitter.llama.build.opening import open_build
 import ctypes
 llama = open_build(find(sys.argv[1]))
@@ -85,7 +85,7 @@ def test_a_header_is_read_where_a_layout_is_not_known(tmp_path: Path) -> None:
         pytest.skip("llama-cpp-python was installed without llama.h")
     code = (
         "import json, sys\nfrom fitter.llama.build import layouts\n"
-        "from fitter.llama.build import library\nfrom fitter.llama.build.location import Build, find\n"
+        "from fitter.llama.build import library\nfrom fitter.llama.build.build_folder import Build, find\n"
         "layouts.data()['layouts'].pop('0.3.36')\nown = find()\n"
         "own = Build(own.where, own.libllama, own.libraries, own.plugins, tuple(sys.argv[1:]), own.build_ids)\n"
         "library.loaded_build = lambda: own\n"
@@ -107,7 +107,7 @@ def test_a_header_is_read_where_a_layout_is_not_known(tmp_path: Path) -> None:
 def test_the_cpu_backend_is_the_one_that_ggml_chooses(name: str) -> None:
     directory = where(name)
     code = (
-        "import ctypes, sys\nfrom fitter.llama.build.location import find\n"
+        "import ctypes, sys\nfrom fitter.llama.build.build_folder import find\n"
         "from fitter.llama.build.opening import open_build\n"
         "llama = open_build(find(sys.argv[1]))\n"
         "load = llama.library.ggml_backend_load_all_from_path\nload.restype, load.argtypes = None, [ctypes.c_char_p]\n"
@@ -122,7 +122,7 @@ def test_the_cpu_backend_is_the_one_that_ggml_chooses(name: str) -> None:
 def test_the_cpu_backend_is_loaded(name: str, devices: bool) -> None:
     directory = where(name)
     code = (
-        "import sys\nfrom fitter.llama.build.location import find\n"
+        "import sys\nfrom fitter.llama.build.build_folder import find\n"
         "from fitter.llama.build.opening import load_devices, load_plugins, open_build\n"
         "build = find(sys.argv[1])\nllama = open_build(build)\nbefore = llama.library.ggml_backend_dev_count()\n"
         f"cpu = load_plugins(llama, build)\n{'load_devices(llama, build)' if devices else ''}\n"

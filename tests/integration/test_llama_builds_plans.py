@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from fitter.errors import RemoteError
-from fitter.llama.build.location import PYTHON, find
+from fitter.llama.build.build_folder import PYTHON, find
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus

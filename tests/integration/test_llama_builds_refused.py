@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fitter.llama.build import layouts
-from fitter.llama.build.location import find
+from fitter.llama.build.build_folder import find
 from tests.support.llama_builds import LAYOUTS, every, fetched, where
 from tools import llama_builds
 from tools.tiny import write_tiny

@@ -17,8 +17,8 @@ import pytest
 import fitter
 from fitter.errors import LibraryError, PlanError, UsageError
 from fitter.llama.build import stored_answers, verdicts
+from fitter.llama.build.build_folder import Build, find
 from fitter.llama.build.library import backend_path, own_libraries
-from fitter.llama.build.location import Build, find
 from fitter.llama.client import Worker
 from fitter.llama.processes import interpreter
 from fitter.llama.types import VirtualDevice, describe

@@ -21,7 +21,7 @@ import fitter
 from fitter.errors import FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import FileTypes
-from fitter.planning.tables.quantizations import Quantization, needs_imatrix
+from fitter.planning.tables.quantization_rows import Quantization, needs_imatrix
 from fitter.storage.data_files import parse_toml
 from tests.support.quantize import DRY, quantized
 from tools import shapes

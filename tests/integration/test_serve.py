@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 import fitter
-from fitter.llama.build import location
+from fitter.llama.build import build_folder as location
 from fitter.machine import gpu_catalogue
 from fitter.model.shapes import listing
 from fitter.output.pages import report_page

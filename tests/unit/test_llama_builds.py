@@ -12,7 +12,7 @@ import pytest
 
 from fitter.errors import FitterError, LibraryError, UsageError
 from fitter.llama.build import linker, location
-from fitter.llama.build.location import Build, find
+from fitter.llama.build.build_folder import Build, find
 from tests.support import libraries
 
 BASE_SYMBOLS = ("ggml_version", "ggml_backend_dev_count")

@@ -14,7 +14,7 @@ from fitter.model.header import Model
 from fitter.output.tables.plan_table import print_to
 from fitter.output.tables.quantizations_table import commands, quantizations_table
 from fitter.planning.plan.plan import Problem
-from fitter.planning.tables.quantizations import (
+from fitter.planning.tables.quantization_rows import (
     Quantization,
     Quantizations,
     assumptions,

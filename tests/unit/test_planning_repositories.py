@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-import fitter.api.repository_table
+import fitter.api.plan_repository
 from fitter.llama.types import Params
 from fitter.model.repository_models import SideFile
 from fitter.output.tables.plan_table import print_to
 from fitter.output.tables.repository_table import commands, repository_table
 from fitter.planning.plan.plan import Problem
-from fitter.planning.tables.repository import Repository, RepositoryFile, best_file, ordered
+from fitter.planning.tables.repository_rows import Repository, RepositoryFile, best_file, ordered
 from tests.support.plans import GIB, MIB, make_plan, make_price
 
 SHORT = Problem("CUDA0", 244 * MIB, "CUDA0 lacks 244 MiB")
@@ -145,5 +145,5 @@ def test_names_of_files_cannot_write_to_a_terminal() -> None:
 
 def test_it_is_written() -> None:
     found = Repository("hf://org/repo", (DEVICE, FAILED), BESIDE, DEVICE, 1)
-    assert found.to_dict() == fitter.api.repository_table.REPOSITORY.write(found)
+    assert found.to_dict() == fitter.api.plan_repository.REPOSITORY.write(found)
     assert bool(found) and not Repository("x", (FAILED,), (), None)

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from fitter.errors import FitterError
-from fitter.llama.build.location import PYTHON, find
+from fitter.llama.build.build_folder import PYTHON, find
 from fitter.llama.client import Worker
 from tools import llama_builds, llama_python
 from tools.llama_builds import ROOT, FetchError

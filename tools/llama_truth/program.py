@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fitter.llama.build.location import PYTHON, Build, find
+from fitter.llama.build.build_folder import PYTHON, Build, find
 from tools import llama_builds, llama_python, rpc_servers
 from tools.llama_truth.loads import Load
 from tools.upstream import tool

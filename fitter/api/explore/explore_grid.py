@@ -40,7 +40,7 @@ from fitter.planning.tables.exploration import (
     marked,
     parse_requirement,
 )
-from fitter.planning.tables.quantizations import check_source, quantization
+from fitter.planning.tables.quantization_rows import check_source, quantization
 from fitter.storage.temporary import Directory
 from fitter.text import LONGEST_NAME, printable
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from fitter.errors import FitterError, LibraryError
 from fitter.llama.build import elf
-from fitter.llama.build.location import PYTHON, find
+from fitter.llama.build.build_folder import PYTHON, find
 from fitter.llama.build.library import cudart_path
 from fitter.llama.virtual import VirtualDevice
 

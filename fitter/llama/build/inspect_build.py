@@ -13,7 +13,7 @@ from fitter.errors import FitterError
 from fitter.llama.processes import interpreter, worker_environment
 from fitter.llama.build import stored_answers
 from fitter.llama.build import library as native
-from fitter.llama.build.location import PYTHON, Build, find, on_path
+from fitter.llama.build.build_folder import PYTHON, Build, find, on_path
 from fitter.llama.build.functions import ggml_version, same_commit
 from fitter.llama.build.opening import best_of, open_build
 from fitter.llama.types import LlamaCpp

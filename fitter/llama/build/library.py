@@ -19,7 +19,7 @@ import fitter.llama
 from fitter.errors import LibraryError, UsageError
 from fitter.llama.build import opening
 from fitter.llama.processes import worker_environment
-from fitter.llama.build.location import PYTHON, Build, find
+from fitter.llama.build.build_folder import PYTHON, Build, find
 from fitter.llama.build.epochs import Epoch, cuda_rules, epoch_of
 from fitter.llama.build.functions import Functions, ggml_version, same_commit
 

@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fitter.llama.build.location import Build
+    from fitter.llama.build.build_folder import Build
 
 
 def open_build(build: Build) -> Functions:

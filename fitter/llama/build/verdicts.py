@@ -15,7 +15,7 @@ from typing import NamedTuple
 from fitter.errors import LibraryError
 from fitter.llama.build import elf, stored_answers
 from fitter.llama.processes import interpreter, worker_environment
-from fitter.llama.build.location import Build
+from fitter.llama.build.build_folder import Build
 from fitter.llama.processes.scarcity import is_of_the_machine
 from fitter.storage import folders
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
-from fitter.llama.build import location
+from fitter.llama.build import build_folder as location
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.model.files import header_cache, source
 from fitter.model.files.addresses import HUB

@@ -7,8 +7,8 @@ from fitter.output.documents.document import Key, document, rounded
 from fitter.output.documents.plan_document import MODEL
 from fitter.planning.plan.plan_or_error import Planned
 from fitter.planning.request.summary import ModelSummary
-from fitter.planning.tables.quantizations import Quantization, Quantizations
-from fitter.planning.tables.repository import Repository, RepositoryFile, SideFile
+from fitter.planning.tables.quantization_rows import Quantization, Quantizations
+from fitter.planning.tables.repository_rows import Repository, RepositoryFile, SideFile
 
 _WORDS = tuple[str, ...]
 _BEST = Key(

@@ -12,7 +12,7 @@ from fitter.output.tables import plan_row
 from fitter.text import printable
 
 if TYPE_CHECKING:
-    from fitter.planning.tables.quantizations import Quantization, Quantizations
+    from fitter.planning.tables.quantization_rows import Quantization, Quantizations
 
 
 def quantizations_table(quantizations: Quantizations, *, verbose: bool = False) -> RenderableType:

@@ -15,7 +15,7 @@ from fitter.output.tables import plan_row
 from fitter.text import printable
 
 if TYPE_CHECKING:
-    from fitter.planning.tables.repository import Repository, RepositoryFile
+    from fitter.planning.tables.repository_rows import Repository, RepositoryFile
 
 _PLURAL = {"importance matrix": "importance matrices"}
 

@@ -29,8 +29,8 @@ from fitter.planning.request.constraints import (
     levers,
     workload_of,
 )
-from fitter.planning.request.limits import own_context
 from fitter.planning.request.request import DeviceLimit, HostLimit, PoolLimit, Request
+from fitter.planning.request.request_limits import own_context
 from fitter.planning.request.shared_margin import MAPS, mapped_between, with_what_they_map
 from fitter.planning.speed.cost import Workload
 from fitter.planning.speed.work import facts_of

@@ -14,7 +14,7 @@ from fitter.model.location import local_name
 from fitter.model.tensors import layer_of
 from fitter.parameters.table import PARAMETERS, Measuring, of_a_load, taken_by
 from fitter.parameters.values import MAX_SCALE
-from fitter.planning.request import limits
+from fitter.planning.request import request_limits as limits
 from fitter.planning.request.request import DEFAULT_MARGIN, LEVERS, OBJECTIVES, STRATEGIES, DeviceLimit
 from fitter.planning.request.shared import HOST_NAME
 from fitter.planning.request.summary import Problem

@@ -7,7 +7,6 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from fitter.api.checked_call import checked_worker_call
 from fitter.api.quantizations import check_speed, longest_context, wanted_types
 from fitter.api.repeat_load import without_timeout
 from fitter.api.shared_models import check_drafts_alone
+from fitter.api.worker_pool import ask_in_threads
 from fitter.errors import FitterError, LibraryError, LlamaCppError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import Skeleton
@@ -36,7 +36,7 @@ from fitter.planning.plan.result_methods import provide
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.request import Progress
 from fitter.planning.request.summary import ModelSummary
-from fitter.planning.tables.repository import Repository, RepositoryFile, best_file, ordered
+from fitter.planning.tables.repository_rows import Repository, RepositoryFile, best_file, ordered
 from fitter.storage.temporary import Directory
 
 if TYPE_CHECKING:
@@ -175,22 +175,16 @@ class _Planning:
         fetching = [threading.Thread(target=self._fetch, args=(left,), daemon=True) for _ in range(_AT_ONCE)]
         for thread in fetching:
             thread.start()
-        with ThreadPoolExecutor(len(workers)) as pool:
-            try:
-                for done in [pool.submit(self._plan, worker) for worker in workers]:
-                    done.result()
-            except BaseException:
-                # The pool waits for its threads, so they must have nothing left to do or to wait for.
-                self._stopped.set()
-                for worker in workers:
-                    self._ready.put(None)
-                    if is_own:
-                        worker.dismiss()
-                raise
+        ask_in_threads(workers, self._plan, lambda: self._stop(len(workers)), dismiss=is_own)
         found = [self._found[each.name] for each in self._chosen]
         if all(each.plan is None for each in found) and self._errors:
             raise self._errors[next(each.name for each in self._chosen if each.name in self._errors)]
         return found
+
+    def _stop(self, n_waiting: int) -> None:
+        self._stopped.set()
+        for _ in range(n_waiting):
+            self._ready.put(None)
 
     def _fetch(self, left: Any) -> None:
         while not self._stopped.is_set():

@@ -10,7 +10,7 @@ from fitter.model.repository_models import SideFile
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.plan_or_error import Planned
 from fitter.planning.plan.result_methods import methods_of
-from fitter.planning.tables.quantizations import Quantization, best_of
+from fitter.planning.tables.quantization_rows import Quantization, best_of
 
 _SAME_MODEL = 0.95
 """Files whose numbers of weights differ by less are of the same model: some leave the output's tensor out."""
