@@ -16,7 +16,7 @@ import uvicorn
 
 from fitter.api.planner import Planner
 from fitter.errors import EXIT_FITS, UsageError
-from fitter.llama.build import build_folder as location
+from fitter.llama.build import build_folder
 from fitter.llama.processes import memory_limit
 from fitter.llama.worker import process
 from fitter.model.files import reach
@@ -54,7 +54,7 @@ def serve(
     ``host`` cannot be used, and ``LibraryError`` where a package or a llama.cpp is missing.
     """
     page.check_installed()
-    location.find(location.named(None if llama_cpp is None else os.fsdecode(llama_cpp)))
+    build_folder.find(build_folder.named(None if llama_cpp is None else os.fsdecode(llama_cpp)))
     settings = Settings(None if root is None else Root.of(root), host)
     # a plan may have two
     memory_limit.divide(2 * workers)

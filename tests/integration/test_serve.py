@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 import fitter
-from fitter.llama.build import build_folder as location
+from fitter.llama.build import build_folder
 from fitter.machine import gpu_catalogue
 from fitter.model.shapes import listing
 from fitter.output.pages import report_page
@@ -761,7 +761,7 @@ def test_which_llama_cpp_plans(tmp_path: Path) -> None:
     assert (status, text.count("\n")) == (3, 1) and str(tmp_path) in text
     with serving("--llama-cpp", where, "--workers", "1") as served:
         status, body = ask(served.connection(), "/api/plan", {"model": "shape://llama-3.2-1b", "gpus": ["8GiB"]})
-        assert (status, json.loads(body)["llama_cpp"]["key"]) == (200, location.find(where).key)
+        assert (status, json.loads(body)["llama_cpp"]["key"]) == (200, build_folder.find(where).key)
         assert str(where) not in body
 
 

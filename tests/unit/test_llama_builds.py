@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fitter.errors import FitterError, LibraryError, UsageError
-from fitter.llama.build import linker, location
+from fitter.llama.build import build_folder, linker
 from fitter.llama.build.build_folder import Build, find
 from tests.support import libraries
 
@@ -360,7 +360,7 @@ def test_llama_cpp_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (package / "__init__.py").write_text("raise SystemExit('llama_cpp was imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "llama_cpp", raising=False)
-    assert location.find() == find("python")
+    assert build_folder.find() == find("python")
     assert find("python").libllama == str(package / "lib" / "libllama.so")
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(install(tmp_path / "given", llama="libllama.so")))
     assert find("python").directory == str(tmp_path / "given")

@@ -23,7 +23,7 @@ from fitter.parameters import table
 from fitter.parameters.kinds import Whole
 from fitter.parameters.table import LARGEST, MAX_TOKENS, PARAMETERS, of_a_case
 from fitter.parameters.values import MAX_OVERRIDES, MAX_PATTERNS, parse_overrides, shown
-from fitter.planning.request import request_limits as limits
+from fitter.planning.request import request_limits
 from fitter.planning.request.constraints import check_targets, expert_overrides, for_model, params_of
 from fitter.text import MIB
 
@@ -504,6 +504,6 @@ def test_sizes_in_a_file_of_cases(name: str) -> None:
 def test_parameters_of_a_file(params: Params, said: str) -> None:
     if said:
         with pytest.raises(UsageError, match=said):
-            limits.check_params(params)
+            request_limits.check_params(params)
     else:
-        limits.check_params(params)
+        request_limits.check_params(params)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
-from fitter.llama.build import build_folder as location
+from fitter.llama.build import build_folder
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.model.files import header_cache, source
 from fitter.model.files.addresses import HUB
@@ -146,12 +146,12 @@ def _quantized(path: Path, wanted: Wanted, timeout: float | None) -> Path:
     return found
 
 
-def _quantizing() -> location.Build:
+def _quantizing() -> build_folder.Build:
     """The llama.cpp whose rule chooses types: that of llama-cpp-python, whichever plans, or else the one that plans."""
     try:
-        return location.find(location.PYTHON)
+        return build_folder.find(build_folder.PYTHON)
     except LibraryError:
-        return location.find(location.named(None))
+        return build_folder.find(build_folder.named(None))
 
 
 def _data_bytes(sizes: Sequence[int]) -> int:

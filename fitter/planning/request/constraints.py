@@ -14,7 +14,7 @@ from fitter.model.location import local_name
 from fitter.model.tensors import layer_of
 from fitter.parameters.table import PARAMETERS, Measuring, of_a_load, taken_by
 from fitter.parameters.values import MAX_SCALE
-from fitter.planning.request import request_limits as limits
+from fitter.planning.request import request_limits
 from fitter.planning.request.request import DEFAULT_MARGIN, LEVERS, OBJECTIVES, STRATEGIES, DeviceLimit
 from fitter.planning.request.shared import HOST_NAME
 from fitter.planning.request.summary import Problem
@@ -101,13 +101,13 @@ def for_model(params: Params, model: Model, cpu_moe: bool, n_cpu_moe: int | None
 
     Raises ``UsageError`` for a context beyond all reason, or one with less than a token for each sequence.
     """
-    limits.check_context(params.n_ctx, model.n_ctx_train, params.n_seq_max)
+    request_limits.check_context(params.n_ctx, model.n_ctx_train, params.n_seq_max)
     is_causal = model.metadata.get(f"{model.architecture}.attention.causal") is not False
-    limits.check_sequences(params, params.n_ctx if is_causal and params.n_ctx else None)
+    request_limits.check_sequences(params, params.n_ctx if is_causal and params.n_ctx else None)
     experts = expert_overrides(cpu_moe, n_cpu_moe, (tensor.name for tensor in model.tensors))
     return replace(
         params,
-        n_gpu_layers=limits.layers_on_devices(params.n_gpu_layers, model.n_layer),
+        n_gpu_layers=request_limits.layers_on_devices(params.n_gpu_layers, model.n_layer),
         tensor_buft_overrides=(*params.tensor_buft_overrides, *experts),
     )
 
