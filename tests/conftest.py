@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A machine that is busy is not a failure, and what is drawn is the same each time; HYPOTHESIS_PROFILE=drawn draws anew.
+# A busy machine fails no test, and each run draws the same examples; HYPOTHESIS_PROFILE=drawn draws new ones.
 settings.register_profile("fitter", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("drawn", settings.get_profile("fitter"), derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fitter"))
 
-# Threads of real loads that wait for each other busily take the time of those that they wait for, as soon as there are
-# more of them than processors. Read when the library is loaded, here and in every process that is started.
+# With more threads than processors, threads of a real load that wait busily take the time of the threads that they wait
+# for. The library reads this variable when it is loaded, here and in every process that is started.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
@@ -25,11 +25,11 @@ LONGEST_FIRST = (
     *("test_rpc", "test_planner", "test_remote_models", "test_explore", "test_server_fit", "test_repositories"),
     "test_mutated_headers",
 )
-"""Files that take longest, in `make test` on two cores: what begins late is short, and no process waits for another."""
+"""Files that take longest in `make test` on two cores: they begin first, so that no process works alone at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those files, then the other integration tests, and the quick unit tests at the end."""
+    """Run the longest files first, then the other integration tests, and the quick unit tests at the end."""
 
     def place(item: pytest.Item) -> int:
         name = item.path.stem
@@ -40,10 +40,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def own_configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep what fitter has measured and stored for this machine out of the tests, and theirs out of it."""
+    """Give the tests a configuration and a cache of their own: they neither read nor change this machine's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("configuration")))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        # what most tests compare with, such as llama-fit-params, makes every token an output
+        # llama-fit-params, with which most tests compare, makes every token an output
         patch.setenv("FITTER_PROGRAM", "any")
         yield

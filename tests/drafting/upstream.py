@@ -1,14 +1,12 @@
-"""What upstream's own code says that llama-server takes, with its arguments: the second opinion about drafting."""
+"""Measure with upstream's own code the memory of llama-server for its arguments: a second opinion about drafting."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from fitter.llama.types import VirtualDevice
+from tests.support.upstream_program import compile_program
 from tools import upstream
 
 _SOURCE = Path(__file__).with_name("server.cpp")
@@ -18,21 +16,12 @@ Rows = dict[str, tuple[int, int, int]]
 
 
 def build(directory: Path) -> Path:
-    """Compile the program against the libraries of ``make tools``."""
-    fetch = upstream.ROOT / "vendor" / "llama.cpp" / "fetch.py"
-    source = Path(subprocess.run([sys.executable, fetch], capture_output=True, text=True, check=True).stdout.strip())
-    libraries = upstream.tool("llama-fit-params").resolve().parent
-    program = directory / "server"
-    command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O0", str(_SOURCE), "-o", str(program)]
-    command += [f"-isystem{source / part}" for part in ("common", "include", "ggml/include", "vendor")]
-    command += [f"-L{libraries}", "-lllama-common", "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{libraries}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return program
+    """Compile the program that measures a main model and its draft."""
+    return compile_program(_SOURCE, directory)
 
 
 def takes(program: Path, model: Path, devices: Sequence[VirtualDevice], words: Sequence[str]) -> tuple[Rows, Rows]:
-    """What the main model takes, and what drafts for it."""
+    """Measure the main model and its draft."""
     done = upstream.run([str(program), "-m", str(model), *words], devices)
     assert done.returncode == 0, done.stderr + done.stdout
     main, _, drafting = done.stdout.partition("\n\n")

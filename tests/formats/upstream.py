@@ -1,15 +1,14 @@
-"""What upstream's own code reads of a plan: its parser as llama-server calls it, and its reader of presets."""
+"""Read a plan with upstream's own code: with its parser as llama-server calls it, and with its reader of presets."""
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fitter.llama.types import Params, TensorBuftOverride, VirtualDevice
+from tests.support.upstream_program import compile_program
 from tools import upstream
 
 _SOURCE = Path(__file__).with_name("reader.cpp")
@@ -26,17 +25,8 @@ class Reading:
 
 
 def build(directory: Path) -> Path:
-    """Compile the reader against the libraries of ``make tools``."""
-    fetch = upstream.ROOT / "vendor" / "llama.cpp" / "fetch.py"
-    source = Path(subprocess.run([sys.executable, fetch], capture_output=True, text=True, check=True).stdout.strip())
-    libraries = upstream.tool("llama-fit-params").resolve().parent
-    reader = directory / "reader"
-    command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O0", "-Wall", "-Wextra", str(_SOURCE), "-o", str(reader)]
-    command += [f"-isystem{source / part}" for part in ("common", "include", "ggml/include", "vendor")]
-    command += [f"-L{libraries}", "-lllama-common", "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{libraries}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return reader
+    """Compile the reader of arguments and presets."""
+    return compile_program(_SOURCE, directory)
 
 
 def read(
@@ -45,7 +35,7 @@ def read(
     words: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
 ) -> Reading:
-    """What llama-server makes of the arguments ``words`` and the environment ``variables``."""
+    """Parse the arguments ``words`` and the environment ``variables`` as llama-server does."""
     pairs = [line.split("\t") for line in _run([str(reader), "params", *words], devices, variables or {})]
     found = dict(pairs)
     several = {

@@ -1,4 +1,4 @@
-"""What llama.cpp's own converter writes for each shape of the catalogue, without a byte of weights.
+"""The tensors that llama.cpp's own converter writes for each shape of the catalogue, without a byte of weights.
 
 ``python -m tests.support.converted --write`` puts it into ``tests/data/shapes/converted.toml``. It needs torch and
 transformers, which fitter itself does not, so run it in an environment of its own that has them, and what gguf and
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OTHERWISE = ("glm-5.2", "glm-5.3")
 """Shapes whose files have tensors that transformers does not make: indexers of layers that share another's."""
 TIED = "_tied_weights_keys"
-"""Where transformers has the names of tensors that are not in the files, since others have the same weights."""
+"""The key in transformers under which the tied weights stand: tensors that no file has, since others are the same."""
 HALVES = ("float16", "float32")
 """Types of weights of which the converter makes F16, where no other is asked for."""
 FILE = ROOT / "tests" / "data" / "shapes" / "converted.toml"

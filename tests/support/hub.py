@@ -40,7 +40,7 @@ class Hub:
 
     @property
     def url(self) -> str:
-        """What ``HF_ENDPOINT`` is to be."""
+        """Return the value for ``HF_ENDPOINT``."""
         return self.server.url
 
     def answer(self, request: Request) -> bool:
@@ -89,7 +89,7 @@ class Hub:
         request.say(200, json.dumps(every[begin : begin + self.page]).encode(), headers)
 
     def _files(self, repo: str, folder: str) -> list[dict[str, object]]:
-        """What a list says of each file and folder."""
+        """Describe each file and folder as the hub's list does."""
         place = self.folder / repo
         return [
             {"type": "file" if path.is_file() else "directory", "path": path.relative_to(place).as_posix()}

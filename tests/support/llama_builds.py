@@ -15,7 +15,7 @@ from tools import llama_builds, llama_python
 
 PINNED = "python"
 SAMPLE = (PINNED, "b9842", "b10361", "v0.4.0", "v0.5.0")
-"""Those of `make test`: one of each layout, and two that have the newest one."""
+"""The builds of `make test`: one for each layout, and two with the newest layout."""
 
 _NEWEST = list(llama_builds.headers())[-1]
 COMPILED = [name for name in llama_builds.headers() if name != _NEWEST]
@@ -41,7 +41,7 @@ def fetched(name: str) -> Path:
 
 
 def where(name: str) -> str:
-    """What a user calls a build. Skips the test if it cannot be fetched."""
+    """Return the words for ``--llama-cpp`` that name a build. Skips the test if it cannot be fetched."""
     if name == PINNED:
         return PINNED
     try:

@@ -67,7 +67,7 @@ def suspended(process: subprocess.Popen[str], seconds: float, *, with_forks: boo
 
 
 class TooLateError(Exception):
-    """What was to be disturbed had ended before."""
+    """The process that a test disturbs had ended before."""
 
 
 def in_time(attempt: Callable[[], _T]) -> _T:

@@ -21,7 +21,7 @@ DRY = "dry-run"
 
 
 def quantized(model: Path, directory: Path | str, types: Sequence[str]) -> dict[str, str]:
-    """What was done for each of ``types``, in a process of its own."""
+    """Quantize to each of ``types`` in a process of its own, and say how each was done."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.quantize", str(model), str(directory), *types],
         capture_output=True,
@@ -36,7 +36,7 @@ def quantized(model: Path, directory: Path | str, types: Sequence[str]) -> dict[
 
 
 _NEEDED = b"will require an imatrix"
-"""What llama.cpp says of a dry run that could not be a real one."""
+"""The error of llama.cpp for a dry run whose real run would fail."""
 
 
 def main(model: str, directory: str, *types: str) -> None:

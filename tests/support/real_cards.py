@@ -97,7 +97,7 @@ def write_model(load: Load, directory: Path) -> Path:
 
 
 def measured(every: Sequence[Load], directory: Path) -> Iterator[tuple[Load, Breakdown]]:
-    """What ``fitter.measure`` says of each load; models are written to ``directory``."""
+    """Measure each load with ``fitter.measure``; the models are written to ``directory``."""
     for environment in {tuple(load.environment.items()): load.environment for load in every}.values():
         # a process begins with the first question, in the environment of that moment
         with _environment(environment), Worker() as worker:

@@ -89,7 +89,7 @@ def _entry(table: str, text: str, what: str, model: str = "") -> dict[str, Any]:
 
 
 def device_speed(name: str, backend: str) -> DeviceSpeed:
-    """What the card of that name has by its datasheet."""
+    """Return the speed of a card by its datasheet."""
     kind = backend.split()[0].lower()
     try:
         entry = _entry("device", name, f"no datasheet of {name!r}")

@@ -62,12 +62,12 @@ def pairs() -> list[Pair]:
 
 
 def fitted_on(every: Sequence[Pair]) -> list[Pair]:
-    """Those that constants are fitted on."""
+    """Return the pairs that the constants are fitted on."""
     return list(every[::2])
 
 
 def judged_by(every: Sequence[Pair]) -> list[Pair]:
-    """Those that were kept apart."""
+    """Return the pairs that the constants are judged by."""
     return list(every[1::2])
 
 
