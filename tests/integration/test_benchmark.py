@@ -1,77 +1,17 @@
-"""The benchmark end to end on one small case, and how it looks at the memory of several processes."""
+"""The benchmark end to end on one small case."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import measuring
-from benchmarks.measuring import watch
 from benchmarks.results import load
 
 ROOT = Path(__file__).resolve().parents[2]
 MB = 10**6
-
-# Both processes hold what they have until they have been looked at.
-HOLD = """
-import os, sys, time
-def hold():
-    open(sys.argv[1], "w").close()
-    while not os.path.exists(sys.argv[2]):
-        time.sleep(0.01)
-"""
-SHARED = """
-import mmap
-pages = mmap.mmap(-1, {size})
-for _ in range({size} // 1000000):
-    pages.write(b"a" * 1000000)
-if os.fork() == 0:
-    pages.seek(0)
-    for _ in range({size} // 1000000):
-        pages.read(1000000)
-    hold()
-    os._exit(0)
-os.wait()
-"""
-PRIVATE = """
-data = bytearray(b"a") * {size}
-if len(sys.argv) == 3:
-    import subprocess
-    subprocess.run([*sys.orig_argv, "again"])
-else:
-    hold()
-"""
-
-
-@pytest.mark.parametrize(
-    ("program", "peak", "at_most"), [(SHARED, 100, 200), (PRIVATE, 200, 200)], ids=["shared once", "private each"]
-)
-def test_memory_of_two_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, peak: int, at_most: int
-) -> None:
-    ready, seen = tmp_path / "ready", tmp_path / "seen"
-    looks = 0
-
-    def sleep(seconds: float) -> None:
-        nonlocal looks
-        looks += ready.exists()
-        if looks == 3:
-            seen.touch()
-        time.sleep(seconds)
-
-    monkeypatch.setattr(measuring, "time", SimpleNamespace(sleep=sleep))
-    code = HOLD + program.format(size=100 * MB)
-    done, memory = watch([sys.executable, "-c", code, str(ready), str(seen)], dict(os.environ))
-    assert done.returncode == 0, done.stderr
-    assert memory.processes == 2
-    assert peak * MB <= memory.peak <= (peak + 40) * MB
-    assert at_most * MB <= memory.at_most <= (at_most + 60) * MB
 
 
 def test_one_case(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, VirtualDev
 from fitter.machine import calibrated
 from fitter.machine.gpu import parse_gpus
 from fitter.planning.checked import calibration
+from tests.support.command import run_fitter
 from tools import rpc_servers
 from tools.tiny import TINY_DENSE, write_tiny
 
@@ -36,11 +35,6 @@ def server() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[calibration.CalibrationModel, ...]:
     return calibration.write_models(tmp_path_factory.mktemp("models"))
-
-
-def fitter(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fitter", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 # --- a real device
@@ -61,7 +55,7 @@ def test_dummy_loads_of_a_real_device_are_exact(server: str) -> None:
 def test_the_wrong_twin_is_caught(server: str, tmp_path: Path) -> None:
     """The server computes on the CPU, so a twin of CUDA differs with a model of the user, too."""
     path = write_tiny(tmp_path / "mine.gguf", TINY_DENSE)
-    done = fitter("calibrate", str(path), "--rpc", server, "--twin", "cuda:8.6", "--no-store", "--json")
+    done = run_fitter("calibrate", str(path), "--rpc", server, "--twin", "cuda:8.6", "--no-store", "--json")
     assert done.returncode == 4, done.stderr
     document = json.loads(done.stdout)
     assert document["exact"] is False
@@ -76,7 +70,7 @@ def test_the_wrong_twin_is_caught(server: str, tmp_path: Path) -> None:
 
 
 def test_the_table(server: str) -> None:
-    done = fitter("calibrate", "--rpc", server, "--no-store")
+    done = run_fitter("calibrate", "--rpc", server, "--no-store")
     assert done.returncode == 0, done.stderr
     assert "RPC0, loaded for real and as a dummy: 2 loads, no byte differs\n" in done.stdout
     assert done.stderr.startswith("fitter: warning: RPC0 cannot be compared: ")
@@ -86,7 +80,6 @@ def test_the_table(server: str) -> None:
 NOWHERE = {
     "no GPU": ([], 3, "llama.cpp has no GPU here to calibrate"),
     "no such device": (["-dev", "CUDA7"], 2, "unknown device 'CUDA7'"),
-    "no server": (["--rpc", "127.0.0.1:1"], 3, "the RPC server 127.0.0.1:1 cannot be reached (connection refused)"),
     "no endpoint": (["--rpc", "host"], 2, "RPC server 'host' is not of the form host:port"),
     "no profile": (["--twin", "abacus:1.0"], 2, "unknown profile 'abacus'"),
 }
@@ -94,7 +87,7 @@ NOWHERE = {
 
 @pytest.mark.parametrize(("words", "status", "message"), NOWHERE.values(), ids=NOWHERE)
 def test_one_line_says_why_not(words: Sequence[str], status: int, message: str) -> None:
-    done = fitter("calibrate", *words)
+    done = run_fitter("calibrate", *words)
     assert (done.returncode, done.stdout) == (status, "")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
@@ -115,14 +108,6 @@ def test_a_real_load_holds_its_memory_until_it_is_let_go(
         with pytest.raises(UsageError, match="unknown device"):
             worker.load(models[0].path, replace(params, devices=("CUDA0",)))
         assert worker.load(models[1].path, params).breakdown.on("RPC0").used > 0
-
-
-@pytest.mark.parametrize("index", range(4))
-def test_models_of_zeros_take_the_predicted_bytes(models: Sequence[calibration.CalibrationModel], index: int) -> None:
-    params = Params(n_ctx=512, n_ubatch=64, devices=())
-    with Worker() as worker:
-        loaded = worker.load(models[index].path, params)
-        assert loaded.breakdown.rows == worker.measure(models[index].path, params).rows
 
 
 # --- virtual devices in the place of real ones

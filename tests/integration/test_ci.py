@@ -1,4 +1,4 @@
-"""What other people's CI uses: the GitHub Action, the pre-commit hooks, and the guide's snippets for them."""
+"""The GitHub Action, the pre-commit hooks, and the guide's snippets for them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def program(path: Path, text: str) -> None:
 
 
 class Runner:
-    """What GitHub's runner gives a step, and takes from it."""
+    """A stand-in for GitHub's runner: it gives a step its environment, and reads its outputs."""
 
     def __init__(self, directory: Path) -> None:
         self.temp, self.work = directory / "temp", directory / "work"
@@ -190,29 +190,6 @@ def test_growth_in_a_history_is_a_warning(runner: Runner) -> None:
 
 def comment(number: int, author: str | None, body: str) -> dict[str, Any]:
     return {"id": number, "user": None if author is None else {"login": author}, "body": body}
-
-
-OWN_HISTORY = comment(12, ME, "<!-- fitter history -->\ngrew")
-COMMENTS: dict[str, tuple[str, str, list[Any], bool]] = {
-    "a check that passed": ("check", "0", [], True),
-    "growth": ("history", "4", [], True),
-    "no growth": ("history", "0", [], False),
-    "no growth any more": ("history", "0", [OWN_HISTORY], True),
-    "no growth, and somebody's mark": ("history", "0", [comment(3, "eve", OWN_HISTORY["body"])], False),
-}
-
-
-@NEEDS_JQ
-@pytest.mark.parametrize(("kind", "status", "before", "is_written"), COMMENTS.values(), ids=COMMENTS)
-def test_when_there_is_a_comment(runner: Runner, kind: str, status: str, before: list[Any], is_written: bool) -> None:
-    report = runner.temp / "report.md"
-    report.write_text("moved\n")
-    (runner.temp / "comments").write_text(json.dumps(before))
-    env = {"GH_TOKEN": "none", "REPORT": str(report), "REPOSITORY": "owner/name", "PULL_REQUEST": "7"}
-    done = runner.run("comment", **env, KIND=kind, STATUS=status)
-    assert done.returncode == 0, done.stderr
-    assert ("--field" in (runner.temp / "gh").read_text().splitlines()) is is_written
-    assert (runner.temp / "fitter-comment.md").read_text() == f"<!-- fitter {kind} -->\nmoved\n"
 
 
 MARK = "<!-- fitter check -->"

@@ -5,43 +5,26 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fitter import api
 from fitter.llama.types import VirtualDevice
 from fitter.machine.gpu import parse_gpus
+from tests.support.command import run_fitter
 from tools import shapes, upstream
-from tools.tiny import write_tiny
 
 MIB = 1024 * 1024
 SMALL_GPUS = ("--gpu", "cuda:8.9:1200MiB", "--gpu", "cuda:8.6:1100MiB", "-fitt", "1024")
 
 
-def fitter(*words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fitter", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **settings)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("shapes")
-
-
 def test_json_has_the_answer_of_the_one_line(tiny: Path) -> None:
-    line = fitter(str(tiny), *SMALL_GPUS)
+    line = run_fitter(str(tiny), *SMALL_GPUS)
     assert (line.returncode, line.stdout.count("\n")) == (0, 1), line.stderr
     assert "CUDA0" in line.stderr and "dummy load" in line.stderr
-    document = json.loads(fitter("fit", str(tiny), *SMALL_GPUS, "--json").stdout)
+    document = json.loads(run_fitter("fit", str(tiny), *SMALL_GPUS, "--json").stdout)
     assert " ".join(document["arguments"]) == line.stdout.strip()
     assert document["schema"] == 1
     assert document["fits"] is True
@@ -78,7 +61,7 @@ def test_upstream_measures_what_fitter_says(directory: Path, words: str) -> None
     path = shapes.write("gemma3-12b", directory, vocab=False)
     specs = ["cuda:8.9:16GiB", "cuda:8.6:12GiB"]
     gpus = [word for spec in specs for word in ("--gpu", spec)]
-    done = fitter(str(path), *gpus, "--json", *words.split())
+    done = run_fitter(str(path), *gpus, "--json", *words.split())
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     expected = {
@@ -95,7 +78,7 @@ def test_upstream_measures_what_fitter_says(directory: Path, words: str) -> None
 
 
 def _upstream(path: Path, devices: tuple[VirtualDevice, ...], args: Sequence[str]) -> dict[str, tuple[int, int, int]]:
-    """What ``llama-fit-params`` measures with exactly ``args``: it may choose no device by itself."""
+    """Measure with ``llama-fit-params`` and exactly ``args``: it may choose no device by itself."""
     command = [str(upstream.tool("llama-fit-params")), "-m", str(path), "--fit-print", "on", *args]
     done = upstream.run(command, devices)
     assert done.returncode == 0, done.stderr
@@ -106,7 +89,7 @@ def _upstream(path: Path, devices: tuple[VirtualDevice, ...], args: Sequence[str
 def test_the_line_goes_through_a_shell(directory: Path) -> None:
     path = shapes.write("qwen3-30b-a3b", directory, vocab=False)
     specs = ["10GiB", "6GiB"]
-    done = fitter(str(path), "--gpu", specs[0], "--gpu", specs[1])
+    done = run_fitter(str(path), "--gpu", specs[0], "--gpu", specs[1])
     assert "-ot " in done.stdout
     environment = upstream.environment(parse_gpus(specs))
     tool = shlex.quote(str(upstream.tool("llama-fit-params")))
@@ -126,7 +109,7 @@ def test_the_line_goes_through_a_shell(directory: Path) -> None:
 
 
 def test_backend_shows_the_devices_to_a_llama_cpp_program() -> None:
-    lines = fitter("backend", "--gpu", "rtx-4090", "--gpu", "24GiB").stdout
+    lines = run_fitter("backend", "--gpu", "rtx-4090", "--gpu", "24GiB").stdout
     tool = shlex.quote(str(upstream.tool("llama-fit-params")))
     done = subprocess.run(["sh", "-c", f"{lines}\n{tool} --list-devices"], capture_output=True, text=True, check=True)
     assert "CUDA0: NVIDIA GeForce RTX 4090 (24564 MiB, " in done.stdout
@@ -134,37 +117,37 @@ def test_backend_shows_the_devices_to_a_llama_cpp_program() -> None:
 
 
 def test_devices() -> None:
-    done = fitter("devices", "--gpu", "2x 24GiB", "--json")
+    done = run_fitter("devices", "--gpu", "2x 24GiB", "--json")
     document = json.loads(done.stdout)
     assert [device["name"] for device in document["devices"]] == ["CUDA0", "CUDA1"]
     assert all(device["virtual"] for device in document["devices"])
     assert document["host"]["free"] <= document["host"]["total"]
-    assert "host" in fitter("devices").stdout
+    assert "host" in run_fitter("devices").stdout
 
 
 def test_catalogue() -> None:
-    gpus = {gpu["name"]: gpu for gpu in json.loads(fitter("devices", "--catalogue", "--json").stdout)["gpus"]}
+    gpus = {gpu["name"]: gpu for gpu in json.loads(run_fitter("devices", "--catalogue", "--json").stdout)["gpus"]}
     card = gpus["rtx-4090"]
     assert (card["profile"], card["compute_capability"], card["total"]) == ("cuda", "8.9", 24564 * MIB)
     assert (card["usable"], card["free"]) == (24077 * MIB, 23608 * MIB)
     # No RTX 4090 has a bridge, so there is nothing to cite for it; every H100 with SXM has.
     assert card["sources"].pop("nvlink") is None
     assert all("https://" in source for source in (*card["sources"].values(), gpus["h100-sxm"]["sources"]["nvlink"]))
-    lines = fitter("devices", "--catalogue").stdout.splitlines()
+    lines = run_fitter("devices", "--catalogue").stdout.splitlines()
     assert [line.split()[0] for line in lines[1 : 1 + len(gpus)]] == list(gpus)
-    both = fitter("devices", "--catalogue", "--gpu", "24GiB")
+    both = run_fitter("devices", "--catalogue", "--gpu", "24GiB")
     assert (both.returncode, both.stdout, both.stderr.count("\n")) == (2, "", 1)
 
 
 def test_inspect_adds_up(tiny: Path) -> None:
-    document = json.loads(fitter("inspect", str(tiny), "-c", "1024", "--json").stdout)
+    document = json.loads(run_fitter("inspect", str(tiny), "-c", "1024", "--json").stdout)
     assert document["n_ctx"] == 1024
     assert document["metadata"]["general.architecture"] == "qwen3moe"
     assert sum(role["bytes"] for role in document["roles"]) == document["model"]["bytes"]
     assert sum(layer["bytes"] for layer in document["layers"]) == document["model"]["bytes"]
     assert [layer["layer"] for layer in document["layers"]] == [None, 0, 1, 2, 3]
     assert sum(layer["context"] for layer in document["layers"]) == sum(row["context"] for row in document["memory"])
-    table = fitter("inspect", str(tiny), "-c", "1024").stdout
+    table = run_fitter("inspect", str(tiny), "-c", "1024").stdout
     assert "general.architecture" in table
     assert "KV cache" in table
 

@@ -44,12 +44,6 @@ def test_it_succeeds_and_llama_cpp_is_quiet(done: subprocess.CompletedProcess[st
     assert max(map(len, done.stdout.splitlines())) < 300
 
 
-def test_the_model_is_real_and_written_whole(done: subprocess.CompletedProcess[str], folder: Path) -> None:
-    (model,) = folder.iterdir()
-    assert model.name == "tiny-moe.gguf"
-    assert model.stat().st_size > 100e6
-
-
 def test_the_virtual_gpus_are_unequal_and_spill_experts(done: subprocess.CompletedProcess[str]) -> None:
     part = done.stdout.split(HEADINGS[1])[1].split(HEADINGS[2])[0]
     totals = dict(re.findall(r"^(CUDA\d)\s+(\d+)", part, re.MULTILINE))

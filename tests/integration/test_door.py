@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ KEYWORDS = [
 ]
 
 ODD = (np.int64(1), 0.5, float("nan"), "x", "1GiB", b"x", 2**70, -(10**5000), [], [None], object(), "\ud800")
-"""What each keyword of each call gets; ``tests/unit/test_parameters.py`` sends more of it to each kind."""
+"""Values that each keyword of each call gets; ``tests/unit/test_parameters.py`` sends more of them to each kind."""
 
 VALUES = (
     st.none()
@@ -52,7 +51,7 @@ OTHERS: dict[str, type[FitterError]] = {
     "timeout": LlamaCppError,
     "time_limit": TimeLimitError,
 }
-"""What is found out later: a file that is not there or has no such layers, a server that does not answer, no time."""
+"""Errors that a call finds later: a missing file or missing layers, a silent server, too little time."""
 
 GENEROUS = 1.0
 """Seconds that this process computes for one call, ten times what it may: the machine may be busy."""
@@ -61,12 +60,6 @@ GENEROUS = 1.0
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf", TINY_DENSE)
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as started:
-        yield started
 
 
 def check(name: str, given: dict[str, Any], model: Path, worker: Worker) -> None:

@@ -46,18 +46,14 @@ def run(place: Path, *words: str, redirect: str = "", **more: Any) -> subprocess
 ANSWERS = (
     ("a.gguf", *GPU),
     ("a.gguf", *GPU, "--json"),
-    ("a.gguf", *TOO_LARGE, "--json"),
     ("a.gguf", *GPU, "--format", "python"),
     ("inspect", "a.gguf"),
     ("devices", "--catalogue"),
-    ("devices", *GPU, "--json"),
     ("backend", *GPU),
     ("check",),
-    ("check", "--markdown"),
     ("diff", "plan.json", "plan.json"),
     ("verify", "a.gguf", "--device", "none"),
     ("--help",),
-    ("fit", "--help"),
     ("--version",),
 )
 
@@ -73,7 +69,7 @@ def test_an_answer_that_cannot_be_written(place: Path, words: Sequence[str]) -> 
         assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("words", ANSWERS[:6], ids=" ".join)
+@pytest.mark.parametrize("words", ANSWERS[:5], ids=" ".join)
 def test_without_stderr_the_answer_is_the_same(place: Path, words: Sequence[str]) -> None:
     whole = run(place, *words)
     assert whole.returncode in (0, 1)
@@ -91,7 +87,7 @@ def test_with_nowhere_to_say_it(place: Path, redirect: str) -> None:
 
 
 def test_nobody_reads_any_more(place: Path) -> None:
-    """As a shell has it for a program that is ended by SIGPIPE, and as quiet."""
+    """The status is a shell's for a program that SIGPIPE ended, and nothing is printed."""
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "fitter", "devices", "--catalogue"]
@@ -205,7 +201,7 @@ SHELLS = {
     "zsh": 'args=$({}) && eval "echo llama-server -m model.gguf $args"',
     "fish": "set args ({}); and eval echo llama-server -m model.gguf $args",
 }
-"""As in the guide to llama-server."""
+"""The lines of the guide to llama-server."""
 
 
 @pytest.mark.parametrize("shell", [shell for shell in SHELLS if shutil.which(shell)])

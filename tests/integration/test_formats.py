@@ -33,6 +33,7 @@ from fitter.planning.plan.plan import DeviceUse, HostUse, ModelSummary, Search
 from fitter.planning.request.constraints import params_of
 from tests.formats import ik_llama
 from tests.formats import upstream as server
+from tests.support.command import run_fitter
 from tools import shapes
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
@@ -145,7 +146,7 @@ def said(plan: Plan) -> Params:
 
 
 def variables_of(text: str, directory: Path) -> dict[str, str]:
-    """What a shell exports of an environment file."""
+    """Read an environment file with a shell, and return the variables that it exports."""
     file = directory / "llama.env"
     file.write_text(text + "\n")
     done = subprocess.run(
@@ -153,11 +154,6 @@ def variables_of(text: str, directory: Path) -> dict[str, str]:
     )
     variables = dict(pair.split("=", 1) for pair in done.stdout.split("\0") if pair)
     return {name: value for name, value in variables.items() if name.startswith("LLAMA_ARG_")}
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("written")
 
 
 def test_the_plans_here_have_every_parameter() -> None:
@@ -244,7 +240,7 @@ def test_python_passes_every_parameter(plan: Plan) -> None:
 
 
 def called(script: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a script of the format ``python`` passes on, seen from modules that stand in for the real ones."""
+    """Run a script of the format ``python`` with stand-ins for its modules, and return the arguments of its call."""
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     loaded: list[bool] = []
 
@@ -300,7 +296,7 @@ def test_ik_llama_has_an_option_for_every_parameter(plan: Plan) -> None:
 
 
 def test_upstream_has_every_option_by_every_name(reader: Path, tmp_path: Path) -> None:
-    """What the table of options says, against upstream's parser: key and variable are names of the same option."""
+    """The key and the variable of each option in the table name the same option in upstream's parser."""
     values = {"device": "none", "tensor-split": "3,1", "override-tensor": "a=CPU", "split-mode": "none", "fit": "off"}
     values |= {"cache-type-k": "q8_0", "cache-type-v": "q8_0", "flash-attn": "off", "spec-type": "draft-mtp"}
     values |= {"rpc": "127.0.0.1:1", "device-draft": "none", "mmproj-device": "none", "cache-type-k-draft": "q8_0"}
@@ -383,7 +379,7 @@ print(json.dumps({"rows": wire.encode(real), "tokens": text["usage"]["completion
 def test_the_script_loads_what_was_measured(case: tuple[Any, dict[str, Any]], tmp_path: Path) -> None:
     shape, options = case
     model = write_tiny(tmp_path / "tiny.gguf", shape)
-    command = [sys.executable, "-m", "fitter", str(model), "--format", "python"]
+    command = [str(model), "--format", "python"]
     words = {"n_ctx": "-c", "type_k": "-ctk", "type_v": "-ctv", "n_ubatch": "-ub", "n_seq_max": "-np"}
     for name, value in options.items():
         if name == "override_tensor":
@@ -392,7 +388,7 @@ def test_the_script_loads_what_was_measured(case: tuple[Any, dict[str, Any]], tm
             command.append({"op_offload": "--no-op-offload", "offload_kqv": "-nkvo"}[name])
         else:
             command += [words[name], str(value)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_fitter(*command)
     assert done.returncode == 0, done.stderr
     plan = fitter.fit(model, **options)
 
@@ -415,36 +411,23 @@ def test_the_script_loads_what_was_measured(case: tuple[Any, dict[str, Any]], tm
     assert {row.buffer_type: row for row in real.rows} == {row.buffer_type: row for row in plan.breakdown.rows}
 
 
-def command_line(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fitter", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_command_writes_what_the_plan_says(name: str, tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "tiny.gguf")
     words = (str(model), "--gpu", "cuda:8.9:1200MiB", "-c", "512")
-    done = command_line(*words, "--format", name)
+    done = run_fitter(*words, "--format", name)
     assert done.returncode == 0, done.stderr
     plan = fitter.fit(model, gpus=["cuda:8.9:1200MiB"], n_ctx=512)
     if name == "json":
         document = json.loads(done.stdout)
         assert document == {**plan.to_dict(), "search": document["search"]}
-        assert command_line(*words, "--json", "--format", "json").returncode == 0
+        assert run_fitter(*words, "--json", "--format", "json").returncode == 0
     else:
         assert done.stdout == plan.format(name) + "\n"
 
 
 def test_json_and_another_format_are_one_too_many(tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "tiny.gguf")
-    done = command_line(str(model), "--json", "--format", "ini")
+    done = run_fitter(str(model), "--json", "--format", "ini")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "fitter: error: --json means --format json, but --format ini is given too: leave one out\n"
-
-
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "json"])
-def test_what_does_not_fit_is_no_answer_in_any_format(name: str, tmp_path: Path) -> None:
-    model = write_tiny(tmp_path / "tiny.gguf")
-    done = command_line(str(model), "--gpu", "none", "--host-memory", "1MiB", "--format", name)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "does not fit" in done.stderr

@@ -1,10 +1,8 @@
-"""What may be given up, on real headers and the real libllama: each lever where it helps, nothing without --allow."""
+"""The levers of --allow on real headers and the real libllama: each where it helps, none without --allow."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 import fitter
 from fitter import Plan
 from fitter.planning.request.request import LEVERS, Progress
+from tests.support.command import run_fitter
 from tools import shapes
 
 HOST = "60GB/s"
@@ -140,13 +139,12 @@ def test_nothing_is_given_up_unless_it_is_allowed(models: dict[str, Path], model
 
 def test_the_command_line(models: dict[str, Path]) -> None:
     words = ["--gpu", "8GiB", "--host-memory", "2GiB", "-c", "32768", "--json"]
-    command = [sys.executable, "-m", "fitter", str(models["llama-3.1-8b"]), *words]
-    done = subprocess.run([*command, "--allow", "ubatch,kv-q8_0"], capture_output=True, text=True, check=False)
+    done = run_fitter(models["llama-3.1-8b"], *words, "--allow", "ubatch,kv-q8_0")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["levers"] == ["KV cache q8_0/q8_0 instead of f16/f16"]
     assert "-ctk" in document["arguments"]
     assert "given up, as --allow permits: KV cache q8_0/q8_0 instead of f16/f16" in done.stderr
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_fitter(models["llama-3.1-8b"], *words)
     assert done.returncode == 1 and json.loads(done.stdout)["levers"] == []
     assert "given up" not in done.stderr

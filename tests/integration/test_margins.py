@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,8 @@ import fitter
 from fitter.errors import UsageError
 from fitter.regression.cases import make_cases
 from fitter.regression.measuring import measure_cases
+from tests.support.command import run_fitter
 from tools import shapes
-from tools.tiny import write_tiny
 
 MIB = 2**20
 GIB = 2**30
@@ -27,11 +25,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shapes.write("llama-3.1-8b", tmp_path_factory.mktemp("shapes"), vocab=False)
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
-
-
 def out(device: str, why: str) -> str:
     return f"{device} is left out: its margin of {why}; set a smaller margin with --fit-target"
 
@@ -39,85 +32,58 @@ def out(device: str, why: str) -> str:
 MORE_THAN_IT_HAS = "10000 MiB is more than its memory of 8192 MiB"
 
 
-@pytest.mark.parametrize(
-    ("gpus", "words", "used", "said"),
-    [
-        pytest.param([LARGE, SMALL], {"margin": 8192 * MIB - 1}, ("CUDA0",), [], id="one for all, and room"),
-        pytest.param(
-            [LARGE, SMALL],
-            {"margin": 8192 * MIB},
-            ("CUDA0",),
-            [out("CUDA1", "8192 MiB leaves nothing of its 8192 MiB free")],
-            id="all of the device",
-        ),
-        pytest.param(
-            [LARGE, SMALL],
-            {"margin": 10000 * MIB},
-            ("CUDA0",),
-            [out("CUDA1", MORE_THAN_IT_HAS)],
-            id="more than the device",
-        ),
-        pytest.param(
-            [SMALL, LARGE],
-            {"margin": [10000 * MIB, GIB]},
-            ("CUDA1",),
-            [out("CUDA0", MORE_THAN_IT_HAS)],
-            id="each its own",
-        ),
-        pytest.param(
-            [LARGE, "512MiB"],
-            {},
-            ("CUDA0",),
-            [out("CUDA1", "1024 MiB is more than its memory of 512 MiB")],
-            id="the default",
-        ),
-        pytest.param(
-            ["24GiB:free=4GiB", LARGE],
-            {"margin": 5 * GIB},
-            ("CUDA1",),
-            [out("CUDA0", "5120 MiB leaves nothing of its 4096 MiB free")],
-            id="what is free",
-        ),
-        pytest.param(
-            [LARGE, SMALL],
-            {"reserve": {"CUDA1": "7GiB"}},
-            ("CUDA0",),
-            [out("CUDA1", "1024 MiB and 7168 MiB reserved leave nothing of its 8192 MiB free")],
-            id="what is reserved",
-        ),
-        pytest.param(
-            [LARGE, SMALL],
-            {"margin": 30000 * MIB},
-            (),
-            [
-                out("CUDA0", "30000 MiB is more than its memory of 24576 MiB"),
-                out("CUDA1", "30000 MiB is more than its memory of 8192 MiB"),
-            ],
-            id="every device, and the host is enough",
-        ),
-        pytest.param(
-            [SMALL, LARGE],
-            {"margin": [10000 * MIB, GIB], "devices": ["CUDA0", "CUDA1"]},
-            ("CUDA0", "CUDA1"),
-            [out("CUDA0", MORE_THAN_IT_HAS)],
-            id="named, so it stays in the list",
-        ),
-        pytest.param(
-            [SMALL, LARGE],
-            {"margin": [10000 * MIB, GIB], "tensor_split": [0, 1]},
-            ("CUDA0", "CUDA1"),
-            [out("CUDA0", MORE_THAN_IT_HAS)],
-            id="in the split, so it stays in the list",
-        ),
-        pytest.param(
-            [SMALL, LARGE],
-            {"margin": [10000 * MIB, GIB], "n_gpu_layers": 33},
-            ("CUDA1",),
-            [out("CUDA0", MORE_THAN_IT_HAS)],
-            id="layers that the other one holds",
-        ),
-    ],
-)
+TOO_LARGE = {name: [out(name, MORE_THAN_IT_HAS)] for name in ("CUDA0", "CUDA1")}
+FIRST = {"margin": [10000 * MIB, GIB]}
+"""A margin that the first device cannot keep."""
+
+LEFT_OUT: dict[str, tuple[list[str], dict[str, Any], tuple[str, ...], list[str]]] = {
+    "one for all, and room": ([LARGE, SMALL], {"margin": 8192 * MIB - 1}, ("CUDA0",), []),
+    "all of the device": (
+        [LARGE, SMALL],
+        {"margin": 8192 * MIB},
+        ("CUDA0",),
+        [out("CUDA1", "8192 MiB leaves nothing of its 8192 MiB free")],
+    ),
+    "more than the device": ([LARGE, SMALL], {"margin": 10000 * MIB}, ("CUDA0",), TOO_LARGE["CUDA1"]),
+    "each its own": ([SMALL, LARGE], FIRST, ("CUDA1",), TOO_LARGE["CUDA0"]),
+    "the default": (
+        [LARGE, "512MiB"],
+        {},
+        ("CUDA0",),
+        [out("CUDA1", "1024 MiB is more than its memory of 512 MiB")],
+    ),
+    "a device that is reserved": (
+        [LARGE, SMALL],
+        {"reserve": {"CUDA1": "7GiB"}},
+        ("CUDA0",),
+        [out("CUDA1", "1024 MiB and 7168 MiB reserved leave nothing of its 8192 MiB free")],
+    ),
+    "every device, and the host is enough": (
+        [LARGE, SMALL],
+        {"margin": 30000 * MIB},
+        (),
+        [
+            out("CUDA0", "30000 MiB is more than its memory of 24576 MiB"),
+            out("CUDA1", "30000 MiB is more than its memory of 8192 MiB"),
+        ],
+    ),
+    "named, so it stays in the list": (
+        [SMALL, LARGE],
+        {**FIRST, "devices": ["CUDA0", "CUDA1"]},
+        ("CUDA0", "CUDA1"),
+        TOO_LARGE["CUDA0"],
+    ),
+    "in the split, so it stays in the list": (
+        [SMALL, LARGE],
+        {**FIRST, "tensor_split": [0, 1]},
+        ("CUDA0", "CUDA1"),
+        TOO_LARGE["CUDA0"],
+    ),
+    "layers that the other one holds": ([SMALL, LARGE], {**FIRST, "n_gpu_layers": 33}, ("CUDA1",), TOO_LARGE["CUDA0"]),
+}
+
+
+@pytest.mark.parametrize(("gpus", "words", "used", "said"), LEFT_OUT.values(), ids=LEFT_OUT)
 def test_what_is_left_out(
     model: Path, gpus: list[str], words: dict[str, Any], used: tuple[str, ...], said: list[str]
 ) -> None:
@@ -194,8 +160,7 @@ def test_a_draft_model(model: Path, tiny: Path, words: dict[str, Any], places: s
 
 
 def test_the_command_says_so(model: Path) -> None:
-    command = [sys.executable, "-m", "fitter", str(model), "--gpu", LARGE, "--gpu", SMALL, "-fitt", "10000", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_fitter(model, "--gpu", LARGE, "--gpu", SMALL, "-fitt", 10000, "--json")
     assert done.returncode == 0, done.stderr
     message = out("CUDA1", MORE_THAN_IT_HAS)
     assert message in done.stderr.splitlines()

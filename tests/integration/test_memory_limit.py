@@ -1,11 +1,10 @@
-"""What a process may take to plan: a command, a worker and a real load, each on both sides of its limit."""
+"""The limit of memory for planning: a command, a worker and a real load, each on both sides of it."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from fitter.errors import UsageError
 from fitter.llama.client import Worker
 from fitter.llama.processes import memory_limit
 from fitter.llama.types import Params
-from tests.support.patience import SECONDS
+from tests.support.command import run_fitter
 from tools import shapes
 from tools.tiny import TINY_DENSE, write_tiny
 
@@ -27,9 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan(model: Path, limit: str | None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ} | ({} if limit is None else {memory_limit.VARIABLE: limit})
-    words = [sys.executable, "-m", "fitter", str(model), "--gpu", "24GiB"]
-    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    return run_fitter(model, "--gpu", "24GiB", **{memory_limit.VARIABLE: limit})
 
 
 @pytest.mark.parametrize("limit", ["1MiB", "40MiB"], ids=["the command", "a worker of it"])
