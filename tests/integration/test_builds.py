@@ -1,13 +1,11 @@
-"""What the shim is told of the build of llama.cpp that is loaded, and what it finds out by itself."""
+"""The native library checks the facts that it is told of a build of llama.cpp, and reads operations by their names."""
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import pytest
 from fitter.llama.build import library as native
 from fitter.llama.build.epochs import cuda_rules
 from fitter.llama.build.layouts import layouts, structs_of
+from tests.support.command import json_of_python
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +29,7 @@ def operations() -> list[str]:
 
 
 def configure(n_ops: int, last_op: str, has_params: int = 1) -> list[tuple[int, str]]:
-    """What both libraries answer to this build, and their last error."""
+    """Configure both libraries for this build, and return each status and last error."""
     library, backend = native.libraries(), native.open_backend()
     name, alone = library.ffi.new("char[]", last_op.encode()), library.ffi.new("char[]", b"kimi-linear minimax-01 ")
     described = {"n_ops": n_ops, "last_op": name, "backend_api": 2, "larger_alone": alone}
@@ -105,7 +104,7 @@ def translator(names: Sequence[str], folder: Path) -> Any:
 
 
 def older() -> list[str]:
-    """As 0.3.25 has them."""
+    """Return the operations of 0.3.25."""
     later = {"COL2IM_1D", "LIGHTNING_INDEXER", "DSV4_HC_COMB", "DSV4_HC_PRE", "DSV4_HC_POST"}
     return [name for name in operations() if name not in later]
 
@@ -221,15 +220,6 @@ def test_a_buffer_that_is_too_small_is_not_written() -> None:
 # ---- in a process of their own: what one load after another shows
 
 
-def run(script: str, *words: str) -> Any:
-    """What the script prints, as JSON; its arguments are the words."""
-    done = subprocess.run(
-        [sys.executable, "-c", script, *words], capture_output=True, text=True, check=False, cwd=ROOT, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 _OPTIMIZED = """
 import json, sys
 from fitter.llama.load import backend_devices as devices
@@ -249,9 +239,6 @@ print(json.dumps([native.libraries().text(difference), sum(row.compute for row i
 @pytest.mark.parametrize("shape", [TINY_DENSE, TINY_MOE], ids=["dense", "MoE"])
 def test_another_graph_optimize_than_configured_is_told(shape: Any, tmp_path: Path) -> None:
     model = str(write_tiny(tmp_path / "model.gguf", shape))
-    assert run(_OPTIMIZED, model, "with")[0] is None
-    assert run(_OPTIMIZED, model, "unknown") == run(_OPTIMIZED, model, "with")
-    assert "called with an argument" in run(_OPTIMIZED, model, "without")[0]
-
-
-# ---- other builds, where there are any
+    assert json_of_python(_OPTIMIZED, model, "with")[0] is None
+    assert json_of_python(_OPTIMIZED, model, "unknown") == json_of_python(_OPTIMIZED, model, "with")
+    assert "called with an argument" in json_of_python(_OPTIMIZED, model, "without")[0]

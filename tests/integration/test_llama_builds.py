@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fitter.cli import main
-from fitter.llama.build import layouts, llama_h
+from fitter.llama.build import layouts
 from fitter.llama.build.build_folder import Build, find
 from fitter.llama.build.inspect_build import BuildReport, inspect_build
 from tests.support.llama_builds import LAYOUTS, PINNED, every, fetched, where
@@ -79,30 +79,6 @@ def test_the_layouts_are_those_of_the_headers(name: str) -> None:
     assert layouts.read_header(str(fetched(name) / "llama.h")) == layouts.layouts()[name]
 
 
-def test_a_header_is_read_where_a_layout_is_not_known(tmp_path: Path) -> None:
-    own = find(PINNED).headers
-    if not own:
-        pytest.skip("llama-cpp-python was installed without llama.h")
-    code = (
-        "import json, sys\nfrom fitter.llama.build import layouts\n"
-        "from fitter.llama.build import library\nfrom fitter.llama.build.build_folder import Build, find\n"
-        "layouts.data()['layouts'].pop('0.3.36')\nown = find()\n"
-        "own = Build(own.where, own.libllama, own.libraries, own.plugins, tuple(sys.argv[1:]), own.build_ids)\n"
-        "library.loaded_build = lambda: own\n"
-        "llama = library.libraries().llama\nprint(llama.layout, llama.llama_context_default_params().n_ctx)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, *own], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [layouts.HEADER, "512"]
-    other = tmp_path / "llama.h"
-    other.write_text(Path(own[0]).read_text().replace("lazy_mode;", "lazy_mode; int32_t more;"))
-    assert "more" in llama_h.fields_of(other.read_text(), "llama_model_params")
-    failed = subprocess.run([sys.executable, "-c", code, str(other)], capture_output=True, text=True, check=False)
-    said = failed.stderr.splitlines()[-1]
-    assert "(commit 0c1e570" in said
-    assert "belongs to another version (llama_model_params." in said
-    assert "; put its llama.h into " in said
-
-
 @pytest.mark.parametrize("name", every(WITH_PLUGINS))
 def test_the_cpu_backend_is_the_one_that_ggml_chooses(name: str) -> None:
     directory = where(name)
@@ -118,36 +94,11 @@ def test_the_cpu_backend_is_the_one_that_ggml_chooses(name: str) -> None:
     assert mapped == {inspect_build(directory).cpu}
 
 
-@pytest.mark.parametrize(("name", "devices"), [("v0.5.0", False), ("b9842", True)])
-def test_the_cpu_backend_is_loaded(name: str, devices: bool) -> None:
-    directory = where(name)
-    code = (
-        "import sys\nfrom fitter.llama.build.build_folder import find\n"
-        "from fitter.llama.build.opening import load_devices, load_plugins, open_build\n"
-        "build = find(sys.argv[1])\nllama = open_build(build)\nbefore = llama.library.ggml_backend_dev_count()\n"
-        f"cpu = load_plugins(llama, build)\n{'load_devices(llama, build)' if devices else ''}\n"
-        "print(cpu, before, llama.library.ggml_backend_dev_count())"
-    )
-    done = subprocess.run([sys.executable, "-c", code, directory], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [inspect_build(directory).cpu, "0", "1"]
-
-
 def test_a_llama_server_and_its_directory_are_one_build() -> None:
     directory = fetched("b10434").resolve()
     by_server, by_directory = find(str(directory / "llama-server")), find(str(directory))
     assert (by_server.key, by_server.libraries) == (by_directory.key, by_directory.libraries)
     assert by_server.backends == ("cpu", "rpc", "vulkan")
-
-
-@pytest.mark.parametrize(("name", "commit", "ggml"), [("b8390", "57bea3d", "0.9.7"), ("b7347", "7e467cc", "0.9.4")])
-def test_a_build_that_is_too_old(name: str, commit: str, ggml: str) -> None:
-    found = inspect_build(where(name))
-    assert f"(commit {commit}) is too old for fitter: its ggml is {ggml}, and 0.13.1 is needed" in found.problem
-
-
-def test_a_fork() -> None:
-    found = inspect_build(str(fetched("ik_llama.cpp") / "ik_llama_cpp"))
-    assert "but of a fork such as ik_llama.cpp" in found.problem
 
 
 def test_every_build_has_a_key_of_its_own() -> None:
@@ -168,18 +119,6 @@ def test_a_truncated_library_is_refused(library: str, tmp_path: Path) -> None:
     for part in (0, 3, 100, len(data) // 3, len(data) // 2):
         path.write_bytes(data[:part])
         assert library in inspect_build(str(path.parent)).problem
-
-
-def test_a_libllama_that_crashes_is_a_problem_of_one_line(tmp_path: Path) -> None:
-    build = copy_of("v0.5.0", tmp_path / "build")
-    path = Path(build.libllama)
-    data = bytearray(path.read_bytes())
-    # the code of every function, but not what the linker reads
-    data[0x100000 : len(data) // 2] = b"\x0f\x0b" * ((len(data) // 2 - 0x100000) // 2)
-    path.write_bytes(data)
-    found = inspect_build(str(path.parent))
-    assert "libllama.v0.5.0.so" in found.problem
-    assert "\n" not in found.problem
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +11,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from fitter.errors import RemoteError
-from fitter.llama.build.build_folder import PYTHON, find
+from fitter.llama.build.build_folder import find
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
+from tests.support.command import run_fitter
 from tests.support.llama_builds import COMPILED, PINNED, every, where
 from tools import llama_builds, shapes
 from tools.llama_truth.loads import TINY, Load, draw, known, measured
@@ -43,11 +42,6 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
 def one_cpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A directory for directories of builds with one backend for the CPU each."""
     yield tmp_path_factory.mktemp("builds")
@@ -64,8 +58,7 @@ def called(name: str, one_cpu: Path) -> str:
 
 def plan(model: Path, case: Case, build: str) -> dict[str, Any]:
     cards = [word for card in case.cards for word in ("--gpu", card)]
-    command = [sys.executable, "-m", "fitter", str(model), *cards, "--llama-cpp", build, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_fitter(model, *cards, "--llama-cpp", build, "--json")
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -73,9 +66,9 @@ def plan(model: Path, case: Case, build: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("name", every())
-def test_a_plan_is_what_the_build_measures(name: str, case: Case, models: Path) -> None:
+def test_a_plan_is_what_the_build_measures(name: str, case: Case, directory: Path) -> None:
     """A plan fits, leaves no room for much more, and a load of its parameters takes the bytes that it says."""
-    build, model = where(name), shapes.write(case.model, models, vocab=False)
+    build, model = where(name), shapes.write(case.model, directory, vocab=False)
     found = plan(model, case, build)
     assert found["fits"]
     assert len(found["devices"]) == len(case.cards)
@@ -101,72 +94,42 @@ def test_a_plan_is_what_the_build_measures(name: str, case: Case, models: Path) 
     assert any(more.on(name).used > free[name] for name in used)
 
 
-@pytest.mark.parametrize("name", every(OTHERS))
-def test_weights_and_caches_are_those_of_the_pinned_build(name: str, models: Path) -> None:
-    """What no version has changed. Compute buffers are another thing."""
-    build, found = where(name), {}
-    for each in (PINNED, build):
-        for case in CASES.values():
-            path = shapes.write(case.model, models, vocab=False)
-            with Worker(parse_gpus(case.cards), llama_cpp=each) as worker:
-                overrides = (TensorBuftOverride("exps", "CPU"),) if case.is_spilled else ()
-                params = Params(
-                    n_ctx=8192,
-                    n_seq_max=2,
-                    type_k="q8_0",
-                    type_v="q8_0",
-                    flash_attn="on",
-                    tensor_buft_overrides=overrides,
-                )
-                rows = worker.measure(path, params).rows
-            found[each, case.model] = {row.buffer_type: (row.model, row.context) for row in rows if not row.is_host}
-    for case in CASES.values():
-        assert found[PINNED, case.model] == found[build, case.model]
-        assert len(found[PINNED, case.model]) == len(case.cards)
-
-
 # --- bytes, by the builds themselves
 
 
-def different(worker: Worker, rows: list[tuple[Load, str]], models: Path) -> list[str]:
-    told = ((load, said, measured(worker, load, models)) for load, said in rows)
+def different(worker: Worker, rows: list[tuple[Load, str]], directory: Path) -> list[str]:
+    told = ((load, said, measured(worker, load, directory)) for load, said in rows)
     return [f"{load}: {found} is not {said}" for load, said, found in told if found != said]
 
 
 @pytest.mark.parametrize("name", every(PREBUILT))
-def test_stored_bytes_of_a_build(name: str, models: Path, one_cpu: Path) -> None:
+def test_stored_bytes_of_a_build(name: str, directory: Path, one_cpu: Path) -> None:
     rows = list(known(name))
     assert len(rows) == 60
     assert len({said for _, said in rows}) > 50
     assert sum(load.model == TINY for load, _ in rows) > 5
     with Worker(llama_cpp=called(name, one_cpu)) as worker:
-        assert different(worker, rows, models) == []
-
-
-def test_the_stored_bytes_differ_directoryllama_cpp_does() -> None:
-    """Else a plan with the pinned build would do for all of them."""
-    newest = dict(known("v0.5.0"))
-    assert sum(newest[load] != said for load, said in known("b9842")) > 10
+        assert different(worker, rows, directory) == []
 
 
 @pytest.mark.parametrize("n_servers", [0, 2])
 @pytest.mark.parametrize("name", [PINNED, *(pytest.param(name, marks=pytest.mark.llama_cpp) for name in OTHERS)])
 def test_bytes_that_a_build_is_asked_for_now(
-    name: str, n_servers: int, models: Path, one_cpu: Path, tmp_path: Path
+    name: str, n_servers: int, directory: Path, one_cpu: Path, tmp_path: Path
 ) -> None:
     """A program with the build's own headers tells them, of the CPU and of the build's own rpc-servers."""
     if not PINNED_SOURCE.is_dir():
         pytest.skip("the source of the pinned llama.cpp is not there: make tools")
-    directory = called(name, one_cpu)
-    build = find(directory)
+    place = called(name, one_cpu)
+    build = find(place)
     program = compiled(build, headers_of(name, PINNED_SOURCE), tmp_path)
     with servers(name, n_servers) as endpoints:
         if len(endpoints) != n_servers:
             pytest.skip(f"{name} has no rpc-server")
         loads = list(draw(40, 7, bool(endpoints)))
-        rows = list(zip(loads, answers(program, build, loads, models, endpoints), strict=True))
-        with Worker(llama_cpp=directory, rpc=endpoints) as worker:
-            assert different(worker, rows, models) == []
+        rows = list(zip(loads, answers(program, build, loads, directory, endpoints), strict=True))
+        with Worker(llama_cpp=place, rpc=endpoints) as worker:
+            assert different(worker, rows, directory) == []
 
 
 @pytest.mark.llama_cpp
@@ -180,8 +143,3 @@ def test_a_server_of_another_protocol(name: str, server: str, version: str) -> N
         f"the RPC server {endpoint} has version {version} of the protocol, and this llama.cpp has another one: run an "
         "rpc-server of the same llama.cpp as this one"
     )
-
-
-def test_python_is_what_a_worker_has_by_default() -> None:
-    with Worker() as default, Worker(llama_cpp=PYTHON) as named:
-        assert default.llama_cpp() == named.llama_cpp()

@@ -22,9 +22,9 @@ from fitter.llama.build.library import backend_path, own_libraries
 from fitter.llama.client import Worker
 from fitter.llama.processes import interpreter
 from fitter.llama.types import VirtualDevice, describe
+from tests.support.command import run_fitter, run_python
 from tests.support.llama_builds import fetched
-from tools import llama_builds
-from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools.tiny import TINY_MOE, write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / "build/llama/bin"
@@ -43,12 +43,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache/llama-fitter/llama-cpp"
 
 
-def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fitter", *words]
-    environment = {**os.environ, **variables}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=120, check=False)
-
-
 CANARY = """
 import sys
 from fitter.llama.build import library
@@ -62,21 +56,9 @@ print(canary.problem_of_loaded())
 
 
 def problem(where: str, change: str = "") -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", CANARY.format(change=change)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "FITTER_LLAMA_CPP": where},
-        cwd=ROOT,
-        timeout=120,
-        check=True,
-    )
+    done = run_python(CANARY.format(change=change), FITTER_LLAMA_CPP=where)
+    assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
-
-
-@pytest.mark.parametrize("name", ["python", *llama_builds.libraries()])
-def test_every_known_build_can_be_trusted(name: str) -> None:
-    assert problem(name if name == "python" else str(fetched(name))) == ""
 
 
 _FIELDS = """
@@ -100,18 +82,9 @@ SWAPPED = {
 
 @pytest.mark.parametrize(("struct", "a", "b"), SWAPPED.values(), ids=SWAPPED)
 def test_parameters_that_mean_something_else_are_noticed(struct: str, a: str, b: str) -> None:
-    """What the probe of a layout might not see: it is told here that every layout agrees."""
+    """The small models notice swapped fields even if the probe accepts every layout."""
     code = CANARY.format(change=_FIELDS.format(struct=struct, a=a, b=b))
-    environment = {**os.environ, "FITTER_LLAMA_CPP": "python"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=ROOT,
-        timeout=120,
-        check=False,
-    )
+    done = run_python(code, FITTER_LLAMA_CPP="python")
     assert done.returncode != 0 or done.stdout.splitlines()[-1]
 
 
@@ -146,7 +119,7 @@ patience = 60
 
 
 def test_a_load_that_does_not_wait_is_made_again(tmp_path: Path) -> None:
-    """As with a llama.cpp whose log has another line there: tensors are placed before anyone says where."""
+    """With another line in the log of llama.cpp, tensors are placed before their placement is known."""
     path = write_tiny(tmp_path / "model.gguf", TINY_MOE)
     code = (
         "import sys, threading, time\nfrom fitter.llama.build import library\n"
@@ -163,16 +136,7 @@ def test_a_load_that_does_not_wait_is_made_again(tmp_path: Path) -> None:
         "params = Params(n_ctx=512, devices=('CUDA0',), tensor_split=(5.0,), tensor_buft_overrides=experts)\n"
         "print(loader.measure(sys.argv[1], params).rows)"
     )
-    said = [
-        subprocess.run(
-            [sys.executable, "-c", code.format(change=change), str(path)],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            check=True,
-        ).stdout
-        for change in ("", DID_NOT_WAIT)
-    ]
+    said = [run_python(code.format(change=change), path).stdout for change in ("", DID_NOT_WAIT)]
     assert said[0] == said[1] != ""
 
 
@@ -196,8 +160,6 @@ def test_a_verdict_is_kept_and_used(cache: Path) -> None:
 
 ACCIDENTS = {
     "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "it ended with signal 9"),
-    "asked to end": ("os.kill(os.getpid(), signal.SIGTERM)", "it ended with signal 15"),
-    "too much time on the processor": ("os.kill(os.getpid(), signal.SIGXCPU)", "it ended with signal 24"),
     "files may not grow": (
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))",
         r"OSError: \[Errno 27\] File too large",
@@ -215,7 +177,7 @@ ACCIDENTS = {
     ),
     "no answer": ("os._exit(7)", "it ended with status 7"),
 }
-"""What happens to a process that tries a build, and is no fault of the build's."""
+"""Accidents of the process that tries a build, which say nothing about the build."""
 
 HAPPENS = """
 import os, resource, signal
@@ -291,7 +253,7 @@ def test_a_crash_that_comes_again_is_kept_in_a_file_that_is_named(
         "small model was loaded; name another one with --llama-cpp, or reinstall llama-fitter with "
         f"LLAMA_CPP_SOURCE_DIR set to its source; delete {file} to have it tried again"
     )
-    looks = json.loads(run("llama-cpp", "--json").stdout)["builds"]
+    looks = json.loads(run_fitter("llama-cpp", "--json").stdout)["builds"]
     assert looks[0]["problem"] == (
         f"{build.libllama}: it ended with signal 11 when a small model was loaded; delete {file} to have it tried again"
     )
@@ -308,7 +270,7 @@ def test_a_build_that_is_not_trusted_gives_no_plan(cache: Path, model: Path, mon
             LibraryError, match=r"\(commit 0ad4a86\) is not a llama.cpp that fitter can use: it is a test"
         ):
             fitter.fit(model, gpus="cuda:8.9:8GiB", llama_cpp=directory)
-    done = run(str(model), *GPU, "--llama-cpp", str(directory))
+    done = run_fitter(str(model), *GPU, "--llama-cpp", str(directory))
     assert (done.returncode, done.stdout) == (3, "")
     assert [line.startswith("fitter: error: ") for line in done.stderr.splitlines()] == [True]
 
@@ -378,7 +340,7 @@ def test_other_calls_take_it_too(model: Path) -> None:
     assert fitter.measure(model, llama_cpp=server, n_ctx=512, devices="none").n_ctx == 512
     assert fitter.devices(llama_cpp=server)[1].total > 0
     for words in (("inspect", str(model)), ("devices",)):
-        assert run(*words, "--llama-cpp", str(directory / "llama-server")).returncode == 0
+        assert run_fitter(*words, "--llama-cpp", str(directory / "llama-server")).returncode == 0
 
 
 WRONG: dict[str, tuple[str, str]] = {
@@ -392,17 +354,11 @@ WRONG: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize(("where", "message"), WRONG.values(), ids=WRONG)
 def test_a_place_that_is_none(where: str, message: str, model: Path) -> None:
-    for words in ((str(model), *GPU), ("inspect", str(model)), ("devices",)):
-        done = run(*words, "--llama-cpp", where)
-        assert done.returncode in (2, 3)
-        (line,) = done.stderr.splitlines()
-        assert message in line
-        assert done.stdout == ""
-
-
-def test_something_that_is_no_path(model: Path) -> None:
-    with pytest.raises(UsageError, match=r"llama_cpp \(--llama-cpp\) is 3: give the path"):
-        fitter.fit(model, llama_cpp=3)  # type: ignore[arg-type]
+    done = run_fitter(str(model), *GPU, "--llama-cpp", where)
+    assert done.returncode in (2, 3)
+    (line,) = done.stderr.splitlines()
+    assert message in line
+    assert done.stdout == ""
 
 
 # ---- the devices in programs of llama.cpp's, which nothing configures
@@ -429,7 +385,7 @@ def test_a_server_of_another_build_is_warned_of(model: Path, cache: Path) -> Non
     directory = fetched("b10434")
     path = f"{directory}:{os.environ['PATH']}"
     for _ in range(2):
-        done = run(str(model), *GPU, PATH=path)
+        done = run_fitter(str(model), *GPU, PATH=path)
         assert done.returncode == 0
         warning = done.stderr.splitlines()[-1]
         server = directory / "llama-server"
@@ -440,21 +396,10 @@ def test_a_server_of_another_build_is_warned_of(model: Path, cache: Path) -> Non
     assert [*cache.glob("look-*.json")]
     quiet = [("--json",), ("--format", "python"), ("--llama-cpp", "llama-server")]
     for words in quiet:
-        assert "warning" not in run(str(model), *GPU, *words, PATH=path).stderr
+        assert "warning" not in run_fitter(str(model), *GPU, *words, PATH=path).stderr
 
 
 def test_a_server_of_the_same_source_is_not(model: Path) -> None:
     if not (TOOLS / "llama-server").exists():
         pytest.skip("needs make tools")
-    assert "warning" not in run(str(model), *GPU, PATH=f"{TOOLS}:{os.environ['PATH']}").stderr
-
-
-def test_a_dense_model_takes_the_same_on_every_build(tmp_path: Path) -> None:
-    path = write_tiny(tmp_path / "dense.gguf", TINY_DENSE)
-    taken = {}
-    for name in ("python", *llama_builds.libraries()):
-        found = fitter.measure(
-            path, n_ctx=4096, gpus="cuda:8.9:8GiB", llama_cpp=name if name == "python" else fetched(name)
-        )
-        taken[name] = [(row.buffer_type, row.model, row.context) for row in found.rows]
-    assert len(set(map(str, taken.values()))) == 1, taken
+    assert "warning" not in run_fitter(str(model), *GPU, PATH=f"{TOOLS}:{os.environ['PATH']}").stderr

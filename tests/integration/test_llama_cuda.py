@@ -36,33 +36,19 @@ def subject(name: str) -> Subject:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 @pytest.mark.parametrize("name", llama_builds.cuda())
-def test_the_rules_are_those_of_the_build(name: str, models: Path) -> None:
-    real, mirror = answers(subject(name), draw(list(shapes.SHAPES), COUNT, SEED), models, 2)
+def test_the_rules_are_those_of_the_build(name: str, directory: Path) -> None:
+    real, mirror = answers(subject(name), draw(list(shapes.SHAPES), COUNT, SEED), directory, 2)
     assert sum(not row["result"].startswith("FAIL") for row in real) > COUNT * 4 // 5
     assert differing(real, mirror) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", llama_builds.cuda())
-def test_a_few_loads_where_the_build_is_there(name: str, models: Path) -> None:
-    if not (llama_builds.cuda()[name].directory / ".sha256").is_file():
-        pytest.skip(f"{name} is not there: python -m tools.llama_builds {name}")
-    real, mirror = answers(subject(name), draw(list(shapes.SHAPES), 24, SEED), models, 2)
-    assert differing(real, mirror) == []
-
-
-@pytest.mark.parametrize("name", llama_builds.cuda())
-def test_its_own_library_answers_without_being_asked(name: str, models: Path) -> None:
+def test_its_own_library_answers_without_being_asked(name: str, directory: Path) -> None:
     build = subject(name)
     library = find_cuda_library(build.library)
     assert answering(parse_gpus(GPUS), None, build.where) == Answering(library)
-    model = shapes.write("qwen3-235b-a22b", models, vocab=False)
+    model = shapes.write("qwen3-235b-a22b", directory, vocab=False)
     with Worker(llama_cpp=build.where) as worker:
         plan = fitter.fit(model, gpus=GPUS, n_ctx=16384, worker=worker)
         assert worker.library == library
@@ -88,7 +74,7 @@ def sample() -> list[Load]:
     return spread(every, max(1, len(every) // COUNT))
 
 
-def test_a_library_of_v0_5_0_answers_as_the_pinned_one(models: Path) -> None:
+def test_a_library_of_v0_5_0_answers_as_the_pinned_one(directory: Path) -> None:
     # Nothing of ggml-cuda that decides bytes changed in between, so the answers of the one are the other's.
     library = find_cuda_library(subject("v0.5.0-cuda").library)
     wrong = []
@@ -97,5 +83,5 @@ def test_a_library_of_v0_5_0_answers_as_the_pinned_one(models: Path) -> None:
             if load.environment:
                 continue
             worker.configure(load.devices, library)
-            wrong += filter(None, [difference(worker, models, load)])
+            wrong += filter(None, [difference(worker, directory, load)])
     assert wrong == []
