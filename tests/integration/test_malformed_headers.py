@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +13,6 @@ import psutil
 import pytest
 
 import fitter
-from fitter.cli import main
 from fitter.errors import FitterError, LlamaCppCrashError
 from fitter.llama.client import Worker
 from fitter.model.files import remote_files
@@ -43,7 +41,7 @@ NUMBERS = {
     "tensor type": (4, 5, 99, 2**31, 2**32 - 1),
     "offset": (7, 32, 2**40, 2**63, 2**64 - 32),
 }
-"""What is written in place of each; -1 and 1 are added to what is there."""
+"""Values that replace each kind of field; -1 and 1 are added to the value that is there."""
 
 
 def malformed(data: bytes, walk: Walk, draw: random.Random) -> bytes:
@@ -66,12 +64,6 @@ def malformed(data: bytes, walk: Walk, draw: random.Random) -> bytes:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("malformed")
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as worker:
-        yield worker
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +108,7 @@ def most_memory() -> int:
 
 
 def soon(what: Callable[[], _T]) -> tuple[_T, float]:
-    """What it returns, and the least seconds that it takes: on a busy machine it may be more than it needs."""
+    """Return the result and the least seconds of three calls: a busy machine makes a call longer."""
     found = []
     for _ in range(3):
         began = time.monotonic()
@@ -129,7 +121,7 @@ def soon(what: Callable[[], _T]) -> tuple[_T, float]:
 def failures(
     folder: Path, models: list[tuple[bytes, Walk, int]], worker: Worker, where: str, numbers: range
 ) -> list[str]:
-    """Those of ``numbers`` that do not end as they should, with the reason."""
+    """Return the numbers of headers that do not end as they should, with the reason."""
     found = []
     for number in numbers:
         path = written(folder / f"{number}.gguf", models, number)
@@ -173,24 +165,6 @@ def test_a_malformed_header_is_one_line(
         place = str(folder) if where == "file" else server.url
         assert failures(folder, models, worker, place, range(COUNT)) == []
     assert most_memory() < max(LITTLE, before + LITTLE // 2)
-
-
-@pytest.mark.usefixtures("own_cache")
-@pytest.mark.parametrize("where", ["file", "HTTP"])
-def test_the_command_says_it_too(
-    folder: Path, models: list[tuple[bytes, Walk, int]], capsys: pytest.CaptureFixture[str], where: str
-) -> None:
-    with serving(folder) as server:
-        for number in range(0, COUNT, 25):
-            path = written(folder / f"{number}.gguf", models, number)
-            words = [str(path) if where == "file" else f"{server.url}/{path.name}", "--gpu", "24GiB"]
-            (status, shown), seconds = soon(lambda words=words: (main(words), capsys.readouterr()))  # type: ignore[misc]
-            assert (status, shown.out, shown.err.count("\n")) == (3, "", 1)
-            assert shown.err.startswith("fitter: error: ")
-            assert seconds < SOON
-            path.unlink()
-    left = [path.name for path in Path(os.environ["XDG_CACHE_HOME"]).rglob("*") if ".partial" in path.name]
-    assert left == []
 
 
 @pytest.mark.slow

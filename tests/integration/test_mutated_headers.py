@@ -36,7 +36,7 @@ def worker() -> Iterator[Worker]:
 
 
 def wrong(tried: Sequence[Mutation], found: Mapping[str, Source], doors: Sequence[str]) -> list[str]:
-    """Those that do not end as they should, and how."""
+    """Return the mutations that do not end as they should, and how they end."""
     every = outcomes(tried, found, doors, jobs=2)
     return [f"{each.door}: {each.what}: {each.wrong} ({each.said})" for each in every if each.wrong]
 
@@ -61,7 +61,7 @@ def loads(worker: Worker, path: Path) -> bool:
 
 
 def refused(worker: Worker, path: Path, headers: Sequence[tuple[str, Source, bytes]]) -> tuple[list[str], int]:
-    """What fitter refuses although llama.cpp loads it, and how many llama.cpp loads."""
+    """Return the headers that only fitter refuses, and the number of headers that llama.cpp loads."""
     found, n_loaded = [], 0
     for what, source, header in headers:
         source.write(path, header)
@@ -92,7 +92,7 @@ def test_much_of_what_llama_cpp_loads(found: Mapping[str, Source], worker: Worke
 
 
 def test_llama_cpp_has_these_limits(found: Mapping[str, Source], worker: Worker, tmp_path: Path) -> None:
-    """What is beyond each limit does not load, and what is within is not refused."""
+    """llama.cpp loads no header beyond a limit, and fitter refuses no header within it."""
     headers = []
     for name in ("qwen3moe", "gemma3"):
         source = found[name]

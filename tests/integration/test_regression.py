@@ -22,7 +22,6 @@ from fitter import api
 from fitter.llama.client import Worker
 from fitter.machine import bandwidth
 from fitter.machine import machine as machine_devices
-from fitter.machine.gpu import parse_gpus
 from fitter.machine.host import HostMemory
 from fitter.machine.speed import HostSpeed
 from fitter.regression import check_cases
@@ -30,8 +29,9 @@ from fitter.regression.cases import read_cases
 from fitter.regression.compare import compare
 from fitter.regression.lockfile import Lock, read_lock, write_lock
 from fitter.regression.measuring import measure_case
+from tests.support.command import run_fitter
 from tests.support.patience import SECONDS, all_end, suspended
-from tools import shapes, upstream
+from tools import shapes
 from tools.shapes import Q4_K, Q8_0, Shape, write_shape, write_split
 
 N_LAYER, N_VOCAB = 4, 4000
@@ -69,15 +69,7 @@ class Repository:
     path: Path
 
     def fitter(self, *words: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "fitter", *words],
-            cwd=cwd or self.path,
-            env={**{name: value for name, value in os.environ.items() if name != "GITHUB_ACTIONS"}, **environment},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        return run_fitter(*words, cwd=cwd or self.path, **{"GITHUB_ACTIONS": None, **environment})
 
     @property
     def cases(self) -> Path:
@@ -147,11 +139,6 @@ FAILING: dict[str, tuple[Callable[[Repository], None], list[str], list[str]]] = 
         retype,
         ["chat", "host"],
         ["header: blk.3.ffn_up.weight q4_K → q8_0", "model +"],
-    ),
-    "context doubled": (
-        lambda repository: repository.edit("n_ctx = 4096", "n_ctx = 8192"),
-        ["chat"],
-        ["setting: n_ctx 4096 → 8192", "context +"],
     ),
     "a smaller device": (
         lambda repository: repository.edit('gpu = "24GiB"', 'gpu = "1536MiB"'),
@@ -291,15 +278,6 @@ def test_what_is_in_it(locked: Repository) -> None:
     assert len(text) < 12000, "a lock is small enough to be reviewed"
 
 
-def test_upstream_measures_the_same(locked: Repository) -> None:
-    model = locked.path / "models" / "dense.gguf"
-    row = upstream.fit_print(model, parse_gpus(["24GiB"]), ["-c", "4096", "-ub", "512"])["CUDA0"]
-    (memory,) = read_lock(locked.lock).cases["chat"].devices["CUDA0"].memory.values()
-    sizes = (memory.model, memory.context, memory.compute)
-    assert (row.model, row.context, row.compute) == tuple(size // 2**20 for size in sizes)
-    assert min(sizes) > 2**20
-
-
 # --- measuring
 
 
@@ -314,17 +292,8 @@ def test_what_did_not_change_is_one_load(locked: Repository) -> None:
             loads = worker.dummy_loads
 
 
-def test_fits_in_one_worker_count_their_own_loads(locked: Repository) -> None:
-    with Worker() as worker:
-        model = locked.path / "models" / "moe.gguf"
-        loads = [api.fit(model, gpus=["2GiB"], worker=worker).search.dummy_loads for _ in range(2)]
-        assert loads[0] > 0
-        assert worker.dummy_loads == sum(loads)
-        assert worker.devices()[0].name == "CUDA0", "it stays open"
-
-
 def test_bytes_that_are_not_those_of_the_lock_are_fitted_anew(locked: Repository) -> None:
-    """As with another build of llama.cpp, of which the lock knows nothing."""
+    """Another build of llama.cpp measures other bytes than the lock has."""
     case = next(case for case in read_cases(locked.cases) if case.name == "chat")
     true = read_lock(locked.lock).cases["chat"]
     device = true.devices["CUDA0"]
@@ -338,7 +307,7 @@ def test_bytes_that_are_not_those_of_the_lock_are_fitted_anew(locked: Repository
     assert (found.status, found.causes) == ("failed", ())
 
 
-@pytest.mark.parametrize("header_bytes", [(), (1, 1), (-1,), (0,), (2**40,)])
+@pytest.mark.parametrize("header_bytes", [(), (2**40,)])
 def test_a_lock_with_nonsense_about_the_header(locked: Repository, header_bytes: tuple[int, ...]) -> None:
     case = next(case for case in read_cases(locked.cases) if case.name == "host")
     true = read_lock(locked.lock).cases["host"]
@@ -405,22 +374,9 @@ WRONG: dict[str, tuple[Callable[[Repository], object], tuple[str, ...], int, str
         2,
         "fitter.toml: unknown key 'n_ubatchh' in cases.chat: did you mean n_ubatch?",
     ),
-    "no fitter.toml": (lambda repository: repository.cases.unlink(), ("lock",), 2, "fitter.toml does not exist"),
-    "no lock": (
-        lambda repository: repository.lock.unlink(),
-        ("check",),
-        2,
-        "fitter.lock does not exist: run 'fitter lock'",
-    ),
     "a missing model": (
         lambda repository: (repository.path / "models" / "moe.gguf").unlink(),
         ("check",),
-        3,
-        "fitted: {path}/models/moe.gguf: no such file",
-    ),
-    "a missing model when locking": (
-        lambda repository: (repository.path / "models" / "moe.gguf").unlink(),
-        ("lock",),
         3,
         "fitted: {path}/models/moe.gguf: no such file",
     ),
@@ -435,12 +391,6 @@ WRONG: dict[str, tuple[Callable[[Repository], object], tuple[str, ...], int, str
         ("check",),
         2,
         "chat: type_k (-ctk) is 'maybe': give one of f32, f16",
-    ),
-    "a lock from later": (
-        lambda repository: repository.lock.write_text(repository.lock.read_text().replace("schema = 1", "schema = 2")),
-        ("check",),
-        2,
-        "fitter.lock has schema 2, but this fitter reads schema 1: install a newer fitter",
     ),
     "a merge conflict": (
         append("fitter.lock", "<<<<<<< ours\n=======\n>>>>>>> theirs\n"),
@@ -460,18 +410,6 @@ WRONG: dict[str, tuple[Callable[[Repository], object], tuple[str, ...], int, str
         2,
         "fitted: the case is in fitter.lock, but not in fitter.toml: run 'fitter lock --prune'",
     ),
-    "a lock in the place of the cases": (
-        lambda repository: None,
-        ("lock", "--lock", "fitter.toml"),
-        2,
-        "fitter.toml is the file with the cases: give the lock another name",
-    ),
-    "a directory in the place of the lock": (
-        lambda repository: (repository.path / "dir").mkdir(),
-        ("lock", "--lock", "dir"),
-        5,
-        "dir cannot be written: it is a directory, but a lock must be a file: choose another path with --lock",
-    ),
     "a pipe in the place of the lock": (
         lambda repository: os.mkfifo(repository.path / "pipe"),
         ("lock", "--lock", "pipe"),
@@ -484,32 +422,13 @@ WRONG: dict[str, tuple[Callable[[Repository], object], tuple[str, ...], int, str
         2,
         "pipe is a pipe, but a lock must be a file",
     ),
-    "a check against a device": (
-        lambda repository: None,
-        ("check", "--lock", "/dev/zero"),
-        2,
-        "/dev/zero is a device, but a lock must be a file",
-    ),
-    "pruning a pipe": (
-        lambda repository: os.mkfifo(repository.path / "pipe"),
-        ("lock", "--prune", "--lock", "pipe"),
-        2,
-        "pipe is a pipe, but a lock must be a file",
-    ),
     "an update of no case": (
         lambda repository: None,
         ("lock", "--update", "chad"),
         2,
         "there is no case 'chad' in fitter.toml: did you mean chat?",
     ),
-    "a selection of nothing": (
-        lambda repository: None,
-        ("check", "-k", "x"),
-        2,
-        "-k 'x' selects no case; the cases are chat",
-    ),
     "no expression": (lambda repository: None, ("check", "-k", "a b"), 2, "-k 'a b' is not an expression"),
-    "no workers": (lambda repository: None, ("check", "-j", "0"), 2, "0 is too small"),
     "a report that cannot be written": (
         lambda repository: None,
         ("check", "--junit", "nowhere/a.xml"),

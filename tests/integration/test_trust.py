@@ -163,7 +163,7 @@ def test_addresses_that_are_read_with_keys(
 
 
 def test_a_command_that_was_not_asked_reads_none_of_it(checkout: Checkout) -> None:
-    """As it is started in a checkout: with cases, and files that Python or pytest would take for their own."""
+    """The checkout has cases, and files that Python or pytest would take for their own."""
     checkout.write(BUILD + HISTORY.removeprefix(CASE))
     checkout.write("fitter_llama_cpp = evil\n".join(["[pytest]\n", ""]), "pytest.ini")
     for name in ("conftest.py", "sitecustomize.py", "usercustomize.py", "fitter.py", "llama_cpp.py", "click.py"):
@@ -212,8 +212,6 @@ DEEP: dict[str, tuple[str, int, str]] = {
     "parentheses that are not closed": ("(" * 60000, 2, "has more than 50 parentheses inside one another"),
     "some parentheses": (_parentheses(50), 0, ""),
     "not": ("not " * 5000 + "chat", 0, ""),
-    "or": ("x or " * 5000 + "chat", 0, ""),
-    "and": ("chat and " * 5000 + "chat", 0, ""),
     "a long word": ("y" * 100_000, 2, "…' selects no case; the cases are chat"),
 }
 
@@ -267,7 +265,7 @@ def test_dots_that_join_no_keys(checkout: Checkout) -> None:
     assert main(["check", "--lock", "none.lock"]) == 2  # there is no such lock, but the file is one
 
 
-@pytest.mark.parametrize("n", [500, 900, 100_000])
+@pytest.mark.parametrize("n", [900, 100_000])
 def test_levels_of_plans(n: int, checkout: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tiny.gguf", "--gpu", "24GiB", "-c", "512", "--json"]) == 0
     plan = capsys.readouterr().out
