@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import Any
 import gguf
 import pytest
 
-from fitter.errors import FitterError, LibraryError, ModelError, UsageError
+from fitter.errors import LibraryError, ModelError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Lora, Params, Row, Skeleton, VirtualDevice
-from tools import rpc_servers, upstream
+from tests.support.command import run_python
+from tools import rpc_servers
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 from tools.tiny_lora import write_lora
 from tools.tiny_projector import TinyProjector, write_projector
@@ -166,15 +166,10 @@ print(json.dumps(wire.encode(allocations.rows)))
 """
 
 
-def really_load(path: Path, endpoint: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", LOAD, str(path), endpoint]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=upstream.ROOT)
-
-
 @pytest.mark.parametrize("name", ["projector", "dynamic projector"])
 def test_a_projector_really_takes_that_on_the_host(host: Worker, files: Mapping[str, Path], name: str) -> None:
     (predicted,) = host.projector(files[name], device=None)
-    assert f'"model": {predicted.used},' in really_load(files[name]).stdout
+    assert f'"model": {predicted.used},' in run_python(LOAD, files[name], "").stdout
 
 
 @pytest.mark.parametrize("name", ["projector", "dynamic projector"])
@@ -184,7 +179,7 @@ def test_a_projector_really_takes_that_on_a_device(
     server.allocated()
     predicted = by_place(remote.projector(files[name], device="RPC0"))
     assert server.allocated() == []
-    really_load(files[name], server.endpoint)
+    assert run_python(LOAD, files[name], server.endpoint).returncode == 0
     assert server.allocated() == list(predicted["RPC0"])
 
 
@@ -218,14 +213,12 @@ with projector.loaded(path, "RPC0", registry(), model) as pointer:
 """
 
 
-@pytest.mark.parametrize("side", [50, 1000])
 def test_an_image_of_a_projector_of_one_size_takes_no_more(
-    remote: Worker, server: Server, files: Mapping[str, Path], side: int
+    remote: Worker, server: Server, files: Mapping[str, Path]
 ) -> None:
     predicted = by_place(remote.projector(files["projector"], device="RPC0"))["RPC0"]
     server.allocated()
-    command = [sys.executable, "-c", ENCODE, str(files["projector"]), str(files["dense"]), server.endpoint, str(side)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=upstream.ROOT)
+    done = run_python(ENCODE, files["projector"], files["dense"], server.endpoint, 1000)
     assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
     assert server.allocated() == list(predicted)
 
@@ -284,15 +277,6 @@ def test_adapters_really_take_that(
         assert {row.model, row.context, row.compute} <= set(taken)
         adapters = [row.model for rows in predicted.lora for row in rows if row.device == "RPC0"]
         assert set(adapters) <= set(taken) and bool(adapters) == bool(names)
-
-
-def test_compute_is_with_the_adapters(remote: Worker, files: Mapping[str, Path]) -> None:
-    without = measure(remote, files, "dense", ()).on("RPC0")
-    with_it = measure(remote, files, "dense", ("wide adapter",)).on("RPC0")
-    assert with_it.compute > without.compute
-    assert (with_it.model, with_it.context) == (without.model, without.context)
-    # the adapter is loaded by then, and must not count any more
-    assert measure(remote, files, "dense", ()).on("RPC0") == without
 
 
 def test_an_adapter_of_scale_zero_is_loaded_and_not_computed_with(remote: Worker, files: Mapping[str, Path]) -> None:
@@ -418,12 +402,6 @@ def test_a_projector_with_a_tensor_missing(worker: Worker, tmp_path: Path) -> No
         worker.projector(path, device="CUDA0")
 
 
-def test_a_projector_of_an_unknown_kind(worker: Worker, tmp_path: Path) -> None:
-    path = write_projector(tmp_path / "projector.gguf", replace(FIXED, kind="nothing"))
-    with pytest.raises(FitterError, match="unknown projector type"):
-        worker.projector(path, device="CUDA0")
-
-
 def test_devices_and_limits_that_cannot_be(worker: Worker, files: Mapping[str, Path]) -> None:
     with pytest.raises(UsageError, match="unknown device 'CUDA9'; there are: CUDA0, CUDA1"):
         worker.projector(files["projector"], device="CUDA9")
@@ -487,26 +465,3 @@ def test_a_libmtmd_that_is_none(
             started.projector(files["projector"], device="CUDA0")
         # and nothing else needs it
         assert started.measure(files["dense"], Params(n_ctx=2048, lora=(Lora(str(files["adapter"])),))).lora
-
-
-def test_counting_is_not_for_two_at_once(files: Mapping[str, Path]) -> None:
-    script = """
-from fitter.errors import LlamaCppError
-from fitter.llama.build import library
-from fitter.llama.load.allocations import counted
-
-library.prepare()
-with counted():
-    try:
-        with counted():
-            print("twice")
-    except LlamaCppError as error:
-        print(error)
-with counted() as again:
-    pass
-print(again.rows)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True, cwd=upstream.ROOT
-    )
-    assert done.stdout.splitlines() == ["allocations are being counted already", "()"]

@@ -19,16 +19,12 @@ from fitter.api.report_plan import beside
 from fitter.errors import CancelledError, ModelError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.load.forked_load import CAN_FORK
-from fitter.llama.types import Breakdown, Params, TensorBuftOverride
+from fitter.llama.types import Breakdown, Params
 from fitter.machine.gpu import parse_gpus
 from fitter.planning.request.request import Progress
+from tests.support.expert_placements import GPUS, OTHERS, PLACED
 from tests.support.patience import SECONDS, all_end, until
 from tools.shapes import write, write_split
-
-GPUS = ["4GiB", "cuda:8.6:6GiB", "3GiB"]
-HOST = (TensorBuftOverride("^blk.(1|7|30).ffn_(up|down)_exps.weight$", "CPU"),)
-BOTH = (*HOST, TensorBuftOverride("^blk.9.ffn_gate_exps.weight$", "CUDA2"))
-ALL = ("CUDA0", "CUDA1", "CUDA2")
 
 
 @pytest.fixture(scope="module")
@@ -46,41 +42,6 @@ def timeless(plan: fitter.Plan) -> fitter.Plan:
     """The plan without what it took to find it."""
     search = replace(plan.search, dummy_loads=0, seconds=0.0)
     return replace(plan, search=search, fit_keywords={**plan.fit_keywords, "on_progress": None, "on_log": None})
-
-
-def params(
-    devices: tuple[str, ...] = ALL,
-    split: tuple[float, ...] | None = (20.0, 20.0, 9.0),
-    overrides: tuple[TensorBuftOverride, ...] = HOST,
-    **more: Any,
-) -> Params:
-    return replace(
-        Params(n_ctx=4096, n_gpu_layers=49),
-        devices=devices,
-        tensor_split=split,
-        tensor_buft_overrides=overrides,
-        **more,
-    )
-
-
-PLACED = {
-    "layers shared out": params(),
-    "another split": params(split=(3.0, 40.0, 6.0)),
-    "a device without a layer": params(split=(20.0, 0.0, 29.0)),
-    "an override to a device": params(overrides=BOTH),
-    "devices in another order": params(("CUDA1", "CUDA2", "CUDA0"), (8.0, 30.0, 11.0), BOTH),
-    "fewer devices": params(("CUDA0", "CUDA2"), (30.0, 19.0)),
-    "one device": params(("CUDA1",), (1.0,)),
-    "all layers, in llama.cpp's words": params(n_gpu_layers=-1),
-    "another context": params(n_ctx=16384, type_k="q8_0", n_ubatch=256),
-}
-OTHERS = {
-    "no override": params(overrides=()),
-    "fewer layers": params(n_gpu_layers=30, split=(10.0, 10.0, 10.0)),
-    "shares that are no numbers of layers": params(split=(0.5, 0.25, 0.25)),
-    "shares by free memory": params(split=None),
-    "no device": params((), None, ()),
-}
 
 
 def placed(worker: Worker, path: Path, wanted: Params) -> Breakdown:
@@ -115,7 +76,7 @@ def test_the_tokenizer_is_read_once_for_all_placements(tmp_path: Path) -> None:
         assert worker.dummy_loads == len(PLACED) + 2
 
 
-DRAWN = 4
+DRAWN = 2
 
 
 @pytest.mark.parametrize("gpus", [["12GiB"], ["8GiB", "6GiB"], ["rtx-5090"], ["none"]], ids=str)
@@ -284,19 +245,6 @@ def test_released_and_closed_it_leaves_no_process(model: Path) -> None:
     assert set(psutil.Process().children()) <= before
     with pytest.raises(CancelledError, match=r"^the planner is closed: make another one$"):
         planner.fit()
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"n_cxt": 1}, "Planner has no keyword n_cxt: did you mean n_ctx?"),
-        ({"n_ctx": -4}, "n_ctx (-c) is -4: give 0 to 2147483647"),
-    ],
-)
-def test_what_makes_no_sense_is_said_at_once(model: Path, given: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        fitter.Planner(model, **given)
-    assert str(caught.value) == message
 
 
 def test_the_map_of_a_plan_is_that_of_its_report(planner: fitter.Planner) -> None:

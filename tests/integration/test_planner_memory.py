@@ -1,4 +1,4 @@
-"""What planning takes of this machine's memory, which does not depend on the plan, and contexts that Vulkan refuses."""
+"""Planning takes the same memory of this machine whatever the plan is; and contexts that Vulkan refuses."""
 
 from __future__ import annotations
 
@@ -19,12 +19,7 @@ from tools import shapes
 
 GIB, MIB = 2**30, 2**20
 MOST = 250 * MIB
-"""What a worker may take to plan."""
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
+"""The most memory of a worker that plans."""
 
 
 @pytest.fixture(scope="module")
@@ -67,28 +62,17 @@ def cards(count: int, gib: int, profile: str = "vulkan") -> tuple[VirtualDevice,
 @pytest.mark.parametrize(
     "params",
     [
-        Params(n_ctx=16384, n_seq_max=32, devices=()),
         Params(n_ctx=65536, n_seq_max=256, devices=()),
         Params(n_ctx=65536, n_seq_max=256, offload_kqv=False),
-        Params(n_ctx=65536, n_seq_max=256, n_gpu_layers=20),
         Params(n_ctx=65536, n_seq_max=16, n_rs_seq=3, devices=()),
     ],
-    ids=["32 sequences", "256 sequences", "-nkvo", "-ngl 20", "snapshots"],
+    ids=["256 sequences", "-nkvo", "snapshots"],
 )
 def test_recurrent_states_in_host_memory_take_none_of_it(recurrent: Path, params: Params) -> None:
     with Worker(cards(1, 2000, "cuda")) as worker:
         found = worker.measure(recurrent, params, reserve=True)
         assert found.host.context > 4 * GIB
         assert peak_of(worker.pid) < MOST
-
-
-def test_the_bytes_are_those_of_a_device(recurrent: Path) -> None:
-    """The same states, where they never took any memory: of what is allocated nothing is lost."""
-    params = Params(n_ctx=16384, n_seq_max=4)
-    with Worker(cards(1, 2000, "cuda")) as worker:
-        on_host = worker.measure(recurrent, replace(params, devices=()))
-        on_device = worker.measure(recurrent, params)
-    assert on_host.host.context == on_device.on("V0").context
 
 
 def test_a_fit_with_states_on_the_host(recurrent: Path, peaks: list[int]) -> None:
@@ -117,11 +101,9 @@ def test_the_largest_tensor_of_a_device(profile: str, largest: int | None) -> No
 
 
 VULKAN = {
-    "70B, 16 sequences": ("llama-3.1-70b", "2x vulkan:24GiB", 16),
     "70B, 32 sequences": ("llama-3.1-70b", "8x vulkan:128GiB", 32),
     "qwen3-next, 16 sequences": ("qwen3-next-80b-a3b", "4x vulkan:24GiB", 16),
     "10 million tokens": ("8b-10m", "4x vulkan:128GiB", 1),
-    "10 million tokens, one card": ("8b-10m", "vulkan:24GiB", 1),
     "states": ("nemotron-h-9b", "2x vulkan:48GiB", 256),
 }
 
@@ -184,12 +166,10 @@ def test_a_context_of_many_sequences_that_no_memory_holds_is_not_loaded(director
 @pytest.mark.parametrize(
     "params",
     [
-        Params(n_ctx=10 * 2**20, devices=()),
         Params(n_ctx=10 * 2**20),
-        Params(n_ctx=16 * 2**20, n_seq_max=64),
         Params(n_ctx=16 * 2**20, n_seq_max=64, kv_unified=True, offload_kqv=False),
     ],
-    ids=["one sequence", "on a device", "64 sequences", "one cache for 64"],
+    ids=["one sequence", "one cache for 64"],
 )
 def test_cells_of_a_huge_cache_take_no_memory(directory: Path, params: Params) -> None:
     """52 bytes a token, of which 4 stay. They are mapped many times, so that it is the share of each that counts."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +82,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: directory / f"{name}.gguf" for name in MODELS}
 
 
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as started:
-        yield started
-
-
 @pytest.mark.parametrize("first", range(0, 80, 10))
 def test_random_words(
     models: dict[str, Path],
@@ -124,7 +117,7 @@ def test_random_words(
 
 
 def faults(plan: api.Plan, given: dict[str, Any], model: Path, worker: Worker) -> list[str]:
-    """What of a plan is not so: margins that it says it keeps, and rows that its own arguments do not give."""
+    """Return the faults of a plan: margins that it does not keep, and rows that its own arguments do not give."""
     used = {row.device: plan.breakdown.on(row.device).used for row in plan.breakdown.rows if row.device}
     found = [
         f"{device.name} does not keep its margin"

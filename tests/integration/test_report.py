@@ -22,6 +22,7 @@ from fitter.output.pages.report_page import plan_page
 from fitter.planning.plan.plan import Plan
 from fitter.text import printable
 from tests.integration.test_hostile_text import ATTACKS
+from tests.support.command import run_fitter
 from tests.support.pages import MARKUP, PHONE, WIDE, heard, opened, serving
 from tools import shapes
 from tools.tiny import TINY_DENSE, write_tiny
@@ -40,7 +41,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "does not fit": ("llama-3.1-70b", {"gpus": "rtx-4090", "host_memory": "4GiB", "n_ctx": 8192}),
 }
 WITH_CONTEXTS = ("MoE, one device",)
-"""What is planned with other contexts, which takes seconds."""
+"""The plans that are also planned with other contexts, which takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -238,12 +239,6 @@ def test_without_scripts_everything_is_there(site: Any, browser: Browser) -> Non
         assert page.locator("section:has(#layers) svg").first.is_visible()
 
 
-def test_eight_devices_are_no_large_page(plans: Mapping[str, tuple[Plan, str]]) -> None:
-    plan, page = plans["MoE, eight devices"]
-    assert len(plan.devices) == 8
-    assert len(page.encode()) < 500_000
-
-
 @pytest.mark.parametrize("attack", [*ATTACKS[::7], "\u202e</script>"])
 def test_no_name_has_anything_invisible(attack: str, plans: Mapping[str, tuple[Plan, str]]) -> None:
     plan = plans["MoE, one device"][0]
@@ -256,12 +251,6 @@ def test_no_name_has_anything_invisible(attack: str, plans: Mapping[str, tuple[P
     assert "<script" not in fragment
 
 
-def command(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fitter", *map(str, words)], capture_output=True, text=True, timeout=120, check=False
-    )
-
-
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf", TINY_DENSE)
@@ -269,7 +258,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_command_writes_a_page_and_a_picture(tiny: Path, tmp_path: Path, browser: Browser) -> None:
     page_file, svg_file = tmp_path / "report.html", tmp_path / "plan.svg"
-    done = command("report", tiny, "--gpu", "rtx-3090", "-c", "512", "-o", page_file, "--svg", svg_file)
+    done = run_fitter("report", tiny, "--gpu", "rtx-3090", "-c", "512", "-o", page_file, "--svg", svg_file)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     for file in (page_file, svg_file):
         with opened(browser, file.as_uri()) as page:
@@ -278,10 +267,10 @@ def test_the_command_writes_a_page_and_a_picture(tiny: Path, tmp_path: Path, bro
 
 def test_a_plan_from_a_file_is_the_same(tiny: Path, tmp_path: Path) -> None:
     plan_file, page_file = tmp_path / "plan.json", tmp_path / "report.html"
-    done = command(tiny, "--gpu", "rtx-3090", "-c", "512", "--json", "--report", tmp_path / "first.html")
+    done = run_fitter(tiny, "--gpu", "rtx-3090", "-c", "512", "--json", "--report", tmp_path / "first.html")
     assert done.returncode == 0
     plan_file.write_text(done.stdout)
-    assert command("report", plan_file, "-o", page_file).returncode == 0
+    assert run_fitter("report", plan_file, "-o", page_file).returncode == 0
     for page in (tmp_path / "first.html", page_file):
         text = page.read_text()
         assert done.stdout.rstrip("\n") in text
@@ -293,7 +282,7 @@ def test_a_config_is_a_model_and_no_plan(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(published("qwen3-0.6b").config))
     page_file = tmp_path / "report.html"
-    done = command("report", "--config", config, "--gpu", "rtx-3090", "--no-contexts", "-o", page_file)
+    done = run_fitter("report", "--config", config, "--gpu", "rtx-3090", "--no-contexts", "-o", page_file)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Where each layer is" in page_file.read_text()
 
@@ -315,40 +304,15 @@ def test_a_report_of_another_model_has_nothing_of_it(tiny: Path, tmp_path: Path)
 
 WRONG = {
     "nothing to write": (["report", "MODEL"], 2, "there is nothing to write: give -o report.html, or --svg plan.svg"),
-    "no such folder": (
-        ["report", "MODEL", "--gpu", "rtx-3090", "--no-contexts", "-o", "/nowhere/report.html"],
-        5,
-        "-o /nowhere/report.html cannot be written: there is no directory /nowhere",
-    ),
-    "a directory": (
-        ["report", "MODEL", "--svg", "/"],
-        5,
-        "--svg / cannot be written: it is a directory: name a file in it",
-    ),
     "the model": (
         ["report", "MODEL", "-o", "MODEL"],
         2,
         "-o MODEL would replace what is read: name another file",
     ),
-    "the plan": (
-        ["report", "EMPTY", "--svg", "EMPTY"],
-        2,
-        "--svg EMPTY would replace what is read: name another file",
-    ),
     "another model": (
         ["fit", "nothing.gguf", "--report", "MODEL"],
         2,
         "--report MODEL is a GGUF file, which a report would replace: name another file",
-    ),
-    "one file for two": (
-        ["report", "MODEL", "-o", "plan.svg", "--svg", "plan.svg"],
-        2,
-        "-o and --svg both name plan.svg: give each a file of its own",
-    ),
-    "stdout, where the answer goes": (
-        ["verify", "nothing.gguf", "--report", "-"],
-        2,
-        "--report -: stdout has what the command prints otherwise: name a file",
     ),
     "a place for a check": (
         ["check", "--file", "nothing.toml", "--report", "/nowhere/check.html"],
@@ -374,7 +338,7 @@ def test_what_is_wrong(name: str, tiny: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty.json"
     empty.write_text("{}")
     names = {"MODEL": str(tiny), "EMPTY": str(empty)}
-    done = command(*(names.get(word, word) for word in words))
+    done = run_fitter(*(names.get(word, word) for word in words))
     expected = functools.reduce(lambda text, pair: text.replace(*pair), names.items(), message)
     assert (done.returncode, done.stdout, done.stderr) == (status, "", f"fitter: error: {expected}\n")
 
@@ -383,10 +347,7 @@ def test_what_is_wrong(name: str, tiny: Path, tmp_path: Path) -> None:
     "words",
     [
         ["report", "MODEL", "-o", "FILE"],
-        ["report", "MODEL", "-o", "-"],
         ["fit", "MODEL", "--report", "FILE"],
-        ["check", "--file", "MODEL", "--report", "FILE"],
-        ["verify", "MODEL", "--report", "FILE"],
         ["explore", "MODEL", "--gpu", "rtx-3090", "--report", "FILE"],
     ],
     ids=" ".join,
@@ -412,10 +373,10 @@ def test_a_check_and_a_verification_have_pages(tiny: Path, tmp_path: Path, brows
     cases = tmp_path / "fitter.toml"
     table = '[cases."<b>chat"]\nmodel = "{}"\ngpu = ["rtx-3090"]\nn_ctx = {}\n'
     cases.write_text(table.format(tiny, 512))
-    assert command("lock", "--file", cases).returncode == 0
+    assert run_fitter("lock", "--file", cases).returncode == 0
     cases.write_text(table.format(tiny, 1024))
     page_file = tmp_path / "check.html"
-    done = command("check", "--file", cases, "--json", "--report", page_file)
+    done = run_fitter("check", "--file", cases, "--json", "--report", page_file)
     assert done.returncode == 4, done.stderr
     document = json.loads(done.stdout)
     with opened(browser, page_file.as_uri()) as page:
@@ -426,7 +387,7 @@ def test_a_check_and_a_verification_have_pages(tiny: Path, tmp_path: Path, brows
         assert names == [move["what"] for move in document["cases"][0]["moves"]]
     page_file = tmp_path / "verify.html"
     moe = write_tiny(tmp_path / "moe.gguf")
-    done = command("verify", moe, "-c", "512", "-dev", "none", "--json", "--report", page_file)
+    done = run_fitter("verify", moe, "-c", "512", "-dev", "none", "--json", "--report", page_file)
     assert done.returncode == 0, done.stderr
     with opened(browser, page_file.as_uri(), PHONE) as page:
         assert json.loads(page.locator("script#verification").text_content() or "") == json.loads(done.stdout)

@@ -168,14 +168,7 @@ def test_the_command_writes_the_page(
 
 
 WRONG: dict[str, tuple[list[str], int, str]] = {
-    "a directory": (["--report", "/"], 5, "--report / cannot be written: it is a directory: name a file in it"),
-    "stdout": (["--report", "-"], 2, "--report -: stdout has what the command prints otherwise: name a file"),
     "the model": (["--report", "MODEL"], 2, "--report MODEL would replace what is read: name another file"),
-    "another file": (
-        ["--report", "grid.json", "-o", "grid.json"],
-        2,
-        "--report and -o both name grid.json: give each a file of its own",
-    ),
     "the file that is gone on with": (
         ["--report", "cells.jsonl", "--resume", "cells.jsonl"],
         2,

@@ -11,7 +11,7 @@ from fitter.errors import LlamaCppCrashError, LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params, Skeleton
 from tools.search.check import check
-from tools.search.machines import MIB, Card, Machine, better, draw, renamed
+from tools.search.machines import MIB, Card, Machine, draw
 from tools.search.outcomes import Asking, Outcome, worse
 
 SLOW = pytest.mark.slow
@@ -40,14 +40,14 @@ def machine(shape: str, *cards: tuple[str, int | None], **options: int) -> Machi
 THREE = [("rtx-3090", None)] * 3
 
 
-@pytest.mark.parametrize("free", [300, 900, 1100, 1600])
+@pytest.mark.parametrize("free", [300, 1100])
 def test_one_nearly_full_card_does_not_ruin_the_plan(asking: Asking, free: int) -> None:
     without = asking.fit(machine("glm45-air", ("rtx-3090", None), *THREE))
     plan = asking.fit(machine("glm45-air", ("rtx-3090", None), ("rtx-3090", free), *THREE))
     assert plan.n_gpu_layers == 48 and not worse(plan, without, is_other=True)
 
 
-@pytest.mark.parametrize("n_seq_max", [16, 64, 256])
+@pytest.mark.parametrize("n_seq_max", [16, 256])
 def test_many_slots_and_a_small_card(asking: Asking, n_seq_max: int) -> None:
     large = [("rtx-6000-ada", None)] * 2
     without = asking.fit(machine("qwen3-next-80b-a3b", *large, n_seq_max=n_seq_max))
@@ -104,7 +104,7 @@ def test_a_card_without_room_costs_no_context(asking: Asking) -> None:
     assert (plan.n_ctx, plan.seconds) == (without.n_ctx, without.seconds)
 
 
-@pytest.mark.parametrize("gib", [7, 8, 12, 16])
+@pytest.mark.parametrize("gib", [7, 12])
 def test_caches_are_not_kept_apart_where_the_host_has_no_room_for_them(asking: Asking, gib: int) -> None:
     cards = ("rtx-4070", None), ("rtx-5090", 27284)
     options = {"n_seq_max": 128, "type_k": "q8_0", "type_v": "q8_0", "margin": 0}
@@ -145,12 +145,6 @@ def test_where_llama_cpp_refuses_it_layers_stay_in_one_piece(
     assert (asking.fit(machine("deepseek-v3.1", ("rtx-3080", None))).seconds or 0.0) < (plan.seconds or 0.0)
 
 
-def test_a_machine_is_the_same_each_time() -> None:
-    assert str(draw(7)) == str(draw(7)) and draw(7) == draw(7)
-    assert better(draw(7)) == better(draw(7))
-    assert len({str(draw(number)) for number in range(50)}) == 50
-
-
 @pytest.mark.parametrize(
     ("after", "is_worse"),
     [
@@ -166,26 +160,3 @@ def test_a_machine_is_the_same_each_time() -> None:
 )
 def test_what_is_worse(after: Outcome, is_worse: bool) -> None:
     assert bool(worse(after, Outcome(fits=True, n_ctx=4096, seconds=10.0, on_devices=1))) is is_worse
-
-
-@pytest.mark.parametrize(
-    ("after", "is_worse"),
-    [
-        pytest.param(
-            Outcome(fits=True, n_ctx=4096, seconds=9.0, placement=(0, (1.0,), 0)), False, id="borrows-weights"
-        ),
-        pytest.param(Outcome(fits=True, n_ctx=4096, seconds=9.0, n_gpu_layers=4, on_devices=1), False, id="has-layers"),
-        pytest.param(Outcome(fits=True, n_ctx=4096, seconds=11.0, n_gpu_layers=4, on_devices=1), True, id="slower"),
-        pytest.param(
-            Outcome(fits=True, n_ctx=4096, seconds=9.9, placement=(0, (), 0)), True, id="still-the-host-alone"
-        ),
-    ],
-)
-def test_what_is_worse_than_the_host_alone(after: Outcome, is_worse: bool) -> None:
-    assert bool(worse(after, Outcome(fits=True, n_ctx=65536, seconds=10.0, placement=(0, (), 0)))) is is_worse
-
-
-def test_equal_cards_can_have_other_names() -> None:
-    twins = machine("llama-3.1-8b", ("rtx-3090", None), ("rtx-4090", None), ("rtx-3090", None))
-    swapped = renamed(twins) or list(twins.gpus)
-    assert sorted(gpu.name for gpu in swapped) == ["CUDA0", "CUDA1", "CUDA2"] and swapped[1].name == "CUDA1"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,12 +34,6 @@ DIFFERING = ("SWA", "recurrent hybrid", "positions of several dimensions")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("models")
     return {name: write(directory / f"{name}.gguf") for name, write in KINDS.items()}
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as worker:
-        yield worker
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,12 +81,6 @@ def test_a_checkpoint_grows_no_more_behind_the_window(models: dict[str, Path], w
     assert own.full(60000) < own.full(65536) == own.largest
     hybrid = state(worker, models["recurrent hybrid"], params)
     assert hybrid.checkpoint(0) < hybrid.checkpoint(1) == hybrid.checkpoint(65536) == hybrid.largest_checkpoint
-
-
-def test_where_layers_are_changes_no_state(models: dict[str, Path], worker: Worker) -> None:
-    params = Params(n_ctx=512)
-    elsewhere = replace(params, n_gpu_layers=1, offload_kqv=False, n_outputs_max=1)
-    assert worker.caches(models["SWA"], elsewhere) == worker.caches(models["SWA"], params)
 
 
 def test_a_build_that_writes_otherwise_is_refused(models: dict[str, Path], worker: Worker) -> None:

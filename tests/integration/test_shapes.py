@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 import fitter
 from fitter.cli import main
-from fitter.errors import FitterError, LlamaCppError, ModelError, UsageError
+from fitter.errors import FitterError, ModelError
 from fitter.llama.client import Worker
 from fitter.model.files import header_cache as cache_folder
 from fitter.model.shapes import catalogue, shape_files
@@ -73,22 +73,21 @@ def written(header: Header, path: Path) -> Path:
 
 
 def sample() -> list[Any]:
-    """Every shape, of which those after the first of an architecture are slow."""
+    """List every shape, of which those after the first of an architecture are slow, and configs of no catalogue."""
     seen: set[tuple[str, ...]] = set()
     found = []
     for name in catalogue.names():
         header = made_of(name)
         kinds = (header.architecture, str(header.number("nextn_predict_layers")))
-        found.append(pytest.param(name, marks=[pytest.mark.slow] if kinds in seen else []))
+        found.append(pytest.param(header, marks=[pytest.mark.slow] if kinds in seen else [], id=name))
         seen.add(kinds)
-    return found
+    return found + [pytest.param(header_of(config, name), id=name) for name, (config, *_) in WEIGHTS.items()]
 
 
-@pytest.mark.parametrize("name", sample())
+@pytest.mark.parametrize("header", sample())
 def test_llama_cpp_finds_every_tensor_and_leaves_none(
-    name: str, worker: Worker, log: list[str], tmp_path: Path
+    header: Header, worker: Worker, log: list[str], tmp_path: Path
 ) -> None:
-    header = made_of(name)
     path = written(header, tmp_path / "x.gguf")
     log.clear()
     # layers for multi-token prediction are only looked at where they are to be loaded
@@ -98,17 +97,6 @@ def test_llama_cpp_finds_every_tensor_and_leaves_none(
     # what is not on a device is the embedding, and some of what is small
     sizes = sum(row.model for row in found.rows)
     assert sizes >= 0.98 * sum(each.bytes for each in header.tensors)
-
-
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_nor_of_a_config_that_is_in_no_catalogue(name: str, worker: Worker, log: list[str], tmp_path: Path) -> None:
-    header = header_of(WEIGHTS[name][0], name)
-    path = written(header, tmp_path / "x.gguf")
-    log.clear()
-    load_mtp = bool(header.number("nextn_predict_layers"))
-    found = fitter.measure(path, gpus=DEVICES, n_ctx=512, worker=worker, load_mtp=load_mtp)
-    assert [line for line in log if "unused" in line] == []
-    assert sum(row.model for row in found.rows) >= 0.98 * sum(each.bytes for each in header.tensors)
 
 
 def changed(data: st.DataObject) -> tuple[str, dict[str, Any]]:
@@ -192,7 +180,7 @@ KNOWN: dict[str, tuple[str | None, Mapping[str, Any]]] = {
 
 
 ALIKE = ("llama-3.1-70b", "qwen3-32b", "qwen3-235b-a22b", "kimi-k2", "gpt-oss-120b")
-"""Those of which another one has the same architecture."""
+"""Models whose architecture another model has, too."""
 
 
 @pytest.mark.parametrize(
@@ -222,7 +210,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def numbers(known: shapes.Shape) -> set[tuple[str, str]]:
-    """What decides sizes, of the metadata."""
+    """Return the metadata that decides sizes."""
     return {(key, str(value)) for key, value in known.metadata.items() if key in SIZES and not isinstance(value, list)}
 
 
@@ -253,10 +241,7 @@ def compare_bytes(
     own = shapes.Shape(header.architecture, "x", header.number("vocab_size"), "default", metadata, retyped)  # type: ignore[arg-type]
     path = tmp_path / "own.gguf"
     shapes.write_shape(own, path, vocab=False)
-    for split in (
-        {"n_ctx": 8192},
-        {"n_ctx": 32768, "n_gpu_layers": 7, "type_k": "q8_0", "type_v": "q8_0", "n_seq_max": 2},
-    ):
+    for split in LOADS:
         mine, theirs = (fitter.measure(each, gpus=DEVICES[:2], worker=worker, **split) for each in (path, known))
         assert [(row.buffer_type, row.model, row.context) for row in mine.rows] == [
             (row.buffer_type, row.model, row.context) for row in theirs.rows
@@ -267,10 +252,7 @@ REAL_HEADERS = {
     "glm-5.2-ud-q5_k_xl": ("glm-5.2", {}, REAL),
     "qwen3.5-397b-a17b": ("qwen3.5-397b-a17b", NO_MTP, REAL),
     "gpt-oss-20b-bf16-mxfp4": ("gpt-oss-20b", {}, REAL),
-    "qwen3-30b-a3b": ("qwen3-30b-a3b", {}, CUDA),
     "dsv2lite": ("deepseek-v2-lite", {}, CUDA),
-    "gptoss-20b": ("gpt-oss-20b", {}, CUDA),
-    "gemma3-12b": ("gemma-3-12b", {"vocab_size": 262208}, CUDA),
 }
 """Headers of the reference data: the name in the catalogue, what of it is otherwise, and where the header is."""
 
@@ -466,10 +448,9 @@ def test_quants_are_of_the_model_as_it_is_converted(worker: Worker) -> None:
         (("--shape", "qwen3-0.6b:Q9_9"), 2, "this llama.cpp has no file type 'Q9_9': it has "),
         (("--shape", "qwen3-0.6b", "--config", "c.json"), 2, "two models are given, --shape 'qwen3-0.6b' and --config"),
         (("model.gguf", "--shape", "qwen3-0.6b"), 2, "two models are given, 'model.gguf' and --shape 'qwen3-0.6b'"),
-        (("--config", "/none.json"), 3, "/none.json: no such file; check the path of the config.json"),
         (("verify", "shape://qwen3-0.6b"), 3, "shape://qwen3-0.6b is a model without a file, which cannot be loaded"),
     ],
-    ids=["name", "file type", "two", "and a file", "no file", "verify"],
+    ids=["name", "file type", "two", "and a file", "verify"],
 )
 def test_what_is_wrong_is_said(words: tuple[str, ...], status: int, said: str) -> None:
     words = words if words[0] == "verify" else ("fit", *words, "--gpu", "8GiB")
@@ -544,16 +525,3 @@ def test_a_config_is_fetched(tmp_path: Path, worker: Worker) -> None:
         assert (plan.model.path, plan.model.name) == (address, "own-7b")
         with pytest.raises(ModelError, match=r"/none/config\.json: the server has no such file \(404\)"):
             fitter.fit(f"config://{server.url}/none/config.json", gpus="8GiB", worker=worker)
-
-
-def test_a_config_that_llama_cpp_refuses_is_said(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(
-        json.dumps({"architectures": ["LlamaForCausalLM"], "hidden_size": 6, "num_attention_heads": 2, "vocab_size": 7})
-    )
-    code, _, stderr = run("fit", "--config", str(tmp_path / "config.json"), "--gpu", "8GiB")
-    assert code in (0, 1, 3) and "Traceback" not in stderr
-
-
-def test_an_unknown_file_type_is_no_crash() -> None:
-    with pytest.raises((UsageError, LlamaCppError)):
-        shape_files.model_files(_asked("smollm2-135m:Q1_0"))

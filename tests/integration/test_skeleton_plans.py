@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from fitter.api import Plan
-from fitter.llama.client import Worker
-from fitter.llama.types import Params, Skeleton
 from fitter.machine.gpu import parse_gpus
 from tools import shapes, tiny
-from tools.architectures import check, compare
+from tools.architectures import compare
 from tools.architectures.compare import Machine
 
 _EIGHT = ("4x 31600MiB", "2x 23688MiB", "2x 48270MiB")
@@ -76,43 +74,3 @@ def test_a_plan_that_the_skeleton_changes_is_told(models: Path, monkeypatch: pyt
     path = shapes.write("llama-3.1-8b", models)
     comparison = compare.compare_plans(path, Machine("machine", parse_gpus(["6GiB"]), {"n_ctx": 8192}))
     assert "params.n_ctx is 8191 with the skeleton, 8192 without" in comparison.difference
-
-
-def test_a_skeleton_with_other_bytes_is_given_up_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measure = Worker.measure
-
-    def a_byte_more(worker: Worker, model: str | Skeleton, params: Params, **options: Any) -> Any:
-        found = measure(worker, model, params, **options)
-        if not isinstance(model, Skeleton):
-            return found
-        return replace(found, rows=(replace(found.rows[0], model=found.rows[0].model + 1), *found.rows[1:]))
-
-    monkeypatch.setattr(Worker, "measure", a_byte_more)
-    path = tiny.write_tiny(tmp_path / "tiny.gguf")
-    with compare.kept_workers():
-        checked = compare.check("tiny", [(path, machine) for machine in compare.machines_for_size(path)[:1]])
-    assert checked.verdict == "fell back"
-    assert checked.comparisons[0].fell_back
-    assert checked.useless.startswith("all: Breakdown(")
-
-
-def test_an_error_that_is_the_same_both_ways_is_no_difference(tmp_path: Path) -> None:
-    path = tiny.write_tiny(tmp_path / "tiny.gguf")
-    refused = Machine("machine", parse_gpus(["24GiB"]), {"override_tensor": ["("]})
-    comparison = compare.compare_plans(path, refused)
-    assert not comparison.difference
-    assert comparison.refused.startswith("UsageError: ")
-
-
-@pytest.mark.slow
-def test_the_check_of_all_architectures_fails_when_a_plan_differs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tiny.write_tiny(tmp_path / "tiny.gguf")
-    assert check.main(["--models", str(tmp_path), "--only", "other"]) == 2
-    assert check.main(["--models", str(tmp_path)]) == 0
-    assert "1 models, 7 pairs of plans" in capsys.readouterr().out
-
-    monkeypatch.setattr(compare.api, "fit", one_token_less(compare.api.fit))
-    assert check.main(["--models", str(tmp_path)]) == 1
-    assert "1 differs" in capsys.readouterr().out

@@ -20,14 +20,9 @@ from tools.splits import loads
 from tools.tiny import TINY_MOE, TinyModel, write_tiny
 
 STORED = Path(__file__).resolve().parents[1] / "data" / "splits" / "held.jsonl.gz"
-"""What ``python -m tools.splits --store`` keeps of the loads that ``draw`` draws with seed 1."""
+"""Bytes that ``python -m tools.splits --store`` stored for the loads that ``draw`` draws with seed 1."""
 
 SAMPLE = 30
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("splits")
 
 
 @pytest.fixture(scope="module", params=["dense", "experts"])
@@ -47,18 +42,18 @@ def tiny_split_model(tmp_path_factory: pytest.TempPathFactory, request: pytest.F
     return write_tiny(tmp_path_factory.mktemp("tiny") / "model.gguf", model)
 
 
-def test_cards_hold_what_is_said(models: Path) -> None:
+def test_cards_hold_what_is_said(directory: Path) -> None:
     stored = loads.stored(STORED)
     drawn = loads.draw(len(stored), 1)
     every = len(stored) // min(SAMPLE, len(stored))
     asked = drawn[::every]
-    found = loads.virtual(asked, models)
+    found = loads.virtual(asked, directory)
     assert [pair for pair in zip(asked, found, stored[::every], strict=True) if pair[1] != pair[2]] == []
     assert {bool(held.failure) for held in found} == {True, False}
 
 
-def test_row_is_measured_as_llama_cpp_takes_it(models: Path) -> None:
-    path = loads.write_model("llama-3.1-70b", models)
+def test_row_is_measured_as_llama_cpp_takes_it(directory: Path) -> None:
+    path = loads.write_model("llama-3.1-70b", directory)
     with Worker([loads.card(i, "86") for i in range(2)]) as worker, pytest.raises(FitterError, match="split buffers"):
         worker.measure(path, Params(n_ctx=512, split_mode="row"))
 
@@ -110,9 +105,9 @@ def test_servers_take_what_is_said(tiny_split_model: Path, n_servers: int) -> No
     assert sum(name.endswith("_AllReduce") for name in _rows(said)) == n_servers
 
 
-def test_caches_of_more_than_a_block_of_vulkans_memory(models: Path) -> None:
+def test_caches_of_more_than_a_block_of_vulkans_memory(directory: Path) -> None:
     """Slices are in several buffers then."""
-    path = loads.write_model("qwen3-32b", models)
+    path = loads.write_model("qwen3-32b", directory)
     with Worker(parse_gpus(["2x vulkan:24GiB"])) as worker:
         small, large = (worker.measure(path, Params(n_ctx=n_ctx, split_mode="tensor")) for n_ctx in (131072, 524288))
     for name in small.devices:
@@ -130,9 +125,9 @@ SHORT = {
 
 @pytest.mark.parametrize(("shape", "gpus", "keywords"), SHORT.values(), ids=SHORT)
 def test_as_few_layers_as_possible_have_something_on_the_host(
-    models: Path, shape: str, gpus: list[str], keywords: dict[str, Any]
+    directory: Path, shape: str, gpus: list[str], keywords: dict[str, Any]
 ) -> None:
-    path = shapes.write(shape, models, vocab=False)
+    path = shapes.write(shape, directory, vocab=False)
     with Worker() as worker:
         plan = fitter.fit(path, gpus=gpus, worker=worker, split_mode="tensor", program="any", **keywords)
         assert plan.fits and plan.estimate is not None
@@ -164,8 +159,8 @@ def without_layer(worker: Worker, path: Path, params: Params, layer: int) -> Par
     return replace(params, tensor_buft_overrides=(TensorBuftOverride(pattern, "CPU"),) if kept else ())
 
 
-def test_what_cannot_be_split_is_known_before_the_load(models: Path) -> None:
-    path = loads.write_model("qwen3-next-80b-a3b", models)
+def test_what_cannot_be_split_is_known_before_the_load(directory: Path) -> None:
+    path = loads.write_model("qwen3-next-80b-a3b", directory)
     params = Params(n_ctx=512, split_mode="tensor", tensor_split=(24.0, 24.0, 12.0, 8.0))
     with Worker([loads.card(i, "86") for i in range(4)]) as worker:
         with pytest.raises(LlamaCppError, match="cannot split the tensors of this model over these devices"):

@@ -93,7 +93,7 @@ def test_the_plans_are_those_of_one_after_the_other(models: Mapping[str, Path], 
 
 
 def test_an_interrupted_fit_disturbs_no_other(models: Mapping[str, Path]) -> None:
-    """What ``on_progress`` raises ends its own fit, and its worker."""
+    """An error that ``on_progress`` raises ends its own fit, and its worker."""
     before = set(psutil.Process().children())
     name = "large MoE, three unequal"
     alone = fit(models, name)
