@@ -20,10 +20,11 @@ import pytest
 import fitter
 from fitter import early_start
 from fitter.cli import main
-from fitter.errors import FitterError, LibraryError, ModelError
+from fitter.errors import LibraryError, ModelError
 from fitter.llama.client import Worker
 from fitter.model.files import header_cache, remote_files, stored_headers
 from fitter.planning.request.request import Progress
+from tests.support.command import run_fitter
 from tests.support.patience import SECONDS, until
 from tests.support.ranges import FileServer, Request, in_clean_environment, serving
 from tools import shapes
@@ -50,12 +51,6 @@ def tiny(folder: Path) -> Path:
     return write_tiny(folder / "tiny.gguf")
 
 
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as worker:
-        yield worker
-
-
 @pytest.fixture
 def server(folder: Path) -> Iterator[FileServer]:
     remote_files.forget()
@@ -76,7 +71,7 @@ def entries_of(name: str) -> list[Path]:
 
 
 def said_of(plan: fitter.Plan) -> dict[str, Any]:
-    """What a plan says but for where its model is, and what the search took."""
+    """Return the document of a plan without the model's place and the figures of the search."""
     document = plan.to_dict()
     document["model"] = {**document["model"], "path": ""}
     del document["search"]
@@ -192,12 +187,10 @@ def in_a_circle(request: Request) -> bool:
 
 REFUSED: dict[str, tuple[Callable[[Request], bool], str]] = {
     "not there": (status(404), "{}: the server has no such file (404): check the address"),
-    "gone": (status(410), "{}: the server has no such file (410): check the address"),
     "not allowed": (
         status(403),
         "{}: the server answers 403 Forbidden: check the address, and the credentials in it",
     ),
-    "another refusal": (status(400), "{}: the server answers 400 Bad Request: check the address"),
     "it fails": (status(503), "{}: the server answers 503 Service Unavailable: try again later"),
     "no ranges": (
         status(200, b"x" * (1 << 20)),
@@ -205,10 +198,6 @@ REFUSED: dict[str, tuple[Callable[[Request], bool], str]] = {
     ),
     "another part": (
         another_part,
-        f"{{}}: the server sends another part of the file than the one asked for: {DOWNLOAD}",
-    ),
-    "no length": (
-        status(206, b"GGUF", Content_Range="bytes 0-3/*"),
         f"{{}}: the server sends another part of the file than the one asked for: {DOWNLOAD}",
     ),
     "compressed": (
@@ -221,11 +210,6 @@ REFUSED: dict[str, tuple[Callable[[Request], bool], str]] = {
     ),
     "not HTTP": (not_http, "{}: what 127.0.0.1 answers is not HTTP: check the address"),
     "in a circle": (in_a_circle, "{} is redirected more than 10 times: check the address"),
-    "to itself, with a length that is none": (
-        status(302, Location="x?", Content_Length="abc"),
-        "{} is redirected more than 10 times: check the address",
-    ),
-    "to nowhere": (status(302), "{} is redirected to nowhere: check the address"),
     "to https": (
         status(302, Location="https://127.0.0.1/x.gguf?sig=secret"),
         "{} is redirected from http to https, which is not followed: if you trust it, give https://127.0.0.1/x.gguf",
@@ -233,19 +217,6 @@ REFUSED: dict[str, tuple[Callable[[Request], bool], str]] = {
     "to a file": (
         status(301, Location="file:///etc/passwd"),
         "{} is redirected from http to file, which is not followed: if you trust it, give file:///etc/passwd",
-    ),
-    "empty": (status(416, Content_Range="bytes */0"), "{} is empty; download the model again"),
-    "a web page": (
-        status(206, b"<html>\n</html>\n", Content_Range="bytes 0-14/15"),
-        "{} is a web page, not the model; download the file itself",
-    ),
-    "text": (
-        status(206, b"a plain text\n\n\n", Content_Range="bytes 0-14/15"),
-        "{} is not a GGUF file; convert the model with llama.cpp's convert_hf_to_gguf.py",
-    ),
-    "another version": (
-        status(206, b"GGUF\x09\0\0\0", Content_Range="bytes 0-7/8"),
-        "{} is GGUF version 9; this llama.cpp reads up to version 3",
     ),
     "cut off": (
         status(206, b"GGUF\x03\0\0\0", Content_Range="bytes 0-7/8"),
@@ -293,16 +264,10 @@ def test_an_answer_that_is_no_model(
             "network",
         ),
         "no host": ("http:///m.gguf", "http:///m.gguf is not a URL: write it as https://host/path/model.gguf"),
-        "no port": (
-            "http://127.0.0.1:x/m.gguf",
-            "http://127.0.0.1:x/m.gguf is not a URL: write it as https://host/path/model.gguf",
-        ),
-        "no file": ("http://127.0.0.1/", "http://127.0.0.1/ names no file: give the address of a GGUF file"),
         "a repository": (
             "hf://org/repo",
             "hf://org/repo is a whole repository: add the name of a GGUF file in it; 'fitter hf://org/repo' lists them",
         ),
-        "half a repository": ("hf://org", "hf://org names no file: write it as hf://org/repo/file.gguf"),
     }.values(),
 )
 def test_an_address_that_is_none(url: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,16 +291,6 @@ def test_a_proxy_is_asked(server: FileServer, tiny: Path, worker: Worker, monkey
     assert {headers.get("Proxy-Authorization") for headers in server.headers} == {"Basic bWU6czNjcjN0"}
 
 
-def test_nobody_listens(folder: Path) -> None:
-    with serving(folder) as gone:
-        url = f"{gone.url}/tiny.gguf"
-    with pytest.raises(ModelError) as caught:
-        fitter.measure(url, gpus="rtx-4090")
-    assert str(caught.value) == (
-        f"{url}: 127.0.0.1 cannot be reached (Connection refused): check the address, and the network"
-    )
-
-
 @pytest.mark.usefixtures("impatient")
 def test_what_passes_is_tried_again(server: FileServer, tiny: Path, worker: Worker) -> None:
     answers = iter([status(503), status(429, Retry_After="1"), broken_off])
@@ -344,8 +299,7 @@ def test_what_passes_is_tried_again(server: FileServer, tiny: Path, worker: Work
     assert [number for _, _, number in server.requests][:3] == [503, 429, 206]
 
 
-@pytest.mark.parametrize("seconds", [0.5])
-def test_a_slow_server_is_given_up(server: FileServer, tiny: Path, seconds: float) -> None:
+def test_a_slow_server_is_given_up(server: FileServer, tiny: Path) -> None:
     """Neither ever comes to an end."""
 
     def slowly(request: Request) -> bool:
@@ -357,10 +311,8 @@ def test_a_slow_server_is_given_up(server: FileServer, tiny: Path, seconds: floa
         server.answer = answer
         url = f"{server.url}/{tiny.name}"
         with pytest.raises(ModelError) as caught:
-            fitter.measure(url, gpus="rtx-4090", timeout=seconds)
-        assert str(caught.value) == (
-            f"{url}: its header did not arrive within {seconds:g} s: give it more time (--timeout)"
-        )
+            fitter.measure(url, gpus="rtx-4090", timeout=0.5)
+        assert str(caught.value) == f"{url}: its header did not arrive within 0.5 s: give it more time (--timeout)"
     assert kept() == before
 
 
@@ -418,8 +370,7 @@ def test_a_kept_header_is_begun_to_be_loaded_and_left_where_it_has_changed(serve
     url = f"{server.url}/{path.name}"
 
     def planned(model: str) -> dict[str, Any]:
-        command = [sys.executable, "-m", "fitter", model, "--gpu", "rtx-4090", "-c", "4096", "--json"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        done = run_fitter(model, "--gpu", "rtx-4090", "-c", 4096, "--json", cwd=ROOT)
         assert done.returncode == 0, done.stderr
         return {key: value for key, value in json.loads(done.stdout).items() if key not in ("model", "search")}
 
@@ -470,9 +421,7 @@ def test_other_servers(tiny: Path, folder: Path, worker: Worker, settings: dict[
 
 
 NAMES = {
-    "a space": ("a b.gguf", "a b.gguf"),
     "a space, percent-encoded": ("a b.gguf", "a%20b.gguf"),
-    "a percent sign": ("50%.gguf", "50%25.gguf"),
     "a question mark": ("what?.gguf", "what%3F.gguf"),
     "letters of another script": ("模型.gguf", "模型.gguf"),
     "a query": ("plain.gguf", "plain.gguf?download=true"),
@@ -596,16 +545,6 @@ def test_a_file_of_the_hub(hub: FileServer, server: FileServer, tiny: Path, work
     assert (len(hub.requests), hub.sent, server.requests) == (1, 0, [])
 
 
-def test_a_page_of_a_repository_is_no_file(hub: FileServer) -> None:
-    with pytest.raises(ModelError) as caught:
-        fitter.measure(f"{hub.url}/org/repo/tree/main", gpus="rtx-4090")
-    assert str(caught.value) == (
-        f"{hub.url}/org/repo/tree/main is a whole repository: add the name of a GGUF file in it; 'fitter "
-        "hf://org/repo' lists them"
-    )
-    assert hub.requests == []
-
-
 def test_the_hub_is_not_asked_offline(
     hub: FileServer, tiny: Path, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -626,18 +565,8 @@ def test_the_hub_is_not_asked_offline(
     assert hub.requests == []
 
 
-def test_a_file_of_the_hub_that_another_host_changes(hub: FileServer, server: FileServer, folder: Path) -> None:
-    path = shapes.write("qwen3-30b-a3b", folder)
-    tags = iter(f'"{number}"' for number in range(1000))
-    server.etag = lambda path: next(tags)
-    with pytest.raises(ModelError) as caught:
-        fitter.measure(f"hf://org/repo/{path.name}", gpus="rtx-4090")
-    assert str(caught.value) == f"hf://org/repo/{path.name} has changed while its header was read: try again"
-
-
-@pytest.mark.parametrize("token", ["", "wrong"])
-def test_a_gated_file_of_the_hub(hub: FileServer, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
-    monkeypatch.setenv("HF_TOKEN", token)
+def test_a_gated_file_of_the_hub(hub: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "wrong")
     with pytest.raises(ModelError) as caught:
         fitter.measure("hf://org/repo/gated.gguf", gpus="rtx-4090")
     assert str(caught.value) == (
@@ -783,7 +712,7 @@ def test_what_one_thread_fetches_another_waits_for_in_its_own_time(server: FileS
 
 
 class LeftError(Exception):
-    """Whoever wanted a header has left."""
+    """The caller that wanted a header has left."""
 
 
 def leave(_: remote_files.Fetching) -> None:
@@ -861,7 +790,6 @@ SPLIT: dict[str, tuple[int, int, str]] = {
         "is one of 99999 files by its name, and of no more than 1000 any is asked for: check the address",
     ),
     "more than it says": (1000, 1, "is one of 4 files by its header, but one of 1000 by its name; {}"),
-    "fewer than it says": (2, 1, "is one of 4 files by its header, but one of 2 by its name; {}"),
 }
 
 
@@ -892,10 +820,3 @@ def test_a_missing_part_of_a_split_model(server: FileServer, folder: Path) -> No
     third = f"{server.url}/qwen3-32b-00003-of-00004.gguf"
     assert str(caught.value) == f"{third}: the server has no such file (404): check the address"
     assert kept() == before
-
-
-def test_what_llama_cpp_refuses_is_said_of_the_address(server: FileServer, folder: Path) -> None:
-    shapes.write_shape(replace(shapes.SHAPES["llama-3.1-8b"], architecture="perceptron"), folder / "odd.gguf")
-    with pytest.raises(FitterError) as caught:
-        fitter.measure(f"{server.url}/odd.gguf", gpus="24GiB")
-    assert str(caught.value) == f"{server.url}/odd.gguf: unknown model architecture: 'perceptron'"

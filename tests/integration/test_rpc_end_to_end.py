@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ import pytest
 
 import fitter
 from examples.tiny_moe import write
+from tests.support.command import json_of_python
 from tools.servers import RpcServer
 
 MIB = 1024 * 1024
 PART = 48 * MIB
-"""What a plan may take of each server."""
+"""The most bytes of a plan on each server."""
 HOST = 80 * MIB
-"""What it may take of the host."""
+"""The most bytes of a plan on the host."""
 
 LOAD = """
 import json, sys
@@ -84,7 +86,7 @@ def options(servers: list[RpcServer], **more: Any) -> dict[str, Any]:
 
 
 def load(model: Path, servers: list[RpcServer], **more: Any) -> tuple[dict[str, Any], dict[str, int], str]:
-    """What a process that loads the model says; what the servers hold meanwhile, resident; and stderr."""
+    """Load the model in a process; return its answer, the resident bytes of the servers meanwhile, and its stderr."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     before = {server.address: server.resident for server in servers}
     command = [sys.executable, "-c", LOAD, str(model), json.dumps(options(servers, **more))]
@@ -117,8 +119,24 @@ def test_no_device_has_room_for_the_model_alone(model: Path, servers: list[RpcSe
         assert not plan.fits, alone
 
 
-def test_a_model_over_two_servers_and_the_host(model: Path, servers: list[RpcServer]) -> None:
-    found, held, errors = load(model, servers, verbose=True)
+@dataclass(frozen=True)
+class Loaded:
+    """The answer of a process that loaded the model, the memory that the servers held, and what was written."""
+
+    answer: dict[str, Any]
+    held: dict[str, int]
+    errors: str
+    before: list[int]
+
+
+@pytest.fixture(scope="module")
+def loaded(model: Path, servers: list[RpcServer]) -> Loaded:
+    before = [server.resident for server in servers]
+    return Loaded(*load(model, servers, verbose=True), before)
+
+
+def test_a_model_over_two_servers_and_the_host(loaded: Loaded, servers: list[RpcServer]) -> None:
+    found, held, errors = loaded.answer, loaded.held, loaded.errors
     plan, names = found["plan"], [f"RPC0[{server.address}]" for server in servers]
 
     assert found["rpc"] == [server.address for server in servers]
@@ -145,18 +163,15 @@ def test_a_model_over_two_servers_and_the_host(model: Path, servers: list[RpcSer
     assert found["text"].strip()
 
 
-def test_the_same_words_as_on_the_host_alone(model: Path, servers: list[RpcServer]) -> None:
-    found, _, _ = load(model, servers)
+def test_the_same_words_as_on_the_host_alone(model: Path, loaded: Loaded) -> None:
     with_host = fitter.Llama(model, n_ctx=1024, n_ubatch=64, n_gpu_layers=0, devices=["none"], verbose=False)
     with_host_said = with_host("ba lu mi", max_tokens=8, temperature=0)["choices"][0]["text"]
     with_host.close()
-    assert found["text"] == with_host_said
+    assert loaded.answer["text"] == with_host_said
 
 
-def test_servers_give_back_what_they_held(model: Path, servers: list[RpcServer]) -> None:
-    before = [server.resident for server in servers]
-    load(model, servers)
-    for server, was in zip(servers, before, strict=True):
+def test_servers_give_back_what_they_held(loaded: Loaded, servers: list[RpcServer]) -> None:
+    for server, was in zip(servers, loaded.before, strict=True):
         assert server.resident - was < PART // 4
 
 
@@ -189,11 +204,7 @@ def test_names_are_those_of_the_plan_and_nobody_elses_models_are_touched(
     from tools.tiny import write_tiny
 
     path, addresses = write_tiny(tmp_path / "tiny.gguf"), [server.address for server in servers]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    command = [sys.executable, "-c", NAMES, str(path), json.dumps(addresses)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    devices, found, said, plain = json.loads(done.stdout)
+    devices, found, said, plain = json_of_python(NAMES, path, json.dumps(addresses))
     assert devices == ["RPC0"]
     assert found[f"RPC0[{addresses[1]}]"] > 0
     assert f"RPC0[{addresses[0]}]" not in found
