@@ -104,12 +104,11 @@ def test_all_that_a_plan_has_is_in_the_structs() -> None:
     assert written == [{each.field for each in of_a_struct(struct)} for struct in ("model", "context")]
 
 
-@pytest.mark.parametrize("n_ubatch", [None, pytest.param(128, marks=pytest.mark.slow)])
-def test_embeddings_take_the_predicted_bytes(model: Path, n_ubatch: int | None) -> None:
-    plan = fitter.fit(model, n_ctx=512, embedding=True, n_ubatch=n_ubatch)
+def test_embeddings_take_the_predicted_bytes(model: Path) -> None:
+    plan = fitter.fit(model, n_ctx=512, embedding=True)
     llm = plan.load(verbose=False, use_mmap=False)
     assert rows(breakdown_of(llm.ctx)) == rows(plan.breakdown)
-    assert plan.params.n_batch == plan.params.n_ubatch == (n_ubatch or 512)
+    assert plan.params.n_batch == plan.params.n_ubatch == 512
     texts = [f"ba lu {'mi ' * (i % 3)}" for i in range(300)]
     found: Any = llm.create_embedding(texts)
     assert len(found["data"]) == 300
@@ -190,11 +189,6 @@ def test_words_that_make_no_sense(model: Path, options: Mapping[str, Any], kind:
     with pytest.raises(kind, match=message.replace("?", r"\?")) as caught:
         fitter.Llama(model, **{**OPTIONS, **options})
     assert "\n" not in str(caught.value)
-
-
-def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no such file"):
-        fitter.Llama(tmp_path / "nothing.gguf")
 
 
 HUB = """

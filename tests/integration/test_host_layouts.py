@@ -17,6 +17,7 @@ from fitter.llama.build.build_folder import find
 from fitter.llama.build.library import own_libraries
 from fitter.llama.load.canary import DENSE, write
 from fitter.llama.types import VirtualDevice, describe
+from tests.support.command import json_of_python
 from tools.tiny import TINY_DENSE, write_tiny
 
 CRASHED = "it ended with signal 11 when a small model was loaded"
@@ -76,16 +77,7 @@ said = []
 
 
 def run(code: str, model: Path, cache: Path) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-c", f"{WITH_AMX}{code}\nprint(json.dumps(said))", str(model)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json_of_python(f"{WITH_AMX}{code}\nprint(json.dumps(said))", model, XDG_CACHE_HOME=str(cache))
 
 
 @pytest.fixture(scope="module")

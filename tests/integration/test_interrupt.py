@@ -1,8 +1,9 @@
-"""Ctrl-C in a terminal: the command ends, says nothing, and leaves no worker behind."""
+"""Ctrl-C ends a command and its worker, says nothing, and leaves nothing; a killed worker changes no answer."""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from tests.support.patience import SECONDS, TooLateError, all_end, in_time, until
 from tools import shapes
+from tools.killed_workers import Command, Run, commands, drawn, run
 
 COMMANDS = {
     "fit": ("--gpu", "4x 24GiB"),
@@ -147,7 +149,7 @@ def test_what_a_killed_command_has_left_is_removed_by_the_next(
 
 
 def test_what_is_ignored_stays_ignored(model: Path) -> None:
-    """As with nohup."""
+    """A program that ``nohup`` starts ignores SIGHUP."""
     code = "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); from fitter.__main__ import main; main()"
     words = [sys.executable, "-c", code, str(model), *COMMANDS["fit"]]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -155,3 +157,25 @@ def test_what_is_ignored_stays_ignored(model: Path) -> None:
         process.send_signal(signal.SIGHUP)
         said, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 0 and said
+
+
+NAMES = ("qwen3-30b-a3b", "nemotron-h-9b", "lock")
+_KILLS = 6
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Command, Run]]:
+    """Each command, and how it ends undisturbed."""
+    found = commands(tmp_path_factory.mktemp("models"))
+    return {command.name: (command, run(command)) for command in found if command.name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_killed_worker_changes_no_answer(every: dict[str, tuple[Command, Run]], name: str) -> None:
+    command, whole = every[name]
+    assert whole.status == 0
+    draw = random.Random(name)
+    for _ in range(_KILLS):
+        moments = drawn(draw, whole.seconds, 2)
+        found = run(command, moments, draw)
+        assert found.is_as(whole) or found.is_error, (moments, found)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from examples.tiny_moe import TOKENS
 from fitter.programs.outputs import output_bytes
+from tests.support.command import json_of_python
 from tools.tiny import TINY_DENSE, write_tiny
 
 N_VOCAB = len(TOKENS)
@@ -72,15 +71,7 @@ def allocated(path: Path, **settings: object) -> tuple[int, int]:
         "warm": True,
         **settings,
     }
-    done = subprocess.run(
-        [sys.executable, "-c", ALLOCATED, str(path), json.dumps(settings)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    taken, compute = json.loads(done.stdout)
+    taken, compute = json_of_python(ALLOCATED, path, json.dumps(settings))
     return int(taken), int(compute)
 
 

@@ -7,23 +7,17 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from gguf import GGUFWriter
 
 import fitter
-from examples.tiny_moe import TOKENS, TinyModel, add_metadata, add_tokenizer
 from fitter.errors import PlanError
+from tests.support.command import run_python
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
-
-N_SWA = 256
+from tools.tiny_kinds import write_swa
 
 LOAD = """
 import json, sys
@@ -85,46 +79,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     }
 
 
-def write_swa(path: Path) -> Path:
-    """A ``gemma3``: five layers with a sliding window, then one without."""
-    model = TinyModel("tiny swa", n_layer=6, n_embd=128, n_head=4, n_head_kv=2, n_embd_head=32, n_ff=256, n_expert=0)
-    rng = np.random.default_rng(0)
-    writer = GGUFWriter(path, "gemma3")
-    add_metadata(writer, model)
-    writer.add_sliding_window(N_SWA)
-    add_tokenizer(writer)
-
-    def add(name: str, *shape: int) -> None:
-        is_norm = len(shape) == 1
-        data = np.ones(shape) if is_norm else rng.standard_normal(shape) / shape[-1] ** 0.5
-        writer.add_tensor(f"{name}.weight", data.astype(np.float32 if is_norm else np.float16))
-
-    q, kv = model.n_head * model.n_embd_head, model.n_head_kv * model.n_embd_head
-    add("token_embd", len(TOKENS), model.n_embd)
-    add("output_norm", model.n_embd)
-    for i in range(model.n_layer):
-        for norm in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
-            add(f"blk.{i}.{norm}", model.n_embd)
-        for norm in ("attn_q_norm", "attn_k_norm"):
-            add(f"blk.{i}.{norm}", model.n_embd_head)
-        add(f"blk.{i}.attn_q", q, model.n_embd)
-        add(f"blk.{i}.attn_k", kv, model.n_embd)
-        add(f"blk.{i}.attn_v", kv, model.n_embd)
-        add(f"blk.{i}.attn_output", model.n_embd, q)
-        add(f"blk.{i}.ffn_gate", model.n_ff, model.n_embd)
-        add(f"blk.{i}.ffn_up", model.n_ff, model.n_embd)
-        add(f"blk.{i}.ffn_down", model.n_embd, model.n_ff)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 def run(
     path: Path, options: Mapping[str, Any], how: str = "plan.load", **load_options: Any
 ) -> tuple[dict[str, Any], str]:
-    """What a process that fits and loads ``path`` found, and what it wrote to stderr.
+    """Fit and load ``path`` in a process of its own, and return its answer and its stderr.
 
     One process answers for all of a model's table of options.
     """
@@ -138,14 +96,7 @@ def run(
 
 @functools.cache
 def _run(*arguments: str) -> tuple[list[dict[str, Any]], str]:
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD, *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = run_python(LOAD, *arguments)
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 

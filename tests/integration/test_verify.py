@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,11 +15,12 @@ import psutil
 import pytest
 
 import fitter
-from fitter.errors import LlamaCppError, PlanError, RemoteError, UsageError
+from fitter.errors import LlamaCppError, RemoteError
 from fitter.llama.client import Worker
 from fitter.llama.types import Params
 from fitter.planning.plan.verified import Verification
 from fitter.planning.request.request import Progress
+from tests.support.command import run_fitter
 from tools.servers import Proxy, RpcServer
 from tools.tiny import TINY_DENSE, write_tiny
 
@@ -51,21 +51,6 @@ def plan_file(models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFacto
     return path
 
 
-def command(*words: object, limit: int | None = None) -> subprocess.CompletedProcess[str]:
-    def set_limit() -> None:
-        if limit is not None:
-            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-    return subprocess.run(
-        [sys.executable, "-m", "fitter", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        preexec_fn=set_limit,
-    )
-
-
 def most_memory(process: psutil.Process) -> int:
     """The most address space that a process ever had."""
     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
@@ -85,13 +70,10 @@ def check(found: Verification) -> None:
 
 ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
     "defaults": ("moe", {}),
-    "dense": ("dense", {}),
-    "sequences": ("moe", {"n_seq_max": 4, "n_ctx": 4096}),
     "sequences, one cache": ("dense", {"n_seq_max": 4, "kv_unified": True, "n_ctx": 1024}),
     "cache types": ("moe", {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on"}),
     "no flash attention": ("dense", {"flash_attn": "off", "n_ubatch": 64}),
     "context below the micro batch": ("dense", {"n_ctx": 256}),
-    "context below the micro batch, sequences": ("moe", {"n_ctx": 512, "n_seq_max": 2}),
     "positions below the micro batch": ("short", {"n_ctx": 1024}),
     "micro batch of one": ("dense", {"n_ubatch": 1, "n_batch": 1, "n_ctx": 256}),
 }
@@ -121,23 +103,13 @@ def test_on_a_device(models: Mapping[str, Path], server: str, options: dict[str,
     assert found.memory[0].unaccounted is None, "what a CPU reports as free stands still"
 
 
-@pytest.mark.parametrize("options", [{}, {"n_gpu_layers": 3}, {"n_seq_max": 2, "n_ctx": 4096}])
+@pytest.mark.parametrize("options", [{}, {"n_seq_max": 2, "n_ctx": 4096, "n_gpu_layers": 3}])
 def test_on_two_devices(models: Mapping[str, Path], server: str, options: dict[str, Any]) -> None:
     with RpcServer() as other:
         found = fitter.verify(models["moe"], rpc=[server, other.address], tensor_split=[1, 1], **options)
     check(found)
     assert [use.name for use in found.memory] == ["RPC0", "RPC1", "host"]
     assert all(use.counted > 0 for use in found.memory)
-
-
-def test_what_a_real_load_reserves_is_not_llama_cpps_own_figure(models: Mapping[str, Path], server: str) -> None:
-    params = Params(n_ctx=2048, tensor_split=(1, 1))
-    with RpcServer() as other, Worker(rpc=[server, other.address]) as worker:
-        own, both = (worker.measure(models["moe"], params, reserve=reserve) for reserve in (False, True))
-        real = worker.load(models["moe"], params).breakdown
-    assert both.rows == own.rows != real.rows
-    assert tuple(row.real for row in both.rows) == real.rows
-    assert {row.reserved for row in own.rows} == {None}
 
 
 def test_reserving_allocates_nothing(models: Mapping[str, Path]) -> None:
@@ -165,7 +137,7 @@ def test_a_plan_verifies_itself(models: Mapping[str, Path]) -> None:
 
 
 def test_the_table(models: Mapping[str, Path], server: str) -> None:
-    done = command("verify", models["moe"], "--rpc", server, "-ngl", 2)
+    done = run_fitter("verify", models["moe"], "--rpc", server, "-ngl", 2)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     sizes = {" ".join(line[:2]): line[2:] for line in lines if len(line) == 4 and line[0] in ("CPU", f"RPC0[{server}]")}
@@ -176,7 +148,7 @@ def test_the_table(models: Mapping[str, Path], server: str) -> None:
 
 
 def test_json(models: Mapping[str, Path], server: str) -> None:
-    done = command("verify", models["moe"], "--rpc", server, "-ngl", 2, "-c", 1024, "--json")
+    done = run_fitter("verify", models["moe"], "--rpc", server, "-ngl", 2, "-c", 1024, "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert list(document) == [
@@ -198,7 +170,7 @@ def test_json(models: Mapping[str, Path], server: str) -> None:
 
 def test_a_plan_of_a_file(models: Mapping[str, Path], plan_file: Path) -> None:
     for words in ([], [models["moe"]]):
-        done = command("verify", *words, "--plan", plan_file, "--json")
+        done = run_fitter("verify", *words, "--plan", plan_file, "--json")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["params"] == json.loads(plan_file.read_text())["params"]
 
@@ -209,16 +181,16 @@ def test_a_plan_of_a_file_on_a_device(models: Mapping[str, Path], server: str, t
     check(fitter.verify(plan=tmp_path / "plan.json"))
 
 
-@pytest.mark.parametrize("kind", ["model", "context", "compute"])
 @pytest.mark.parametrize(
-    ("predicted", "words", "status"),
+    ("kind", "predicted", "words", "status"),
     [
-        (-1, [], 4),
-        (-1, ["--tolerance", "1B"], 0),
-        (-2, ["--tolerance", "1B"], 4),
-        (-1024, ["--tolerance", "1KiB"], 0),
-        (+1, [], 0),
-        (+1, ["--tolerance", "0"], 0),
+        ("model", -1, [], 4),
+        ("context", -1, [], 4),
+        ("compute", -1, [], 4),
+        ("context", -1, ["--tolerance", "1B"], 0),
+        ("compute", -2, ["--tolerance", "1B"], 4),
+        ("model", -1024, ["--tolerance", "1KiB"], 0),
+        ("compute", +1, [], 0),
     ],
 )
 def test_the_exit_status_on_both_sides_of_the_tolerance(
@@ -230,7 +202,7 @@ def test_the_exit_status_on_both_sides_of_the_tolerance(
     row["reserved" if kind == "compute" else kind] += predicted
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(document))
-    done = command("verify", "--plan", path, *words)
+    done = run_fitter("verify", "--plan", path, *words)
     assert done.returncode == status, done.stderr
     assert f"CPU {kind} {-predicted:+,} bytes" in done.stdout.splitlines()[-1]
     said = "more than predicted" if status else "less than predicted" if predicted > 0 else "within the tolerance of"
@@ -275,7 +247,7 @@ def test_wrong_input(models: Mapping[str, Path], plan_file: Path, tmp_path: Path
         "no server": ([models["moe"], "--rpc", "127.0.0.1:1"], 3, "the RPC server 127.0.0.1:1 cannot be reached"),
     }
     for name, (words, status, message) in cases.items():
-        done = command("verify", *words)
+        done = run_fitter("verify", *words)
         assert done.returncode == status, (name, done.stderr)
         assert done.stdout == "", name
         assert len(done.stderr.splitlines()) == 1, (name, done.stderr)
@@ -287,7 +259,7 @@ def test_a_plan_that_does_not_fit_is_not_loaded(models: Mapping[str, Path], tmp_
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(plan.to_dict()))
     for words in (["--plan", path], [models["moe"], "--host-memory", "100MiB"]):
-        done = command("verify", *words, "--json")
+        done = run_fitter("verify", *words, "--json")
         assert done.returncode == 1
         assert done.stderr.startswith("fitter: does not fit: the host lacks ")
         document = json.loads(done.stdout)
@@ -300,27 +272,18 @@ def test_a_plan_that_fits_no_more_is_not_loaded(plan_file: Path, tmp_path: Path)
     document["host"]["model"] += 2**50
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(document))
-    done = command("verify", "--plan", path)
+    done = run_fitter("verify", "--plan", path)
     assert (done.returncode, done.stdout) == (1, "")
     assert "bytes on host, but only " in done.stderr and "are free there now: fit again" in done.stderr
-
-
-def test_the_api_says_no_as_well(models: Mapping[str, Path], plan_file: Path) -> None:
-    with pytest.raises(UsageError, match="give a model, a plan, or both"):
-        fitter.verify()
-    with pytest.raises(UsageError, match="the plan already sets every parameter: leave n_ctx out"):
-        fitter.verify(plan=plan_file, n_ctx=5)
-    with pytest.raises(UsageError, match="tolerance is -1 bytes"):
-        fitter.verify(models["moe"], tolerance=-1)
-    with pytest.raises(PlanError, match="for virtual devices, which cannot run a model"):
-        fitter.fit(models["moe"], gpus=["24GiB"]).verify()
 
 
 # --- a load that fails
 
 
 def test_too_little_memory_for_the_real_load(models: Mapping[str, Path]) -> None:
-    done = command("verify", models["dense"], "-c", 1048576, "-dev", "none", limit=1500 * MIB)
+    words = [sys.executable, "-m", "fitter", "verify", str(models["dense"]), "-c", "1048576", "-dev", "none"]
+    limited = ["prlimit", f"--as={1500 * MIB}", *words]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (3, "")
     assert len(done.stderr.splitlines()) == 1
     assert "dense.gguf: " in done.stderr

@@ -22,15 +22,12 @@ import psutil
 import pytest
 
 import fitter
-from fitter.errors import LibraryError, LlamaCppCrashError, LlamaCppError, PlanError, UsageError
-from fitter.llama.client import Worker
-from fitter.output.plan_file import read_plan
-from fitter.planning.plan.plan import Plan, resolved
+from fitter.errors import LibraryError, LlamaCppCrashError, LlamaCppError, PlanError
+from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.verified import LaterUse, Verification
 from fitter.planning.request.request import Progress
 from fitter.programs import prompts, running_server
-from fitter.programs.server_log import Said
-from fitter.programs.state import SequenceState, state_of
+from tests.support.command import run_fitter
 from tests.support.llama_builds import fetched
 from tests.support.patience import SECONDS, all_end, until, with_more_time
 from tools import upstream
@@ -184,34 +181,6 @@ def is_as_predicted(use: LaterUse) -> bool:
     return is_less or abs(use.predicted - use.real) <= use.rounding
 
 
-@pytest.mark.parametrize("name", ["swa", "hybrid"])
-def test_every_checkpoint_and_every_prompt_in_the_cache_is_known(
-    models: Mapping[str, Path], server: Path, name: str
-) -> None:
-    plan = fitter.fit(models[name], program=SERVER, n_ctx=4096, n_seq_max=4, devices=["none"], **SMALL)
-    with Worker() as worker:
-        state = state_of(worker.caches(models[name], resolved(plan)))
-    words = [str(server), "-m", str(models[name]), *plan.arguments()]
-    with running_server.running(words, SECONDS) as running:
-        prompts.feed(running, slots=4, room=1024, n_vocab=439, number=20)
-    said = running.said
-    assert said.n_checkpoints >= 24 and len(said.cached) >= 12
-    for checkpoint in said.checkpoints:
-        assert checkpoint.tokens is not None and checkpoint.size.may_be(state.checkpoint(checkpoint.tokens))
-    for prompt in said.cached:
-        whole = prompt.size.bytes - state.full(prompt.tokens)
-        least, most = (prompt.checkpoints * size for size in sizes_of_one(said, state))
-        assert least - prompt.size.rounding <= whole <= most + prompt.size.rounding
-    (checkpoints,) = (each for each in plan.later if each.kind == "checkpoints")
-    assert max(state.checkpoint(each.tokens or 0) for each in said.checkpoints) <= checkpoints.each
-
-
-def sizes_of_one(said: Said, state: SequenceState) -> tuple[int, int]:
-    """The smallest and the largest checkpoint."""
-    sizes = [state.checkpoint(each.tokens or 0) for each in said.checkpoints]
-    return min(sizes), max(sizes)
-
-
 def test_with_two_gib_less_the_printed_cache_holds(models: Mapping[str, Path], server: Path) -> None:
     options: dict[str, Any] = {"n_ctx": 1024, "n_seq_max": 4, "devices": ["none"], "type_k": "f32", "type_v": "f32"}
     plan = fitter.fit(models["wide"], program=SERVER, host_memory="8GiB", **options)
@@ -233,21 +202,10 @@ def test_with_two_gib_less_the_printed_cache_holds(models: Mapping[str, Path], s
 # --- the command
 
 
-def command(*words: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fitter", "verify", *map(str, words)],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
 def test_the_table_of_the_server_on_the_path(models: Mapping[str, Path], server: Path) -> None:
     path = f"{server.parent}{os.pathsep}{os.environ['PATH']}"
     words = ("--for", SERVER, "-c", 2048, "-np", 2, "-dev", "none", "-cram", 256, "--prompts", 6)
-    done = command(models["hybrid"], *words, PATH=path)
+    done = run_fitter("verify", models["hybrid"], *words, PATH=path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0].endswith(", loaded by") and lines[1].startswith(f"{server} ")
@@ -259,7 +217,9 @@ def test_the_table_of_the_server_on_the_path(models: Mapping[str, Path], server:
 
 
 def test_json_of_a_plan_file(plan_file: Path, server: Path) -> None:
-    done = command("--plan", plan_file, "--for", SERVER, "--server", server.parent, "--prompts", 4, "--json")
+    done = run_fitter(
+        "verify", "--plan", plan_file, "--for", SERVER, "--server", server.parent, "--prompts", 4, "--json"
+    )
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     use = document["server"]
@@ -279,7 +239,7 @@ def test_what_exceeds_the_plan_fails(plan_file: Path, server: Path, tmp_path: Pa
     path.write_text(json.dumps(document))
     tolerated = [(["--tolerance", "16KiB"], 0)] if kind == "compute" else []
     for words, status in (([], 4), *tolerated):
-        done = command("--plan", path, "--for", SERVER, "--server", server, "--prompts", 1, *words)
+        done = run_fitter("verify", "--plan", path, "--for", SERVER, "--server", server, "--prompts", 1, *words)
         assert done.returncode == status, done.stderr
         said = "more than predicted" if status else "within the tolerance"
         assert re.match(rf"{said}.*CPU {kind} \+\d,\d\d\d bytes$", done.stdout.splitlines()[-1])
@@ -354,12 +314,6 @@ FAILS: dict[str, tuple[str, dict[str, Any], type[Exception], str]] = {
         LlamaCppCrashError,
         r"llama-server ended before it had loaded the model \(exit status 1\): no room for a tensor$",
     ),
-    "it is killed while it loads": (
-        "import os\nos.kill(os.getpid(), 9)",
-        {},
-        LlamaCppCrashError,
-        r"llama-server ended before it had loaded the model \(signal 9\): it says nothing$",
-    ),
     "it refuses prompts": (
         SERVES.replace("ANSWER", "self.answer({'error': {'message': 'no room for so many tokens'}}, 500)"),
         {"prompts": 3},
@@ -421,25 +375,14 @@ def test_a_server_that_does_not_start(plan_file: Path, fake: Callable[..., Path]
     foreign = tmp_path / "foreign"
     foreign.write_bytes(b"\x7fELF\x02\x01\x01" + bytes(57))
     foreign.chmod(0o755)
-    lacking = tmp_path / "lacking"
-    lacking.write_text(
-        "#!/bin/sh\necho 'lacking: error while loading shared libraries: libx.so: no such file'\nexit 127\n"
-    )
-    lacking.chmod(0o755)
+
     silent = tmp_path / "silent"
     silent.write_text("#!/bin/sh\nexit 0\n")
     silent.chmod(0o755)
     other = fake("", "version: 1 (abcdef0)")
     cases: dict[str, tuple[Path, type[Exception], str]] = {
-        "not there": (tmp_path / "gone", UsageError, "there is no llama-server at .*gone: name the file with --server"),
-        "a directory without": (plain.parent.parent, UsageError, "is no llama-server and has none: name the file"),
         "not executable": (plain, LibraryError, r"plain is not executable: chmod \+x it, or name another llama-server"),
         "another machine's": (foreign, LibraryError, "foreign cannot be started \\(exec format error\\): name a"),
-        "a missing library": (
-            lacking,
-            LibraryError,
-            r"does not start \(exit status 127\): lacking: error while loading",
-        ),
         "another program": (silent, PlanError, "silent does not say its version, .* is it a llama-server[?] Name one"),
         "another build": (other, PlanError, r"made with llama.cpp .*, and .*llama-server is 1 \(abcdef0\), which may"),
     }
@@ -469,7 +412,7 @@ def test_what_makes_no_sense(models: Mapping[str, Path], plan_file: Path, server
         ),
     }
     for name, (words, status, message) in cases.items():
-        done = command(*words, PATH=str(tmp_path))
+        done = run_fitter("verify", *words, PATH=str(tmp_path))
         assert (done.returncode, done.stdout) == (status, ""), (name, done.stderr)
         assert len(done.stderr.splitlines()) == 1 and message in done.stderr, (name, done.stderr)
 
@@ -509,13 +452,6 @@ def test_a_port_that_is_taken_meanwhile(
         found = verify(plan_file, server, prompts=2)
     assert found.holds and not ports
     assert found.server is not None and found.server.answered == 2
-
-
-def test_a_plan_that_fits_no_more_is_not_loaded(plan_file: Path, server: Path, tmp_path: Path) -> None:
-    plan = read_plan(plan_file)
-    larger = replace(plan, host=replace(plan.host, model=2**50))
-    found = fitter.verify(plan=larger, program=SERVER, server=server)
-    assert not found.fits and found.server is None and "are free there now: fit again" in found.problems[0].message
 
 
 # --- nothing is left

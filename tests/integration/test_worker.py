@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import re
 import signal
@@ -13,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from fitter.errors import (
     LibraryError,
     LlamaCppCrashError,
     LlamaCppError,
-    ModelError,
     TimeLimitError,
     UsageError,
     WorkerError,
@@ -188,13 +186,6 @@ def test_a_header(worker: Worker, tmp_path: Path) -> None:
     assert header.data_offset % 32 == 0
 
 
-def test_a_path_with_odd_characters(worker: Worker, tmp_path: Path, model: Path) -> None:
-    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/m\xff \n ;,.gguf"))
-    path.symlink_to(model)
-    assert len(worker.header(path).tensors) == 292
-    assert worker.measure(path, Params(n_ctx=512)).n_ctx == 512
-
-
 @pytest.mark.parametrize("more", [0, 1], ids=["all that is read", "a byte more"])
 def test_long_texts_of_a_header(worker: Worker, tmp_path: Path, more: int) -> None:
     architecture, last = "llama", "é"
@@ -208,27 +199,6 @@ def test_long_texts_of_a_header(worker: Worker, tmp_path: Path, more: int) -> No
     writer.close()
     found = worker.header(tmp_path / "long.gguf").metadata
     assert (found["x.last"], found["x.none"]) == (last if not more else "\ufffd", "")
-
-
-def test_malformed_headers(worker: Worker, tmp_path: Path) -> None:
-    whole = write_header(tmp_path / "whole.gguf").read_bytes()
-    contents = {
-        "empty": b"",
-        "not GGUF": b"PK\x03\x04" + bytes(100),
-        "another version": whole[:4] + (99).to_bytes(4, "little") + whole[8:],
-        "count too large": whole[:8] + (2**62).to_bytes(8, "little") * 2 + whole[24:],
-    }
-    contents |= {f"first {n} bytes": whole[:n] for n in (3, 4, 8, 23, 24, 40, 200, len(whole) - 4096 - 40)}
-    for name, content in contents.items():
-        path = tmp_path / "broken.gguf"
-        path.write_bytes(content)
-        with pytest.raises(ModelError) as caught:
-            worker.header(path)
-        assert str(caught.value).startswith(f"{path}: "), name
-        assert "\n" not in str(caught.value), name
-    for path in (tmp_path, tmp_path / "missing.gguf"):
-        with pytest.raises(ModelError, match=r"failed to read magic|not a readable|failed to open"):
-            worker.header(path)
 
 
 def test_a_model_that_llama_cpp_refuses(worker: Worker, tmp_path: Path, model: Path) -> None:
@@ -261,7 +231,7 @@ def test_which_pattern_a_tensor_matches(worker: Worker, patterns: list[str], exp
     assert worker.match(patterns, ["blk.7.ffn_up_exps.weight"]) == (expected,)
 
 
-@pytest.mark.parametrize("pattern", ["(", "[a", "a{2", "*", "(?<x>y)"])
+@pytest.mark.parametrize("pattern", ["(", "*"])
 def test_a_pattern_that_is_no_regular_expression(worker: Worker, pattern: str) -> None:
     worker.match([r"\.ffn_.*_exps\.", "x|y"], ())
     with pytest.raises(UsageError) as caught:
@@ -329,7 +299,7 @@ def test_a_worker_that_ends_twice_is_an_error_and_goes_on(
     assert [device.name for device in worker.devices()] == ["CUDA0"]
 
 
-@pytest.mark.parametrize("code", [code for code, _, _ in FATE.values()], ids=FATE.keys())
+@pytest.mark.parametrize("code", [FATE[name][0] for name in ("abort", "exit", "llama.cpp has no memory")])
 def test_a_worker_that_ends_once_answers(
     sabotage: None, monkeypatch: pytest.MonkeyPatch, worker: Worker, tmp_path: Path, code: str
 ) -> None:
@@ -410,9 +380,8 @@ def test_a_context_that_llama_cpp_refuses(worker: Worker, model: Path) -> None:
     assert "n_seq_max must be <= " in str(caught.value)
 
 
-@pytest.mark.parametrize("code", ["ctypes.CDLL(None).sleep(600)", "ctypes.CDLL(None).pause()"])
-def test_a_hang_is_an_error(sabotage: None, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    monkeypatch.setenv("SABOTAGE", code)
+def test_a_hang_is_an_error(sabotage: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SABOTAGE", "ctypes.CDLL(None).pause()")
     before = children()
 
     def attempt(seconds: float) -> None:
@@ -518,36 +487,12 @@ def test_nothing_is_left_behind(model: Path) -> None:
         worker.devices()
 
 
-def test_several_workers_in_several_threads(model: Path) -> None:
-    answers: dict[int, int] = {}
-
-    def ask(number: int) -> None:
-        with Worker([CARD]) as worker:
-            answers[number] = worker.measure(model, Params(n_ctx=512 * number)).n_ctx
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == {number: 512 * number for number in range(1, 5)}
-
-
 def test_what_native_code_prints_disturbs_nobody(sabotage: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SABOTAGE", "os.write(1, b'{}\\n' * 1000); raise RuntimeError('no such luck')")
     with Worker() as worker:
         with pytest.raises(WorkerError, match="host failed in the worker: RuntimeError: no such luck"):
             worker.host()
         worker.devices()
-
-
-def test_the_working_directory_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')\n")
-    (tmp_path / "llama_cpp.py").write_text("raise SystemExit('the wrong llama_cpp')\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with Worker([CARD]) as worker:
-        assert worker.measure(model, Params(n_ctx=512)).n_ctx == 512
 
 
 def test_a_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -557,59 +502,29 @@ def test_a_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert f"libllama cannot be loaded from LLAMA_CPP_LIB_PATH={tmp_path}" in str(caught.value)
 
 
-def test_the_breakdown_of_a_live_model(model: Path, worker: Worker) -> None:
-    script = (
-        "import json, llama_cpp; from fitter.llama.processes import wire; "
-        "from fitter.llama.load.breakdown import breakdown_of; "
-        "from fitter.llama.load.structs import apply; from fitter.llama.types import Params\n"
-        "model_params = llama_cpp.llama_model_default_params()\n"
-        "context_params = llama_cpp.llama_context_default_params()\n"
-        "keep = apply(Params(n_ctx=768), model_params, context_params)\n"
-        "model_params.no_alloc, model_params.load_mode = True, 0\n"
-        f"model = llama_cpp.llama_model_load_from_file({str(model)!r}.encode(), model_params)\n"
-        "context = llama_cpp.llama_init_from_model(model, context_params)\n"
-        "print(json.dumps(wire.encode(breakdown_of(context))))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = json.loads(done.stdout)
-    assert found["n_ctx"] == 768
-    worker.configure(())
-    measured = worker.measure(model, Params(n_ctx=768))
-    assert [row["model"] for row in found["rows"]] == [row.model for row in measured.rows]
-
-
 def _quiet(line: str) -> None:
     assert line
 
 
 OWN: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
     "nothing said": ({"timeout": 90.0}, {}, None),
-    "not set": ({"timeout": 90.0, "on_log": _quiet}, {"timeout": None, "on_log": None}, None),
     "the same": ({"timeout": 90.0, "on_log": _quiet}, {"timeout": 90, "on_log": _quiet}, None),
     "another timeout": ({"timeout": 90.0}, {"timeout": 60.0}, "timeout"),
-    "the timeout of a call without a worker": ({"timeout": 90.0}, {"timeout": 120.0}, "timeout"),
     "a log where the worker has none": ({}, {"on_log": _quiet}, "on_log"),
     "another log": ({"on_log": _quiet}, {"on_log": print}, "on_log"),
 }
 
 
-@pytest.mark.parametrize("call", [fitter.fit, fitter.measure, fitter.estimate])
 @pytest.mark.parametrize(("own", "given", "refused"), OWN.values(), ids=OWN.keys())
 def test_a_worker_that_is_given_keeps_its_timeout_and_log(
-    model: Path, call: Callable[..., object], own: dict[str, Any], given: dict[str, Any], refused: str | None
+    model: Path, own: dict[str, Any], given: dict[str, Any], refused: str | None
 ) -> None:
     with Worker(**own) as worker:
         if refused is None:
-            assert call(model, gpus=["24GiB"], n_ctx=512, worker=worker, **given)
+            assert fitter.measure(model, gpus=["24GiB"], n_ctx=512, worker=worker, **given)
         else:
             with pytest.raises(UsageError, match=f"has its own {refused}: leave {refused} out of this call"):
-                call(model, gpus=["24GiB"], n_ctx=512, worker=worker, **given)
+                fitter.measure(model, gpus=["24GiB"], n_ctx=512, worker=worker, **given)
         assert (worker.timeout, worker.on_log) == (own.get("timeout", 120.0), own.get("on_log"))
 
 

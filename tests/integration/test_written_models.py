@@ -1,15 +1,13 @@
-"""What the tests and the demo write, as llama.cpp itself sees it. In a process of its own: no library stays loaded."""
+"""Models that the tests and the demo write, as llama.cpp reads them in a process of its own."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from examples.tiny_moe import main, write
+from tests.support.command import run_python
 from tools import shapes
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
@@ -51,9 +49,7 @@ print(json.dumps({"text": answer["choices"][0]["text"], **answer["usage"]}))
 
 
 def _python(code: str, *arguments: Path) -> list[dict[str, object]]:
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_python(code, *arguments)
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -84,25 +80,3 @@ def test_a_tiny_model_generates(model: object, tmp_path: Path) -> None:
     (said,) = _python(GENERATE, path)
     assert said["completion_tokens"] == 8
     assert str(said["text"]).strip().replace(" ", "").isalpha(), "it says syllables"
-
-
-def test_the_demo_model_is_large_enough_and_generates(tmp_path: Path) -> None:
-    path = write(tmp_path / "moe.gguf")
-    assert 100e6 < path.stat().st_size < 200e6
-    (said,) = _python(GENERATE, path)
-    assert said["completion_tokens"] == 8
-    assert list(tmp_path.iterdir()) == [path], "nothing partial is left"
-
-
-def test_the_same_seed_is_the_same_model(tmp_path: Path) -> None:
-    first, again, other = (
-        write(tmp_path / name, TINY_MOE, seed).read_bytes() for name, seed in (("a", 1), ("b", 1), ("c", 2))
-    )
-    assert first == again
-    assert first != other
-
-
-def test_the_script_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
-    assert main([str(tmp_path / "no" / "a.gguf")]) == 3
-    assert "No such file or directory" in capsys.readouterr().err
