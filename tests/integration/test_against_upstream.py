@@ -1,4 +1,4 @@
-"""What fitter prints, given to upstream's own program on the same virtual devices; and upstream's own fit."""
+"""Upstream's own program gets the printed arguments on the same virtual devices; and its own fit is no better."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def theirs(models: Path) -> Callable[[Case], upstream.UpstreamPlan]:
-    """What upstream chooses, asked once, with models that have no tokenizer.
+    """Ask upstream for its plan of a case once, with models that have no tokenizer.
 
     Reading it takes most of each of upstream's dozens of loads, and changes no byte on a device.
     """
@@ -58,7 +58,7 @@ def run_fitter(model: Path, case: Case) -> dict[str, Any]:
 
 
 OVER = {"llama-3.1-8b/6GiB+3GiB", "llama-3.1-70b/4x8GiB+2x6GiB+2x12GiB"}
-"""Where upstream's plan takes more than the margins leave, so that there is nothing to match."""
+"""Cases in which upstream's plan exceeds the margins, so that there is nothing to match."""
 
 
 def is_over(case: Case, theirs: Breakdown, plan: dict[str, Any]) -> bool:
@@ -73,11 +73,11 @@ LONG = {
     "deepseek-v3.1/4x31600MiB+2x23688MiB+2x48270MiB",
     "kimi-k2/4x31600MiB+2x23688MiB+2x48270MiB",
 }
-"""Where upstream searches for longest, each beside another case of its kind."""
+"""The cases that upstream searches longest; another case of each kind is quick."""
 
 
 def marked(cases: Sequence[Case]) -> list[Any]:
-    """As parameters, the long ones for `make test-slow`."""
+    """Return the cases as parameters, the long ones marked as slow."""
     assert {case.name for case in CASES} >= LONG
     return [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.name in LONG else []) for case in cases]
 

@@ -92,7 +92,7 @@ def test_the_order(rows: list[Timed]) -> None:
 
 
 def test_how_far_off_generation_is(rows: list[Timed]) -> None:
-    """As the page says."""
+    """The page on the cost model states these errors."""
     off = [abs(row.estimated_generation / row.generation - 1) for row in rows]
     assert round(statistics.median(off), 1) == 0.2 and 0.79 < max(off) < 0.81
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import fitter
@@ -23,12 +21,6 @@ NOTE = (
 )
 
 
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as started:
-        yield started
-
-
 def planned(worker: Worker, model: str, *gpus: str, **given: object) -> Plan:
     keywords = {"n_ctx": 4096, "host_memory": "64GiB", "host_bandwidth": "60GB/s", **given}
     return fitter.fit(model, gpus=gpus, worker=worker, **keywords)  # type: ignore[arg-type]
@@ -37,20 +29,15 @@ def planned(worker: Worker, model: str, *gpus: str, **given: object) -> Plan:
 KEPT: dict[str, tuple[str, str, int, str]] = {
     # how many weights, and the name of one
     "ternary, CUDA": (TERNARY, "rtx-4090", 7 * 16, "blk.0.attn_q.weight"),
-    "ternary, an old card": (TERNARY, "gtx-1080-ti", 7 * 16, "blk.0.attn_q.weight"),
     "ternary, ROCm": (TERNARY, "rx-7900-xtx", 7 * 16, "blk.15.ffn_down.weight"),
     "ternary, Vulkan": (TERNARY, "vulkan:24GiB", 0, ""),
-    "ternary, Metal": (TERNARY, "metal:64GiB", 0, ""),
     "the other ternary one, Metal": ("shape://llama-3.2-1b:TQ1_0", "metal:64GiB", 7 * 16, "blk.0.attn_q.weight"),
-    "the other ternary one, Vulkan": ("shape://llama-3.2-1b:TQ1_0", "vulkan:24GiB", 0, ""),
     # what is quantized in rows of 256 is another type where rows have no such length
     "ternary experts": ("shape://qwen3-30b-a3b:TQ1_0", "rtx-4090", 7 * 48, "blk.0.ffn_up_exps.weight"),
     "ternary, a part of attention": ("shape://gpt-oss-20b:TQ2_0", "rtx-4090", 24, "blk.0.attn_output.weight"),
     "embeddings of each layer": ("shape://gemma-3n-e4b:Q4_0", "rtx-4090", 0, ""),
     "a state, CUDA": ("shape://mamba-130m", "rtx-4090", 0, ""),
     "a state, Vulkan": ("shape://mamba-130m", "vulkan:24GiB", 24, "blk.0.ssm_a"),
-    "half precision, an old card": ("shape://llama-3.2-1b:F16", "gtx-1080-ti", 0, ""),
-    "layers that nothing loads": ("shape://glm-4.5-air:Q4_K_M", "rtx-4090", 0, ""),
     "an encoder, whose embedding is only looked up": ("shape://bge-small-en-v1.5", "rtx-4090", 0, ""),
 }
 
@@ -88,14 +75,6 @@ def test_the_card_does_not_compute_with_what_it_has_no_kernels_for(worker: Worke
     assert ternary.bound is not None and ternary.bound.times < 2
 
 
-def test_an_estimate_says_the_same(worker: Worker) -> None:
-    plan = planned(worker, TERNARY, "rtx-4090")
-    found = fitter.estimate(
-        TERNARY, gpus="rtx-4090", n_ctx=4096, n_gpu_layers=17, host_bandwidth="60GB/s", n_seq_max=4, kv_unified=True
-    )
-    assert plan.estimate is not None and found.estimate == plan.estimate.estimate
-
-
 @pytest.mark.parametrize(
     ("workload", "n_gpu_layers"),
     [
@@ -112,14 +91,6 @@ def test_layers_of_which_little_is_computed_there_are_on_a_card_where_that_is_fa
         slower = planned(worker, TERNARY, "rtx-4090", **workload, n_gpu_layers=other)
         assert slower.estimate is not None and slower.params.n_gpu_layers == other
         assert slower.estimate.seconds > 1.1 * plan.estimate.seconds
-
-
-def test_quantizations_that_the_host_computes_are_not_the_fastest() -> None:
-    found = fitter.quants(
-        "shape://llama-3.2-1b", types="Q8_0,Q4_K_M,Q2_K,TQ2_0,TQ1_0", gpus="rtx-4090", host_memory="64GiB", n_ctx=4096
-    )
-    speeds = {each.name: each.tokens_per_second or 0 for each in found.found}
-    assert all(4 * speeds[name] < min(speeds["Q8_0"], speeds["Q2_K"]) for name in ("TQ2_0", "TQ1_0")), speeds
 
 
 TOO_LARGE = "shape://llama-4-maverick:Q8_0"
@@ -154,17 +125,12 @@ def test_what_is_too_large_for_a_card_takes_no_room_on_it(worker: Worker) -> Non
 MAPPED: dict[str, tuple[str, tuple[str, ...], dict[str, object]]] = {
     "ternary": (TERNARY, ("rtx-4090",), {}),
     "ternary, a part on the card": (TERNARY, ("rtx-4090",), {"n_gpu_layers": 5}),
-    "ternary, nothing on the card": (TERNARY, ("rtx-4090",), {"n_gpu_layers": 0}),
-    "ternary, an override": (TERNARY, ("rtx-4090",), {"override_tensor": ["ffn_up=CUDA0"]}),
     "ternary, Metal": ("shape://llama-3.2-1b:TQ1_0", ("metal:16GiB",), {"host_memory": None}),
     "an embedding that is the output, Metal": ("shape://llama-3.2-1b:Q4_0", ("metal:16GiB",), {"host_memory": None}),
-    "ternary, Vulkan": (TERNARY, ("vulkan:16GiB",), {}),
     "two kinds, the first has no kernels": (TERNARY, ("rtx-4060", "vulkan:8GiB"), {"tensor_split": [1, 1]}),
-    "two kinds, the second has none": (TERNARY, ("vulkan:8GiB", "rtx-4060"), {"tensor_split": [1, 0]}),
     "ternary experts, a small card": ("shape://qwen3-30b-a3b:TQ1_0", ("4GiB",), {}),
     "a state": ("shape://mamba-130m", ("vulkan:8GiB",), {"n_gpu_layers": 25}),
     "too large for a tensor": ("shape://llama-4-maverick:Q8_0", ("vulkan:24GiB",), {"host_memory": "600GiB"}),
-    "a part of it is": ("shape://llama-4-maverick:Q4_K_M", ("vulkan:24GiB",), {"host_memory": "600GiB"}),
     "too large for one of two": (
         *("shape://llama-4-maverick:Q8_0", ("vulkan:24GiB", "rtx-4090")),
         {"host_memory": "600GiB", "tensor_split": [29, 20], "cpu_moe": False},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,6 @@ from fitter.machine.machine import virtual_machine
 from fitter.model.header import open_model
 from tools import shapes
 from tools.tiny import write_tiny
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as worker:
-        yield worker
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-235b-a22b", "deepseek-v3.1", "nemotron-h-9b"])
@@ -39,18 +32,6 @@ def test_a_split_model(worker: Worker, tmp_path: Path) -> None:
     model = open_model(last, worker.header)
     assert (model.path, len(model.files), model.bytes) == (first, 3, shapes.SHAPES["qwen3-32b"].bytes)
     assert {tensor.split for tensor in model.tensors} == {0, 1, 2}
-
-
-@pytest.mark.parametrize(
-    ("keep", "says"),
-    [(0.5, "is truncated: the last"), (0.0001, "its header is truncated or damaged"), (0.0, "is empty")],
-)
-def test_a_truncated_model(worker: Worker, tmp_path: Path, keep: float, says: str) -> None:
-    path = write_tiny(tmp_path / "a.gguf")
-    content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * keep)])
-    with pytest.raises(ModelError, match=says):
-        open_model(path, worker.header)
 
 
 def test_a_model_missing_its_last_byte(worker: Worker, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is built and shipped: the wheel, the sdist, and the build against llama.cpp's source."""
+"""The wheel, the sdist, and the build against llama.cpp's source."""
 
 from __future__ import annotations
 
@@ -150,24 +150,11 @@ def test_the_pin_says_what_the_source_is(source: Path) -> None:
     assert version("ggml/CMakeLists.txt", "GGML") == PIN["ggml"]
 
 
-@pytest.mark.parametrize(
-    ("options", "rpc"), [((), True), (("-DGGML_RPC=OFF",), False)], ids=["default", "-DGGML_RPC=OFF"]
-)
-def test_building_llama_passes_its_options_through(
-    source: Path, tmp_path: Path, options: tuple[str, ...], rpc: bool
-) -> None:
-    configure = (
-        "cmake",
-        "-S",
-        ROOT,
-        "-B",
-        tmp_path,
-        "-DFITTER_BUILD_LLAMA=ON",
-        f"-DPython3_EXECUTABLE={sys.executable}",
-    )
-    run(*configure, *options)
+def test_building_llama_passes_its_options_through(source: Path, tmp_path: Path) -> None:
+    options = ("-DFITTER_BUILD_LLAMA=ON", "-DGGML_RPC=OFF", f"-DPython3_EXECUTABLE={sys.executable}")
+    run("cmake", "-S", ROOT, "-B", tmp_path, *options)
     targets = set(re.findall(r"[\w-]+", run("cmake", "--build", tmp_path, "--target", "help").stdout))
     assert {"fitter-llama", "llama", "llama-fit-params"} <= targets
-    assert ({"ggml-rpc", "ggml-rpc-server"} <= targets) is rpc
+    assert not {"ggml-rpc", "ggml-rpc-server"} & targets
     # Upstream's tests have no place here; its server is built where it is asked for by name.
     assert "llama-server" in targets and "test-llama-archs" not in targets

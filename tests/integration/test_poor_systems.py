@@ -31,7 +31,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def hidden() -> tuple[str, ...]:
-    """What runs a command without /proc."""
+    """Return the command that runs another command without /proc."""
     try:
         can_hide = run(*HIDE, "true").returncode == 0
     except OSError:
@@ -44,8 +44,6 @@ def hidden() -> tuple[str, ...]:
 PLANNED = {
     "fit": ("MODEL", *GPU),
     "fit to this machine": ("MODEL", "--device", "none"),
-    "two devices": ("MODEL", *GPU, *GPU),
-    "devices": ("devices",),
     "inspect": ("inspect", "MODEL"),
     "llama-cpp": ("llama-cpp",),
     "explore": ("explore", "MODEL", *GPU, "-c", "1024"),

@@ -1,12 +1,15 @@
-"""What real GPUs printed is what is measured without them, but for the values that are said to differ."""
+"""What real GPUs printed, and the loads that they made, are measured without them, byte for byte."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from fitter.llama.types import Breakdown, Row
+from fitter.llama.types import Breakdown
 from tests.support import real_cards
-from tests.support.real_cards import Compared, Load, Value
+from tests.support.real_cards import Load
+from tools import card_loads
 
 LOADS = real_cards.loads()
 
@@ -42,26 +45,30 @@ def test_the_figure_of_a_dummy_load_is_another_one(measured: dict[str, Breakdown
     assert different("qwen2.5-0.5b, two devices") == {"CUDA1": -7 * 2**20}
 
 
-CHANGES: dict[str, tuple[Value, str]] = {
-    "what was equal is not": (Value("CUDA0 model", "1.51", "", ""), "-0.01"),
-    "a whole number is not": (Value("CUDA0 model", "2", "", ""), "-1"),
-    "a difference is gone": (Value("CUDA0 model", "1.50", "+0.10", "why"), ""),
-    "a difference is another one": (Value("CUDA0 context", "1.00", "+1.00", "why"), "+2.00"),
-    "graph splits": (Value("graph splits", "3/2", "", ""), "2/2"),
-    "a buffer type is gone": (Value("CUDA7 compute", "1.00", "", ""), "-1.00"),
-}
+CARDS = card_loads.cards()
+CARD_LOADS = card_loads.loads()
 
 
-@pytest.mark.parametrize(("value", "difference"), CHANGES.values(), ids=CHANGES)
-def test_what_changes_is_found(value: Value, difference: str) -> None:
-    row = Row("CUDA0", "CUDA0", False, 3 * 2**19, 3 * 2**20, 0, 2**20)
-    load = Load("", "", "", "", (), "", "", 0, True, {}, {}, (value,))
-    (found,) = real_cards.compare(load, Breakdown((row,), ("CUDA0",), 256, n_splits=(2, 2)))
-    assert (found.difference, found.is_expected) == (difference, False)
+@pytest.mark.parametrize("key", CARDS)
+def test_a_virtual_card_answers_as_the_real_one_did(key: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    own = [load for load in CARD_LOADS if key in load.cards]
+    assert len(own) == {"h100": 144, "h200": 150}[key]
+    assert list(card_loads.wrong(own, CARDS[key], tmp_path_factory.mktemp("models"))) == []
 
 
-@pytest.mark.parametrize(("is_real", "logged"), [(True, "2"), (False, "1")])
-def test_a_load_is_compared_with_what_it_reserves(is_real: bool, logged: str) -> None:
-    row = Row("CUDA0", "CUDA0", False, 0, 0, 2**20, 2**21)
-    load = Load("", "", "", "", (), "", "", 0, is_real, {}, {}, (Value("CUDA0 compute", logged, "", ""),))
-    assert real_cards.compare(load, Breakdown((row,), ("CUDA0",), 256)) == (Compared(load.values[0], logged, ""),)
+def test_every_load_that_would_be_made_is_stored() -> None:
+    """Or the table has fewer rows than a card would be asked for today."""
+    wanted = [(model, settings) for model, names in card_loads.LOADS.items() for settings in names]
+    assert [(load.model, load.settings) for load in CARD_LOADS] == wanted
+
+
+def test_what_differs_is_found(tmp_path_factory: pytest.TempPathFactory) -> None:
+    load = CARD_LOADS[0]
+    changed = {
+        "a byte more": replace(load, bytes=load.bytes.replace("CUDA0=6", "CUDA0=7")),
+        "other splits": replace(load, splits="3/2"),
+        "other settings": replace(load, settings="ub4096"),
+    }
+    directory = tmp_path_factory.mktemp("models")
+    for what, each in changed.items():
+        assert len(list(card_loads.wrong([load, each], CARDS["h100"], directory))) == 1, what

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import fitter
-from fitter.errors import UsageError
 from fitter.llama.types import Params
 from tools import shapes
 
@@ -33,19 +32,6 @@ def test_the_context_is_the_largest_that_the_host_holds(model: Path) -> None:
     assert not more.fits
 
 
-def test_measured_without_a_device(model: Path) -> None:
-    breakdown = fitter.measure(model, gpus="none", n_ctx=4096)
-    assert breakdown.devices == () and all(row.is_host for row in breakdown.rows)
-    assert breakdown.host.context == 4096 * 32 * 2 * 8 * 128 * 2
-
-
-def test_devices() -> None:
-    found, host = fitter.devices(gpus=["none"])
-    assert found == () and host.type == "cpu"
-
-
 def test_its_devices_are_none(model: Path) -> None:
     plan = fitter.fit(model, gpus=["none"], devices=["none"], n_ctx=512)
     assert plan.params == Params(n_ctx=512, n_gpu_layers=0, devices=())
-    with pytest.raises(UsageError, match="unknown device 'CUDA0': --gpu none means a machine without a GPU"):
-        fitter.fit(model, gpus=["none"], devices=["CUDA0"])

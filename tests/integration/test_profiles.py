@@ -1,4 +1,4 @@
-"""The metal profile beside its table of answers (test_profile_tables), and ggml-metal's own C++."""
+"""The profiles of CUDA, ROCm, Metal and Vulkan beside their tables of answers, which test_profile_tables asks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,69 @@ import pytest
 
 import fitter
 from fitter.llama.client import Worker
-from fitter.llama.types import Params, describe
+from fitter.llama.types import Params, VirtualDevice, describe
 from fitter.machine.gpu import parse_gpus
+from fitter.machine.gpu_catalogue import capability
+from tests.support.command import run_python
 from tools import shapes
 from tools.backend_loads import METAL, answers, stored
+from tools.cuda_reference import MEMORY, write_model
+from tools.load_answers import answer
 from tools.metal import check
 from tools.metal.build import build
 from tools.oracle import operations
 from tools.tiny import write_tiny
 
-SAMPLE = 5
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def reserved(path: Path, card: VirtualDevice, params: Params) -> int:
+    with Worker([card]) as worker:
+        return worker.measure(path, params).on(card.name).compute
+
+
+# The vector kernel reads the cache as it is, the others want it in f16.
+TOKENS_WITHOUT_COPIES = {610: 2, 700: 0, 750: 1, 860: 1, 890: 2, 900: 2, 1200: 2}
+
+
+@pytest.mark.parametrize(("compute_capability", "most"), TOKENS_WITHOUT_COPIES.items())
+def test_how_many_tokens_need_no_copy_of_the_cache(models: Path, compute_capability: int, most: int) -> None:
+    card = VirtualDevice("CUDA0", "Card", "cuda", compute_capability, MEMORY, MEMORY)
+    path = write_model("llama31-8b", models)
+    copies = 2 * 32768 * 1024 * 2
+    for n_ubatch in (1, 2, 3):
+        params = Params(n_ctx=32768, n_ubatch=n_ubatch, type_k="q8_0", type_v="q8_0")
+        assert (reserved(path, card, params) < copies) == (n_ubatch <= most), n_ubatch
+
+
+# Matrix instructions take over from 9 columns on, those of CDNA from 17 with heads of 128, and 8 heads of Q for one of
+# K are 8 columns a token.
+ON_AMD = {
+    ("gpt-oss-20b", "gfx906"): 2,
+    ("gpt-oss-20b", "gfx950"): 1,
+    ("gpt-oss-20b", "gfx1030"): 2,
+    ("gpt-oss-20b", "gfx1201"): 1,
+    ("qwen3-30b-a3b", "gfx90a"): 2,
+    ("qwen3-30b-a3b", "gfx1100"): 1,
+}
+
+
+@pytest.mark.parametrize(("model", "architecture"), ON_AMD)
+def test_how_many_tokens_need_no_copy_of_the_cache_on_amd(models: Path, model: str, architecture: str) -> None:
+    card = VirtualDevice("ROCm0", "Card", "rocm", capability(architecture), MEMORY, MEMORY)
+    cache = {"type_k": "q8_0", "type_v": "q8_0", "swa_full": True}
+    sizes = [
+        reserved(write_model(model, models), card, Params(n_ctx=131072, n_ubatch=n_ubatch, **cache))  # type: ignore[arg-type]
+        for n_ubatch in (1, 2, 3)
+    ]
+    # The copies are most of what the largest of them takes.
+    assert sum(size < sizes[-1] / 2 for size in sizes) == ON_AMD[model, architecture]
+
+
+EVERY_FIFTH = 5
 """One row of so many is asked about."""
 
 
@@ -32,7 +85,7 @@ def test_the_real_code_gives_the_stored_answers(tmp_path: Path) -> None:
     library = build(source, tmp_path, operations.LIBRARIES / "libggml-base.so.0")
     ops = operations.build_ops(source / "ggml" / "include", tmp_path)
     assert check.compare_operations(ops, library, 200_000) == "different: 0"
-    sample = stored(METAL)[::SAMPLE]
+    sample = stored(METAL)[::EVERY_FIFTH]
     real = answers(
         [load for load, _ in sample],
         lambda load: shapes.write(load.model, tmp_path, vocab=False),
@@ -88,7 +141,7 @@ def test_a_mapped_file_is_in_a_macs_memory(tmp_path: Path) -> None:
     )
     path = write_tiny(tmp_path / "tiny.gguf")
     device = describe(parse_gpus(["metal:16GiB"]))
-    done = subprocess.run([sys.executable, "-c", code, str(path), device], capture_output=True, text=True)
+    done = run_python(code, path, device)
     assert done.returncode == 0, done.stderr
     found = ast.literal_eval(done.stdout.splitlines()[-1])
     assert 0 < found["MTL0"] <= path.stat().st_size and set(found) == {"MTL0", "CPU", "CPU_Mapped"}
@@ -98,3 +151,26 @@ def test_a_mapped_file_is_in_a_macs_memory(tmp_path: Path) -> None:
 def test_sizes_of_recurrent_layers_are_recorded(shape: str, tmp_path: Path) -> None:
     plan = fitter.fit(shapes.write(shape, tmp_path, vocab=False), gpus=["metal:64GiB"], n_ctx=4096)
     assert plan.fits and plan.estimate is not None
+
+
+def measure(devices: tuple[VirtualDevice, ...], directory: Path, model: str, params: Params) -> str:
+    with Worker(devices) as worker:
+        return answer(worker, shapes.write(model, directory, vocab=False), params)
+
+
+def test_without_a_driver_it_is_radv(tmp_path: Path) -> None:
+    params = Params(n_ctx=4096)
+    answers = [
+        measure(parse_gpus([spec]), tmp_path, "qwen3-30b-a3b", params) for spec in ("vulkan:80GiB", "vulkan:radv:80GiB")
+    ]
+    assert answers[0] == answers[1]
+    assert "Vulkan0=" in answers[0]
+    assert "Vulkan_Host=" in answers[0]
+
+
+def test_what_the_devices_say_of_themselves() -> None:
+    with Worker(parse_gpus(["2x vulkan:nvidia:24GiB:free=23GiB"])) as worker:
+        devices = [(d.name, d.description, d.type, d.total, d.free) for d in worker.devices() if d.virtual]
+    assert devices == [
+        (f"Vulkan{i}", "virtual Vulkan GPU (NVIDIA's driver)", "gpu", 24 * 2**30, 23 * 2**30) for i in range(2)
+    ]
