@@ -134,11 +134,11 @@ class Prices:
             return None
         if self._times is None:
             largest = max(units, key=lambda unit: unit.movable)
-            every = range(len(self._devices))
+            devices = range(len(self._devices))
             self._times = Times(
-                tuple(tuple(self.unit_seconds(d)) for d in every),
+                tuple(tuple(self.unit_seconds(d)) for d in devices),
                 tuple(self.unit_seconds(HOST)),
-                tuple(self.saved_by_byte(largest, d) for d in every),
+                tuple(self.saved_by_byte(largest, d) for d in devices),
             )
         return self._times
 

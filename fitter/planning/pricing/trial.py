@@ -58,8 +58,8 @@ class Trial:
 def missing_of(request: Request, breakdown: Breakdown, devices: Sequence[DeviceLimit]) -> tuple[tuple[str, int], ...]:
     """List the bytes that devices, host and pools lack of their margin. Those that lack nothing are left out."""
     occupied = {device.name for device in request.beside}
-    every = (*devices, *(device for device in request.beside if device not in devices))
-    lacks = [(device.name, breakdown.on(device.name).used - device.target) for device in every]
+    all_devices = (*devices, *(device for device in request.beside if device not in devices))
+    lacks = [(device.name, breakdown.on(device.name).used - device.target) for device in all_devices]
     host, target = breakdown.host, request.host.target
     if target is not None:
         lacks.append(("host", host.used - (host.model if request.host.paging else 0) - target))

@@ -201,8 +201,10 @@ class Devices:
         """Try other choices and orders of devices where ``best`` is far from its bound or leaves a device idle."""
         if user_chose_devices(self._request) or not best.fits or best.seconds is None or not self._first.devices:
             return best
-        is_far = self._is_far(best)
-        if not is_far and not self._leaves_out(best):
+        is_far = self.distance(best) > FAR
+        is_spilled = best.placement.first > 0 or any(target == HOST for _, target in best.placement.moved)
+        has_idle = len(best.devices) - len(best.placement.idle) < len(self._first.devices)
+        if not is_far and not (is_spilled and has_idle):
             return best
         for count, (likely, state) in enumerate(self._others(best)):
             is_promising = likely is not None and self._beats(likely, best)
@@ -212,7 +214,7 @@ class Devices:
             if is_better(self._request, trial, best):
                 self._say_devices(trial, best)
                 best = trial
-                is_far = self._is_far(best)
+                is_far = self.distance(best) > FAR
         upstream = self._upstream() if is_far else None
         return upstream if upstream is not None and is_better(self._request, upstream, best) else best
 
@@ -258,9 +260,6 @@ class Devices:
                 best = trial if is_better(request, trial, best) else best
         return best
 
-    def _is_far(self, best: Trial) -> bool:
-        return self.distance(best) > FAR
-
     def distance(self, best: Trial) -> float:
         """Compute the time of ``best`` as a multiple of its lower bound; 1 where there is none."""
         layout = self._first.smallest_layout
@@ -271,11 +270,6 @@ class Devices:
             bound = bound_of(self._request, layout, best.seconds, None, kept)
             self._distances[best.seconds] = bound.times if bound else 1.0
         return self._distances[best.seconds]
-
-    def _leaves_out(self, best: Trial) -> bool:
-        """Whether ``best`` has weights on the host while a device is idle."""
-        is_spilled = best.placement.first > 0 or any(target == HOST for _, target in best.placement.moved)
-        return is_spilled and len(best.devices) - len(best.placement.idle) < len(self._first.devices)
 
     def _others(self, best: Trial) -> list[tuple[tuple[int, float] | None, SearchState]]:
         """List untested choices of devices, each with its expected context and seconds, the most promising first."""
@@ -297,16 +291,16 @@ class Devices:
 
     def _other_orders(self, best: Trial) -> list[tuple[DeviceLimit, ...]]:
         """List choices of devices: some in the user's order, and all by size and by speed."""
-        every, speeds = self._first.devices, self._request.speeds
-        by_size = sorted(every, key=lambda device: -device.target)
-        by_speed = sorted(every, key=lambda device: -speeds[device.name].bandwidth)
-        groups = [by_size[:count] for count in range(1, len(every) + 1)]
-        groups += [by_speed[:count] for count in range(1, len(every))]
+        devices, speeds = self._first.devices, self._request.speeds
+        by_size = sorted(devices, key=lambda device: -device.target)
+        by_speed = sorted(devices, key=lambda device: -speeds[device.name].bandwidth)
+        groups = [by_size[:count] for count in range(1, len(devices) + 1)]
+        groups += [by_speed[:count] for count in range(1, len(devices))]
         groups += [[device for device in best.devices if device != removed] for removed in best.devices]
-        groups += [[*best.devices, device] for device in every if device not in best.devices]
+        groups += [[*best.devices, device] for device in devices if device not in best.devices]
         # not a set: the order must be the same in each run
-        orders = dict.fromkeys(tuple(device for device in every if device in group) for group in groups if group)
-        for group in (best.devices, every) if len(every) > 1 else ():
+        orders = dict.fromkeys(tuple(device for device in devices if device in group) for group in groups if group)
+        for group in (best.devices, devices) if len(devices) > 1 else ():
             orders |= dict.fromkeys((tuple(d for d in by_size if d in group), tuple(d for d in by_speed if d in group)))
         return list(orders)
 

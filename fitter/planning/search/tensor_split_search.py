@@ -1,10 +1,10 @@
-"""The search with split mode ``tensor``: every tensor in parts over all devices, which compute at once. Bytes.
+"""The search with split mode ``tensor``: all devices have a part of every tensor, and compute at once. Bytes.
 
-What a device takes is a part that it has whatever its share (compute buffers, what each one has a copy of) and its
-share of the rest, in steps of llama.cpp's own. So shares are corrected by what a dummy load measures, until every
-margin is kept; the context is the largest that leaves such shares. Where there are none, the experts of as few layers
-as that takes go to the host, of a model without experts feed-forward weights or whole layers, whichever is faster.
-Always those of a layer together: with a part of them elsewhere, llama.cpp cannot split what is computed in between.
+A device's memory is a fixed part (compute buffers, tensors of which each device has a copy) and its share of the rest,
+in llama.cpp's own steps. So shares are corrected by dummy loads until every margin is kept. The context is the largest
+for which such shares exist. Where there are none, the experts of as few layers as needed go to the host; of a model
+without experts feed-forward weights or whole layers, whichever is faster. Those of one layer go together: llama.cpp
+cannot split the operations between them.
 """
 
 from __future__ import annotations
@@ -29,23 +29,25 @@ from fitter.planning.request.request import DeviceLimit, Measure, Record, Reques
 from fitter.planning.search.levers import Candidate
 
 PARTS = 10000
-"""A share of a device is a whole number of these: less than llama.cpp's steps."""
+"""Shares are whole numbers that add up to about this: finer than llama.cpp's steps."""
 
 _CORRECTIONS = 5
-"""How often shares are corrected for one context, at most."""
+"""At most so many corrections of the shares are measured at one context."""
 _CONTEXTS = 10
-"""How many contexts are tried between the smallest and the largest one, at most."""
+"""At most so many contexts are tried between the smallest and the largest one."""
 
 Seconds = Callable[[Params, Breakdown, Placement], float | None]
-"""The objective of what was measured, ``None`` where nothing is priced. All layers on devices are on the first one."""
+"""Estimates the objective of a measured placement (device layers: all on the first one); ``None`` without prices."""
 
 
 @dataclass(frozen=True)
 class _Way:
-    """What is on which devices, with ``shares``, or equal ones where that is ``None``.
+    """A way to split the model.
 
-    The first layers may be on the host, and of those after them the experts, or the feed-forward weights, of the first
-    ``parted`` that have such.
+    Attributes:
+        shares: share of each device; ``None`` for equal shares.
+        parted: of so many layers, the first that have any, the experts or feed-forward weights are on the host.
+        layers_on_host: so many layers, the first ones, are on the host.
     """
 
     devices: tuple[DeviceLimit, ...]
@@ -61,10 +63,12 @@ def search_split(
     seconds: Seconds,
     on_candidate: Callable[[Params], None] = lambda params: None,
 ) -> Trial:
-    """The best trial with split mode ``tensor`` that fits, or where none does the one that lacks least.
+    """Find the best trial with split mode ``tensor`` that fits, or where none does the one that lacks least.
 
-    ``record`` is asked only where something has to leave the devices. Raises ``UsageError`` where there is only one
-    device for it, and whatever ``measure`` raises.
+    ``record`` is called only where weights have to leave the devices.
+
+    Raises:
+        UsageError: fewer than two devices have room.
     """
     devices = usable_devices(request)
     check_split_devices("tensor", [device.name for device in request.devices])
@@ -76,14 +80,13 @@ def search_split(
         )
     search = _Search(request, measure, record, seconds)
     best = search.best_on(devices)
-    is_given = bool(request.fixed & {"devices", "tensor_split"} or request.pinned)
+    is_by_user = bool(request.fixed & {"devices", "tensor_split"} or request.pinned)
     by_room = sorted(devices, key=lambda device: device.target, reverse=True)
     for count in range(len(devices) - 1, 1, -1):
-        if is_given:
+        if is_by_user:
             break
-        kept = set(by_room[:count])
         try:
-            fewer = search.best_on(tuple(device for device in devices if device in kept))
+            fewer = search.best_on(tuple(device for device in devices if device in by_room[:count]))
         except LlamaCppError:
             continue
         except TimeLimitError:
@@ -117,7 +120,7 @@ def split_candidate(
 
 
 class _Search:
-    """One search; what was measured is remembered. ``best``: what a time limit ends with, on the devices tried last."""
+    """One search, with its trials. ``best``: the best trial on the current devices, with which a time limit ends."""
 
     def __init__(self, request: Request, measure: Measure, record: Record, seconds: Seconds) -> None:
         self._request = request
@@ -128,7 +131,7 @@ class _Search:
         self.best: Trial | None = None
 
     def best_on(self, devices: tuple[DeviceLimit, ...]) -> Trial:
-        """The best trial on exactly these devices."""
+        """Find the best trial on exactly these devices."""
         request = self._request
         is_set = "n_ctx" in request.fixed
         least = request.params.n_ctx if is_set else request.n_ctx_min
@@ -138,7 +141,7 @@ class _Search:
         except LlamaCppError:
             if way.shares is None or "tensor_split" in request.fixed:
                 raise
-            # a model that llama.cpp can only compute with in equal parts
+            # llama.cpp splits this model into equal parts only
             way, trial = self._balanced(_Way(devices), least)
         self.best = trial if trial.fits else None
         try:
@@ -154,21 +157,21 @@ class _Search:
             return self.best
 
     def _first_shares(self, devices: tuple[DeviceLimit, ...]) -> tuple[float, ...] | None:
-        """As fast as each device is: then all of them end at the same time."""
+        """Share by speed, so that all devices end at the same time; ``None`` for about equal speeds."""
         speeds = self._request.speeds
-        known = [speeds[device.name].bandwidth if device.name in speeds else 0.0 for device in devices]
-        if not all(known) or max(known) <= 1.02 * min(known):
+        bandwidths = [speeds[device.name].bandwidth if device.name in speeds else 0.0 for device in devices]
+        if not all(bandwidths) or max(bandwidths) <= 1.02 * min(bandwidths):
             return None
-        return _parts(known)
+        return _parts(bandwidths)
 
     def _balanced(self, way: _Way, n_ctx: int) -> tuple[_Way, Trial]:
-        """The way with shares that keep every margin where there are such, and what was measured."""
+        """Correct the shares until every margin is kept, or no correction helps. Returns the best way and its trial."""
         trial = self._trial(way, n_ctx)
         best = way, trial
         if "tensor_split" in self._request.fixed:
             return best
         for attempt in range(_CORRECTIONS):
-            # once less than everything was too little, since llama.cpp's steps are coarse
+            # later corrections leave more slack on each device, since llama.cpp's steps are coarse
             spare = min(1.0, attempt / 2)
             corrected = None if trial.fits else self._corrected(way, trial, spare)
             if corrected is None or corrected == way.shares:
@@ -177,16 +180,16 @@ class _Search:
             try:
                 trial = self._trial(way, n_ctx)
             except LlamaCppError:
-                # such shares are none that llama.cpp can compute with
+                # llama.cpp cannot compute with such shares
                 break
             if rank(trial) > rank(best[1]):
                 best = way, trial
         return best
 
     def _corrected(self, way: _Way, trial: Trial, spare: float) -> tuple[float, ...] | None:
-        """Shares that take from devices which lack something for those with room; ``None`` where that is too little.
+        """Move shares from devices that lack memory to those with room; ``None`` where there is too little room.
 
-        ``spare``: the part of all room that is left in the end which is spread over the devices by their size.
+        ``spare``: this part of the room that is left in the end is spread over all devices by their size.
         """
         slacks = [device.target - trial.breakdown.on(device.name).used for device in way.devices]
         rows = [trial.breakdown.on(device.name) for device in way.devices]
@@ -195,16 +198,16 @@ class _Search:
             return None
         wanted = [spare * sum(slacks) * max(0, device.target) / target for device in way.devices]
         over = [slack - want for slack, want in zip(slacks, wanted, strict=True)]
-        room, lack = sum(each for each in over if each > 0), -sum(each for each in over if each < 0)
+        room, lack = sum(size for size in over if size > 0), -sum(size for size in over if size < 0)
         shares = _normal(way.shares or (1.0,) * len(way.devices))
         moved = [
-            share + (each if each < 0 else each * lack / room if room else 0) / shared
-            for share, each in zip(shares, over, strict=True)
+            share + (size if size < 0 else size * lack / room if room else 0) / shared
+            for share, size in zip(shares, over, strict=True)
         ]
         return _parts([max(0.0, share) for share in moved])
 
     def _with_more_context(self, way: _Way, trial: Trial) -> Trial:
-        """The trial with the largest context that fits."""
+        """Find the trial with the largest context that fits."""
         request = self._request
         step = request.alignment
         low, high, best = trial.params.n_ctx, request.n_ctx_max, trial
@@ -221,29 +224,29 @@ class _Search:
             part = max(0.0, room_low) / (room_low - room_high) if is_guess else 0.5
             guess = int(low + (high - low) * min(1.0, part)) // step * step
             guess = min(max(guess, (low // step + 1) * step), (high - 1) // step * step)
-            tries = self._allowed(way, guess)
-            if tries and tries[1].fits:
-                way, best = tries
+            result = self._allowed(way, guess)
+            if result and result[1].fits:
+                way, best = result
                 low, room_low = guess, self._room(way, best)
                 self.best = best
             else:
-                high, room_high = guess, self._room(*tries) if tries else -math.inf
+                high, room_high = guess, self._room(*result) if result else -math.inf
         return best
 
     def _allowed(self, way: _Way, n_ctx: int) -> tuple[_Way, Trial] | None:
-        """What ``_balanced`` finds, ``None`` where llama.cpp cannot have a context that nobody asked for."""
+        """Call ``_balanced``; ``None`` where llama.cpp refuses the context, which is not the user's."""
         try:
             return self._balanced(way, n_ctx)
         except LlamaCppError:
             return None
 
     def _widest(self, way: _Way, trial: Trial) -> Trial:
-        """The trial with the largest context, with as much on the host as that takes."""
+        """Find the trial with the largest context, with as much on the host as it needs."""
         request = self._request
 
         def attempt(n_ctx: int) -> Trial | None:
-            found = self._allowed(way, n_ctx)
-            return self._spilled(*found, n_ctx) if found and not found[1].fits else found and found[1]
+            result = self._allowed(way, n_ctx)
+            return self._spilled(*result, n_ctx) if result and not result[1].fits else result and result[1]
 
         low, high, best = trial.params.n_ctx, request.n_ctx_max, trial
         if not trial.fits or ((top := attempt(high)) and top.fits):
@@ -252,80 +255,76 @@ class _Search:
             guess = (low + high) // 2 // request.alignment * request.alignment
             if guess <= low:
                 break
-            tried = attempt(guess)
-            if tried and tried.fits:
+            larger = attempt(guess)
+            if larger and larger.fits:
                 low = guess
-                self.best = best = tried
+                self.best = best = larger
             else:
                 high = guess
         return best
 
     def _room(self, way: _Way, trial: Trial) -> float:
-        """Bytes left on all devices, or where shares are the user's on the one that has least."""
+        """Add up the bytes left on all devices. With the user's shares the fullest device counts for all."""
         slacks = [float(device.target - trial.breakdown.on(device.name).used) for device in way.devices]
         return min(slacks) * len(slacks) if "tensor_split" in self._request.fixed else sum(slacks)
 
     def _spilled(self, way: _Way, trial: Trial, n_ctx: int) -> Trial:
-        """The trial with as little on the host as lets the rest fit; the one that lacks least where none does."""
+        """Find the trial with the least on the host that fits, or where none does the one that lacks least."""
         count = len(self._units)
         is_free = "n_gpu_layers" not in self._request.fixed
 
-        def parted(number: int) -> _Way:
-            return replace(way, parted=number)
-
-        def without_layers(number: int) -> _Way:
-            return replace(way, layers_on_host=number)
-
-        def both(number: int) -> _Way:
-            return replace(way, parted=count, layers_on_host=number)
-
-        best, is_enough = self._least_on_host(trial, n_ctx, parted, [unit.movable for unit in self._units])
-        layers = [unit.weights + unit.cache for unit in self._every_unit[:-1]]
+        best, is_enough = self._least_on_host(
+            trial, n_ctx, lambda n: replace(way, parted=n), [unit.movable for unit in self._units]
+        )
+        layers = [unit.weights + unit.cache for unit in self._all_units[:-1]]
         if is_free and not self._request.is_expert_model:
-            # what is read as a whole is read as fast wherever it is: a layer's caches and its hops decide
-            whole, _ = self._least_on_host(trial, n_ctx, without_layers, layers)
+            # weights are read as fast in whole layers: a layer's caches and its hops decide
+            whole, _ = self._least_on_host(trial, n_ctx, lambda n: replace(way, layers_on_host=n), layers)
             best = whole if is_better(self._request, whole, best) else best
         elif is_free and not is_enough:
-            left, _ = self._least_on_host(best, n_ctx, both, [unit.need for unit in self._every_unit[:-1]])
-            best = left if is_better(self._request, left, best) else best
+            needs = [unit.need for unit in self._all_units[:-1]]
+            both, _ = self._least_on_host(best, n_ctx, lambda n: replace(way, parted=count, layers_on_host=n), needs)
+            best = both if is_better(self._request, both, best) else best
         return best
 
     @cached_property
-    def _every_unit(self) -> tuple[Unit, ...]:
+    def _all_units(self) -> tuple[Unit, ...]:
         request = self._request
         layout = self._record(replace(request.params, n_ctx=request.n_ctx_min))
         return units_of(layout, request.n_layer, request.is_movable, request.pinned)
 
     @cached_property
     def _units(self) -> tuple[Unit, ...]:
-        """The layers on devices with weights that can be elsewhere."""
+        """The layers on devices that have movable weights."""
         first = self._request.n_layer + 1 - units_on_devices(self._request)
-        return tuple(unit for unit in self._every_unit if unit.items and unit.index >= first)
+        return tuple(unit for unit in self._all_units if unit.items and unit.index >= first)
 
     def _least_on_host(
         self, start: Trial, n_ctx: int, on_host: Callable[[int], _Way], sizes: Sequence[int]
     ) -> tuple[Trial, bool]:
-        """The trial with the smallest number for ``on_host`` with which all devices keep their margin, and whether one
-        does; of trials with which none does, ``start`` among them, the one that lacks least.
+        """Find the smallest number for ``on_host`` with which all devices keep their margins.
 
-        ``sizes``: what each of them frees, which is where the search begins. What the host lacks then, it lacks with
-        every larger number as well.
+        Returns its trial and ``True``; or the trial that lacks least, ``start`` among them, and ``False``. Memory that
+        the host lacks is ignored: it lacks it with every larger number too.
+
+        Args:
+            sizes: bytes that each step frees, from which the first number is estimated.
         """
         best, enough = start, start
 
         def is_enough(number: int) -> bool:
             nonlocal best, enough
             try:
-                found = self._balanced(on_host(number), n_ctx)[1]
+                trial = self._balanced(on_host(number), n_ctx)[1]
             except LlamaCppError:
-                # nobody asked for this
+                # not the user's own parameters
                 return False
-            if found.fits and (self.best is None or is_better(self._request, found, self.best)):
-                self.best = found
-            best = found if rank(found) > rank(best) else best
-            if lacks_of(found):
+            if trial.fits and (self.best is None or is_better(self._request, trial, self.best)):
+                self.best = trial
+            best = trial if rank(trial) > rank(best) else best
+            if lacks_of(trial):
                 return False
-            enough = found
+            enough = trial
             return True
 
         def lacks_of(trial: Trial) -> int:
@@ -361,8 +360,8 @@ class _Search:
         parted = self._parted(way)
         if not parted:
             return params
-        own = TensorBuftOverride(pattern_for([item for unit in parted for item in unit.items]), "CPU")
-        return replace(params, tensor_buft_overrides=merge_overrides((*request.params.tensor_buft_overrides, own)))
+        to_host = TensorBuftOverride(pattern_for([item for unit in parted for item in unit.items]), "CPU")
+        return replace(params, tensor_buft_overrides=merge_overrides((*request.params.tensor_buft_overrides, to_host)))
 
     def _parted(self, way: _Way) -> tuple[Unit, ...]:
         if not way.parted:
@@ -371,9 +370,9 @@ class _Search:
 
 
 def smallest(most: int, is_enough: Callable[[int], bool], guess: int) -> int | None:
-    """The smallest number from 1 to ``most`` that is enough, if larger ones are where it is; ``None`` where none is.
+    """Find the smallest number from 1 to ``most`` that is enough; ``None`` if none is. Larger numbers are enough too.
 
-    What is next to ``guess`` is asked about first, then what is further and further away.
+    Numbers next to ``guess`` are tested first, then others in growing steps.
     """
     low, high, step, at = 0, most + 1, 1, guess
     while high - low > 1:
@@ -394,6 +393,6 @@ def _normal(values: Sequence[float]) -> list[float]:
 
 
 def _parts(values: Sequence[float]) -> tuple[float, ...] | None:
-    """``values`` as parts of ``PARTS``; ``None`` where they are equal."""
+    """Round ``values`` to shares that add up to about ``PARTS``; ``None`` where all are equal."""
     parts = tuple(float(round(value * PARTS)) for value in _normal(values))
     return None if len(set(parts)) == 1 else parts
