@@ -201,7 +201,10 @@ def explore(
     if executor is not None:
         executors.check_executor(executor)
     if output is not None:
+        from fitter.cli import report_file
+
         exploration_table.check_output(output)
+        report_file.check_place("-o", output)
         if resume is not None and output.resolve() == resume.resolve():
             raise UsageError(f"-o {output} is the file of --resume too: name another one")
     if page_file is not None:

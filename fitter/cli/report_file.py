@@ -35,7 +35,7 @@ def check(
         if option != "--svg":
             page.check_installed()
         if file != STDOUT:
-            _check_place(option, file)
+            check_place(option, file)
             _check_kept(option, file, inputs)
         elif option == "--svg" or not may_print:
             raise UsageError(f"{option} -: stdout has what the command prints otherwise: name a file")
@@ -55,7 +55,8 @@ def _check_kept(option: str, file: Path, inputs: Iterable[str | Path | None]) ->
         raise UsageError(f"{option} {file} is a GGUF file, which a report would replace: name another file")
 
 
-def _check_place(option: str, file: Path) -> None:
+def check_place(option: str, file: Path) -> None:
+    """Raise ``AnswerError`` if ``file``, which ``option`` names, cannot be written."""
     try:
         kind = file.stat().st_mode
     except FileNotFoundError:

@@ -26,7 +26,7 @@ _OLDER_MODES = {
 
 
 def arguments(plan: Plan) -> list[str]:
-    """The arguments that make a llama.cpp program allocate what was measured for ``plan``.
+    """List the arguments that make a llama.cpp program allocate the measured bytes of ``plan``.
 
     They include every parameter that affects memory, unless it has a default that all three programs share. Raises
     :class:`PlanError` if llama.cpp has no argument for something that the plan needs.
@@ -61,7 +61,7 @@ def _words(plan: Plan, each: Parameter) -> list[str]:
 
 
 def _shared(shared: Sequence[SharedUse]) -> list[str]:
-    """The arguments for what is beside the model.
+    """List the arguments for draft models, vision and LoRA.
 
     Several LoRA adapters, and several ways to draft, become one argument with commas: llama.cpp takes the last one.
     """
@@ -78,7 +78,7 @@ def _shared(shared: Sequence[SharedUse]) -> list[str]:
 
 
 _LISTS = ("--lora", "--lora-scaled", "--spec-type")
-"""Options for what is beside the model whose value is a list."""
+"""Options for draft models, vision and LoRA whose value is a list."""
 
 
 def command_line(args: Sequence[str], *, quoted: bool) -> str:
@@ -91,7 +91,7 @@ def command_line(args: Sequence[str], *, quoted: bool) -> str:
 
 
 def unsafe_arguments(args: Sequence[str]) -> list[str]:
-    """Those of ``args`` that ``$(...)`` or ``xargs`` would change without quotes."""
+    """List the ``args`` that ``$(...)`` or ``xargs`` would change without quotes."""
     return [arg for arg in args if re.search(r"[\s'\"\\]", arg)]
 
 

@@ -62,7 +62,7 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
 
 
 class _Wrong(Exception):
-    """What is wrong with a document, without the file's name."""
+    """An error in a document, without the file's name."""
 
 
 class _Entry:

@@ -23,7 +23,7 @@ from fitter.regression.measuring import OnDone, go_on, in_workers, memory_of
 from fitter.text import human
 
 SHARED = "beside the model"
-"""Stands for the buffer type of what is beside the model."""
+"""Name that stands for the buffer type of draft models, vision and LoRA."""
 _PARTS = ("model", "context", "compute")
 
 
@@ -44,7 +44,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Compared:
-    """A subject with several builds: what the parameters of the first plan take with each, and each one's own plan.
+    """A subject with several builds: bytes of the first plan's parameters with each build, and the plan of each build.
 
     ``error``: why no build can plan it, or why the words about it make no sense; there are no ``builds`` then.
     """
@@ -134,7 +134,7 @@ def labels(builds: Sequence[str]) -> tuple[str, ...]:
     return tuple(builds)
 
 
-# --- what is different
+# --- differences
 
 
 def first_of(compared: Compared) -> OnBuild | None:
@@ -143,7 +143,7 @@ def first_of(compared: Compared) -> OnBuild | None:
 
 
 def same_parameters(before: OnBuild, after: OnBuild, max_growth: Growth) -> tuple[Move, ...]:
-    """What the parameters of the first plan take more or less, by place and buffer type, and whether they still fit.
+    """Compare the bytes of the first plan's parameters, by place and buffer type, and whether they still fit.
 
     Where a device or the host as a whole grew by more than ``max_growth``, what grew there has a ``failure``.
     """

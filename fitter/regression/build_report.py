@@ -1,4 +1,4 @@
-"""What ``fitter diff`` and ``fitter history`` say of cases with several builds: tables, Markdown, JSON, CSV, SVG."""
+"""Reports of ``fitter diff`` and ``fitter history`` with several builds: tables, Markdown, JSON, CSV, SVG."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 _SAME = "="
 _NONE = "-"
 DEVICES = "devices"
-"""What all devices together are called in a history."""
+"""Name of all devices together in a history."""
 
 
 def versions(compared: Sequence[Compared], builds: Sequence[str]) -> tuple[str, ...]:
-    """The version of each build; empty where no case could be asked about."""
+    """List the version of each build; empty if no case could be planned with it."""
     result = [""] * len(builds)
     for each in compared:
         result = [version or build.version for version, build in zip(result, each.builds or _none(builds), strict=True)]
@@ -48,7 +48,7 @@ def _none(builds: Sequence[str]) -> tuple[OnBuild, ...]:
 
 
 def _legend(compared: Sequence[Compared], builds: Sequence[str], write: Callable[[str], str] = printable) -> list[str]:
-    """A line for each build that was asked: what it is called here, and which one that is."""
+    """Write a line for each build: its short name and its version."""
     named = zip(labels(builds), versions(compared, builds), strict=True)
     return [f"{write(label)}: {write(version)}" for label, version in dict.fromkeys(named) if version]
 
@@ -132,7 +132,7 @@ def print_diff(stream: IO[str], compared: Sequence[Compared], builds: Sequence[s
 
 
 def plan_line(each: Compared, last: str) -> str:
-    """What the last build's own plan is, where it is another; empty where it is the same."""
+    """Describe the last build's own plan; empty if it is the same."""
     moves = changes_of_plan(each)
     if not moves:
         return ""
@@ -326,7 +326,7 @@ def _name(place: str) -> str:
 
 
 def badge(compared: Sequence[Compared], builds: Sequence[str]) -> dict[str, Any]:
-    """What https://shields.io shows as a badge, from a file at an address of its own (an endpoint)."""
+    """Write the endpoint file from which https://shields.io draws a badge."""
     grown = sum(map(has_grown, compared))
     failed = _failed(compared)
     words = f"{grown} of {len(compared)} grew" if grown else "unchanged"

@@ -34,7 +34,7 @@ DEFAULT_SLOWDOWN = 0.02
 """The share of its estimated speed that a plan may lose: an estimate is no more precise than that."""
 
 DEFAULT_PROGRAM = "any"
-"""What a case is for that names no program: any, so that a lock says the same whatever the default of others is."""
+"""Program of a case that names none: any, so that a lock does not depend on the default of other commands."""
 
 _PERCENT = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*%", re.ASCII)
 _NAME = re.compile(r"[^\s()\[\]]+")
@@ -232,11 +232,11 @@ def _needs_trust(model: str, settings: Mapping[str, CaseValue], directory: Path)
 def place_of_build(text: str, directory: Path) -> str:
     """The llama.cpp that ``text`` names in a file in ``directory``: ``python``, or a path, which is relative to that.
 
-    A name without ``/`` that is not there, such as ``llama-server``, is that of a program on the PATH.
+    A name without ``/`` that is no file there, such as ``llama-server``, is a program on the PATH.
     """
     if text == PYTHON:
         return text
-    # Never left as a name, which might be that of a file in the current directory later.
+    # A bare name could later mean a file in the current directory.
     return (is_name_of_build(text, directory) and on_path(text)) or os.path.join(directory, os.path.expanduser(text))
 
 
@@ -290,7 +290,7 @@ def _table(value: object, where: str) -> dict[str, Any]:
 
 
 def _models(text: str, directory: Path, where: str) -> Sequence[tuple[str, Path | str]]:
-    """For each model that ``text`` names: what is added to the case's name, and the model's path or address."""
+    """List the models that ``text`` names: the suffix of the case's name, and the path or address."""
     if is_address(text):
         return [("", beside(text, directory))]
     pattern = os.path.expanduser(text)
@@ -308,7 +308,7 @@ def _models(text: str, directory: Path, where: str) -> Sequence[tuple[str, Path 
 
 
 def _until_magic(parts: tuple[str, ...]) -> tuple[str, ...]:
-    """The directories of a pattern before the first one that is itself a pattern."""
+    """Return the leading directories of a pattern that are no patterns themselves."""
     first = next(index for index, part in enumerate(parts) if glob.has_magic(part))
     return parts[:first]
 
@@ -382,7 +382,7 @@ _LONGEST = 60
 
 
 class _Expression:
-    """What ``-k`` selects: ``or`` of ``and`` of words, each with or without ``not``."""
+    """The expression of ``-k``: ``or`` of ``and`` of words, each with or without ``not``."""
 
     def __init__(self, text: str) -> None:
         self._text = printable(text, _LONGEST)

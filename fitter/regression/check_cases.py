@@ -53,7 +53,7 @@ def lock(
     timeout: float = DEFAULT_TIMEOUT,
     on_done: OnDone | None = None,
 ) -> tuple[Measured, ...]:
-    """Fit all cases, or those named in ``update``, and write the lock; returns what was measured.
+    """Fit all cases, or those named in ``update``, and write the lock; returns the measured cases.
 
     The name of a table with a pattern stands for all of its cases. ``llama_cpp`` is measured with in place of what the
     cases name. ``trust``: whether cases may name native code. If a case cannot be measured, its ``error`` says why and
@@ -153,7 +153,7 @@ def _others(path: Path, updated: Sequence[str]) -> dict[str, Snapshot]:
 
 
 def _of_tests(path: Path) -> dict[str, Snapshot]:
-    """What pytest has stored in the same lock; nothing if it cannot be read, since it will be written anew."""
+    """Read the cases of pytest in the same lock; none if it cannot be read, since it will be written anew."""
     try:
         return {name: snapshot for name, snapshot in read_lock(path).cases.items() if is_test(name)}
     except UsageError:

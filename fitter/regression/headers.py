@@ -1,4 +1,4 @@
-"""What identifies a model in a lock: a digest of its headers, and the type of every tensor. No weights are read."""
+"""Identity of a model in a lock: a digest of its headers, and the type of every tensor. No weights are read."""
 
 from __future__ import annotations
 

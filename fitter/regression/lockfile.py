@@ -54,7 +54,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class LockedDevice:
-    """A device and the plan's memory on it, by buffer type; ``shared``: bytes beside the model (``SharedUse``)."""
+    """A device and the plan's memory on it, by buffer type; ``shared``: bytes of ``SharedUse``."""
 
     description: str
     total: int
@@ -65,7 +65,7 @@ class LockedDevice:
 
     @property
     def used(self) -> int:
-        """Bytes of all buffer types, and of what is beside the model."""
+        """Bytes of all buffer types, and of draft models, vision and LoRA."""
         return self.shared + sum(memory.used for memory in self.memory.values())
 
     @property
@@ -89,7 +89,7 @@ class LockedHost:
 
     @property
     def used(self) -> int:
-        """Bytes of all buffer types, of what is beside the model, and of what comes later."""
+        """Bytes of all buffer types, of draft models, vision and LoRA, and of later memory."""
         return self.shared + self.later + sum(memory.used for memory in self.memory.values())
 
     @property
@@ -100,7 +100,7 @@ class LockedHost:
 
 @dataclass(frozen=True)
 class LockedPool:
-    """Memory that devices share with the host, by the name of the pool, and what the plan takes of it."""
+    """Memory that devices share with the host, and the bytes that the plan takes of it."""
 
     total: int
     free: int
@@ -219,7 +219,7 @@ def write_lock(path: Path, lock: Lock) -> None:
 
 @contextlib.contextmanager
 def alone(path: Path, patience: float = 10.0) -> Iterator[None]:
-    """Keep other processes from changing the lock at ``path`` meanwhile, so that what was read is still what is there.
+    """Keep other processes from changing the lock at ``path`` between reading and writing it.
 
     Its directory is locked, which leaves no file behind. A change takes milliseconds: raises ``AnswerError`` if another
     process takes more than ``patience`` seconds.
@@ -227,7 +227,7 @@ def alone(path: Path, patience: float = 10.0) -> Iterator[None]:
     try:
         directory = os.open(os.path.dirname(os.path.realpath(path)), os.O_RDONLY)
     except OSError:
-        directory = -1  # Whoever writes the file says what is wrong with the place.
+        directory = -1  # The code that writes the file reports the error.
     try:
         if directory >= 0:
             _wait_for(directory, path, patience)
@@ -266,7 +266,7 @@ def dumps(lock: Lock) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """What was read, made safe to show."""
+    """Make a value of the file safe to show."""
     if isinstance(value, dict):
         return {printable(key): _shown(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -293,7 +293,7 @@ def _document(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def without_nothing(value: Any) -> Any:
-    """``value`` without ``None``, which TOML cannot express, and without what is nothing in most plans."""
+    """Remove ``None``, which TOML cannot express, and defaults that most plans have."""
     if isinstance(value, dict):
         nothing: tuple[tuple[str, Any], ...] = (("shared", 0), ("later", 0), ("more", []), ("cpu", ""), ("pools", {}))
         left = {key: item for key, item in value.items() if item is not None and (key, item) not in nothing}

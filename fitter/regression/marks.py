@@ -287,7 +287,7 @@ class Checks:
 
 
 class Writer:
-    """Stores what the tests of a session measured, all at once at its end. Raises ``pytest.UsageError``."""
+    """Stores the measurements of a session, all at once at its end. Raises ``pytest.UsageError``."""
 
     def __init__(self, checks: Checks) -> None:
         self._checks = checks
@@ -300,7 +300,7 @@ class Writer:
             raise pytest.UsageError(str(error)) from None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take what a test measured, here or in one of xdist's workers."""
+        """Take the measurements of a test, here or in one of xdist's workers."""
         self._measured.update(getattr(report, "fitter_measured", {}))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -322,7 +322,7 @@ class Writer:
             self._message = f"fitter: stored the memory of {count} in {self._checks.lock_name}"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Report what was stored."""
+        """Report the stored measurements."""
         if self._message:
             terminalreporter.write_line(self._message)
 

@@ -24,6 +24,7 @@ from fitter.machine.gpu import parse_gpus
 from fitter.machine.memory_pools import described_pools
 from fitter.model.files import header_cache
 from fitter.model.location import model_files
+from fitter.output.documents.document import four_digits
 from fitter.regression import headers
 from fitter.regression.cases import DEFAULT_PROGRAM, Case
 from fitter.regression.lockfile import LockedDevice, LockedHost, LockedModel, LockedPool, LockedSpeed, Memory, Snapshot
@@ -79,7 +80,7 @@ def measure_cases(
     def begin(worker: Worker, stopped: threading.Event) -> Callable[[Case], Measured]:
         versions = _Versions(worker)
         if is_one_build:
-            # Where it cannot be used, that is said once and not of every case.
+            # An unusable build is reported once, not for every case.
             versions.of(cases[0])
         return lambda case: _measure(case, locked.get(case.name), versions, stopped)
 
@@ -97,10 +98,10 @@ def in_workers(
     on_done: OnDone | None,
     llama_cpp: str | None,
 ) -> dict[str, _Result]:
-    """What is found out about every one of ``items``, by name; they are begun in their order.
+    """Work on all ``items`` in their order, and return the results by name.
 
-    ``begin`` is called for each of the ``jobs`` workers, and returns what is called for each item that the worker is
-    given; the event is set when nothing is wanted any more. ``llama_cpp``: the build that workers start with.
+    ``begin`` is called for each of the ``jobs`` workers, and returns the function that works on an item with that
+    worker; the event is set when no more results are needed. ``llama_cpp``: the build that workers start with.
     """
     say: OnDone = on_done or (lambda done, total, name: None)
     say(0, len(items), "")
@@ -132,7 +133,7 @@ def in_workers(
 
 
 def measure_case(case: Case, locked: Snapshot | None, worker: Worker) -> Snapshot:
-    """The memory of ``case`` now: the locked snapshot if it still holds, or else that of a fit.
+    """Measure ``case``: return the locked snapshot if it still holds, else the snapshot of a fit.
 
     Raises what ``fitter.fit`` raises.
     """
@@ -177,7 +178,7 @@ class _StoppedError(Exception):
 
 
 def go_on(stopped: threading.Event) -> None:
-    """End this thread's work if nothing is wanted any more."""
+    """End the work of this thread if no more results are needed."""
     if stopped.is_set():
         raise _StoppedError
 
@@ -195,14 +196,14 @@ def _may_hold(case: Case, locked: Snapshot, version: str) -> bool:
         return False
     keywords = case.keywords()
     if keywords["program"] != DEFAULT_PROGRAM:
-        # What a program makes of a load, and takes later, is its version's.
+        # The settings of a program and its later memory depend on its version.
         return False
     by = answering(parse_gpus(case.gpus), keywords.get("profile"), keywords.get("llama_cpp"))
     if by is not None and by.library is not None:
         # Cards of a CUDA library are measured anew each time.
         return False
     if locked.host.shared or any(device.shared for device in locked.devices.values()):
-        # A lock does not record what was loaded beside the model.
+        # A lock does not record draft models, vision and LoRA.
         return False
     sizes = tuple(file.stat().st_size for file in files)
     is_sound = len(model.header_bytes) == len(files) and all(0 < n <= _MOST_HEADER for n in model.header_bytes)
@@ -270,7 +271,7 @@ def snapshot_of(plan: Plan, case: Case, worker: Worker, version: str) -> Snapsho
         host=LockedHost(plan.host.margin, plan.host.free, host, plan.host.shared, plan.host.later),
         estimate=None
         if price is None
-        else LockedSpeed(_digits(price.prompt_tokens_per_second), _digits(price.generation_tokens_per_second)),
+        else LockedSpeed(four_digits(price.prompt_tokens_per_second), four_digits(price.generation_tokens_per_second)),
         cpu=plan.llama_cpp.cpu if plan.llama_cpp else "",
         pools={pool.name: LockedPool(pool.total, pool.free, pool.margin, pool.used) for pool in plan.pools},
     )
@@ -303,8 +304,3 @@ def memory_of(rows: Iterable[Row]) -> tuple[dict[str, dict[str, Memory]], dict[s
         same = into.get(row.buffer_type, Memory(0, 0, 0))
         into[row.buffer_type] = Memory(same.model + row.model, same.context + row.context, same.compute + row.compute)
     return devices, host
-
-
-def _digits(figure: float) -> float:
-    """``figure`` to four digits; an estimate is less precise than that."""
-    return float(f"{figure:.4g}")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fitter.output.documents.document import figure
+from fitter.output.documents.document import four_digits
 from fitter.output.documents.plan_document import params_to_dict
 from fitter.planning.plan.plan import Plan
 from fitter.regression.compare import Cause, Move, change, sizes
@@ -90,9 +90,9 @@ def _facts(plan: Plan) -> dict[str, dict[str, str | int]]:
     return facts
 
 
-def _speeds(plan: Plan) -> dict[str, float | None]:
+def _speeds(plan: Plan) -> dict[str, float]:
     kinds = ("prompt", "generation") if plan.estimate else ()
-    return {kind: figure(getattr(plan.estimate, f"{kind}_tokens_per_second")) for kind in kinds}
+    return {kind: four_digits(getattr(plan.estimate, f"{kind}_tokens_per_second")) for kind in kinds}
 
 
 def _model(plan: Plan) -> dict[str, str | int]:

@@ -1,4 +1,4 @@
-"""What only a file of somebody who is trusted may ask for: native code, and addresses that take this machine's keys."""
+"""Trust: native code and addresses that need this machine's keys are only read from a trusted file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_trusted(option: bool = False) -> bool:
 
 
 def code(key: str, text: str) -> str:
-    """Say that the value ``text`` of ``key`` is native code."""
+    """Write that the value ``text`` of ``key`` is native code."""
     return f"{key} is '{text}', which is native code"
 
 

@@ -1,7 +1,7 @@
-"""Private directories that do not outlive their use: a process that is killed leaves one, which the next one removes.
+"""Private temporary directories: a killed process leaves its directory, which the next process removes.
 
-They are below one directory of this user's. A process holds a lock on each of its own, so that others know of those
-whose process is gone.
+They are in one directory of the user. A process locks each of its directories, so that others can tell which
+process is gone.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import stat
 from pathlib import Path
 from types import TracebackType
 
-_here: set[Directory] = set()
-"""Those of this process."""
+_directories: set[Directory] = set()
+"""Directories of this process."""
 
 
 class Directory:
@@ -28,18 +28,18 @@ class Directory:
         import tempfile
 
         place = Path(tempfile.gettempdir())
-        made: tuple[str, int | None] | None = None
-        while made is None:
+        locked: tuple[str, int | None] | None = None
+        while locked is None:
             self._above = _above(place)
             if self._above is None:
                 # somebody else has the name
-                made = tempfile.mkdtemp(prefix="fitter-"), None
+                locked = tempfile.mkdtemp(prefix="fitter-"), None
             else:
                 _sweep(self._above)
-                made = _locked(self._above)
-        self.name, self._lock = made
+                locked = _locked(self._above)
+        self.name, self._lock = locked
         self._owner = os.getpid()
-        _here.add(self)
+        _directories.add(self)
 
     def __enter__(self) -> str:
         return self.name
@@ -50,10 +50,10 @@ class Directory:
         self.cleanup()
 
     def cleanup(self) -> None:
-        """Remove it, once; a fork of the process that made it does not."""
-        if self not in _here:
+        """Remove the directory once, unless this process is a fork of its maker."""
+        if self not in _directories:
             return
-        _here.discard(self)
+        _directories.discard(self)
         if self._owner == os.getpid():
             _remove(self.name)
             if self._above is not None:
@@ -65,29 +65,29 @@ class Directory:
 
 
 def remove_all() -> None:
-    """Remove every one of this process, which ends."""
-    for each in tuple(_here):
-        each.cleanup()
+    """Remove all directories of this process, which ends."""
+    for directory in tuple(_directories):
+        directory.cleanup()
 
 
 atexit.register(remove_all)
 
 
 def _above(place: Path) -> Path | None:
-    """The directory of this user's in ``place``; ``None`` where that is somebody else's, or a link."""
+    """Make the user's directory in ``place``; ``None`` if it belongs to somebody else, or is a link."""
     above = place / f"fitter-{os.geteuid()}"
     while True:
         with contextlib.suppress(FileExistsError):
             above.mkdir(0o700)
         # another process removes it once it is empty
         with contextlib.suppress(FileNotFoundError):
-            found = above.lstat()
-            is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+            status = above.lstat()
+            is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
             return above if is_own else None
 
 
 def _locked(above: Path) -> tuple[str, int] | None:
-    """A new directory, and its lock; ``None`` where another process has removed ``above``, or has swept it."""
+    """Make a new directory and lock it; ``None`` if another process has removed it or ``above``."""
     path = above / os.urandom(8).hex()
     try:
         path.mkdir(0o700)
@@ -95,7 +95,7 @@ def _locked(above: Path) -> tuple[str, int] | None:
     except FileNotFoundError:
         return None
     with contextlib.suppress(OSError):
-        # where nobody can lock, nobody sweeps
+        # without locks nothing is swept
         fcntl.flock(lock, fcntl.LOCK_EX)
     if path.is_dir():
         return str(path), lock

@@ -65,12 +65,12 @@ def document(kind: type, *keys: str | Key, title: str = "") -> Document:
 
 def rounded(name: str) -> Key:
     """Declare a key with an estimate, which is written to four digits."""
-    return Key(name, change=figure)
+    return Key(name, change=four_digits)
 
 
-def figure(number: float | None) -> float | None:
+def four_digits(number: float) -> float:
     """Round ``number`` to four digits; an estimate is less precise than that."""
-    return None if number is None else float(f"{number:.4g}")
+    return float(f"{number:.4g}")
 
 
 def dumps(document: dict[str, Any]) -> str:

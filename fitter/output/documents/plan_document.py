@@ -7,7 +7,7 @@ from typing import Any
 
 from fitter.llama.types import LlamaCpp, Params, Row
 from fitter.output.arguments import arguments
-from fitter.output.documents.document import Key, document, figure, rounded
+from fitter.output.documents.document import Key, document, four_digits, rounded
 from fitter.parameters.table import of_a_load
 from fitter.planning.plan.plan import Plan, resolved
 from fitter.planning.pricing.pricing import Price
@@ -49,7 +49,7 @@ _BOUND = document(
     "text",
     Key(
         "distance",
-        change=figure,
+        change=four_digits,
         hint=float | None,
         about="How far the plan is from the bound, as a share of it.",
     ),

@@ -65,7 +65,7 @@ def _split_mode(argument: OptionValue, plan: Plan) -> list[str]:
 
 
 def _flash_attn(plan: Plan) -> str:
-    """What llama.cpp chose for ``auto``, which the fork would read as ``on``."""
+    """Resolve ``auto`` to the choice of llama.cpp, since the fork would read it as ``on``."""
     resolved = plan.breakdown.flash_attn
     return plan.params.flash_attn if resolved is None else "on" if resolved else "off"
 

@@ -57,7 +57,7 @@ def fit_kwargs(plan: Plan) -> dict[str, Any]:
 
 
 def _shared_kwargs(plan: Plan) -> dict[str, Any]:
-    """Keyword arguments of ``fitter.fit`` for what is beside the model, in the same places as in ``plan``."""
+    """List keyword arguments of ``fitter.fit`` for draft models, vision and LoRA, in the same places as in ``plan``."""
     keywords: dict[str, Any] = {}
     shared = {each.option: each for each in PARAMETERS.values() if each.section == SHARED}
     for argument in option_values(plan):

@@ -1,6 +1,6 @@
-"""A grid that was explored as a page of HTML, or as a table for a notebook; both sort, and need no network.
+"""An explored grid as a page of HTML, or as a table for a notebook; both sort, and need no network.
 
-What is drawn is the JSON document of the exploration. Names of models are untrusted: everything is escaped.
+Both draw the JSON document of the exploration. Names of models are untrusted: everything is escaped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AXES = {
     "type_v": "type of values",
     "n_ubatch": "micro batch",
 }
-"""What a cell is about: keys of JSON, and the titles of columns. What is the same everywhere is said once, above."""
+"""Keys that identify a cell, and titles of their columns. A value that all cells share stands once above."""
 _FIGURES = {
     "n_ctx": "context",
     "used": "on devices",
@@ -34,7 +34,7 @@ _FIGURES = {
     "tokens_per_second": "generation, t/s",
 }
 COSTS = {"price": "price", "watts": "watts", "memory": "memory of the devices"}
-"""What a machine may cost, and what that is called."""
+"""Kinds of cost of a machine, and their titles."""
 _BYTES = ("used", "host_weights", "memory")
 _RATES = ("prompt_tokens_per_second", "tokens_per_second")
 _TOKENS = ("n_ctx", "asked_context", "n_ubatch")
@@ -76,7 +76,7 @@ def exploration_page(document: Mapping[str, Any]) -> str:
 def exploration_fragment(document: Mapping[str, Any]) -> str:
     """The table of an exploration for a page that is there already, such as a notebook's.
 
-    Its script only sorts, and has no word of what is shown; where a notebook does not run it, the table stands as it
+    Its script only sorts, and holds nothing of the document; where a notebook does not run it, the table stands as it
     is. Nothing is asked of any network.
     """
     document = _named(document)
@@ -129,7 +129,7 @@ def _varied(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def same_everywhere(cells: Sequence[Mapping[str, Any]]) -> str:
-    """What all cells have in common, in words."""
+    """Write the values that all cells share."""
     varied = _varied(cells)
     parts = ((key, cells[0][key]) for key in _AXES if key not in varied)
     return ", ".join(
@@ -140,7 +140,7 @@ def same_everywhere(cells: Sequence[Mapping[str, Any]]) -> str:
 
 
 def about(cell: Mapping[str, Any], varied: Sequence[str]) -> str:
-    """What sets a cell apart, in words."""
+    """Write the values in which a cell differs from others."""
     named = (("model", "file_type", "machine"), varied)
     return ", ".join(
         shown(cell[key], key) if key in named[0] else f"{_AXES[key]} {shown(cell[key], key)}" for key in varied
@@ -191,7 +191,7 @@ def _row(cell: Mapping[str, Any], columns: Sequence[_Column]) -> str:
 
 
 def _cell(cell: Mapping[str, Any], key: str) -> tuple[str, str]:
-    """What a cell of the table shows, and what it is sorted by, which is empty where it is not known."""
+    """Return the text of a cell and its sort key, which is empty for an unknown value."""
     if key == "note":
         words = ", ".join(_notes(cell))
         return words, words
@@ -214,7 +214,7 @@ def _notes(cell: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _reasons(cells: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Why there is no plan, each reason with the cells that it is of."""
+    """List each reason for a missing plan with its cells."""
     varied = _varied(cells)
     reasons: dict[str, list[str]] = {}
     for cell in cells:

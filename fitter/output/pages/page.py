@@ -62,12 +62,12 @@ def page(
 
 
 def fragment(template: str, **values: Any) -> str:
-    """What ``template`` makes of ``values`` for a page that has ``style`` and its scripts already."""
+    """Fill ``template`` with ``values`` for a page that already has ``style`` and the scripts."""
     return environment().get_template(template).render(**values)
 
 
 def style(names: Sequence[str] = ("report.css",)) -> str:
-    """Style sheets, and that of the pictures."""
+    """Join the style sheets, also of the pictures."""
     from fitter.output.pictures import curves
 
     return "".join([*map(resource, names), drawing.STYLE, drawing.DARK, curves.STYLE])
@@ -112,7 +112,7 @@ def environment(templates: Path = _TEMPLATES) -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    """What a template puts out: text on one line, without anything invisible."""
+    """Write a value of a template: text on one line, without anything invisible."""
     return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 

@@ -1,6 +1,6 @@
 """A plan, a check or a verification as one page of HTML that needs no network, or as a picture.
 
-What is drawn is data of a JSON document, so that whoever has the document can draw it: ``plan_page`` and its like give
+The functions draw a JSON document, so that whoever has the document can draw it: ``plan_page`` and its like give
 text, and write nothing. Names in a model's file are untrusted: everything is escaped, and shown on one line.
 """
 
@@ -81,7 +81,7 @@ NAMELESS = ("args", "shell", "ik_llama")
 
 
 def plan_panel(plan: Plan, layer_map: LayerMap | None, name: str, of: str) -> str:
-    """What a page of several plans shows of one of them: HTML without style and script, which ``pages.style`` is for.
+    """Draw one plan of a page of several plans: HTML without style and script, which ``pages.style`` is for.
 
     ``name`` is what its ids begin with, and no other's on the page; ``of`` names the plan where its tables are named.
     Raises as ``plan_page``.
@@ -104,7 +104,7 @@ def _shared_values(
     notes: Sequence[str] = (),
     formats: Iterable[str] = tuple(FORMATS),
 ) -> dict[str, Any]:
-    """What is shown of a plan wherever it is."""
+    """Collect the values that every page of a plan shows."""
     return {
         "document": document,
         "facts": _facts(plan),
@@ -223,7 +223,7 @@ def _charts(contexts: Sequence[ContextPoint], plan: Plan) -> list[Any]:
 
 
 def _why(plan: Plan) -> dict[str, Any] | None:
-    """What takes the time, what was chosen over what, and how far it is from the best; ``None`` without an estimate."""
+    """List where the time goes, the choices, and the distance from the best; ``None`` without an estimate."""
     price = plan.estimate
     if price is None:
         return None
@@ -259,7 +259,7 @@ def _formats(plan: Plan, names: Iterable[str]) -> list[dict[str, str]]:
         except PlanError as error:
             entry["problem"] = str(error)
         if any(printable(line) != line for line in entry["text"].split("\n")):
-            # what is shown would not be what is needed
+            # the shown text would not be the needed one
             entry |= {"text": "", "problem": f"it has invisible characters: use fitter fit --format {name}"}
         elif name in UNQUOTED and entry["text"] and entry["text"] != command_line(words(plan, name), quoted=True):
             entry["note"] = _UNQUOTED + (" Take shell for that." if name == "args" else "")

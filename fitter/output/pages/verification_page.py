@@ -13,7 +13,7 @@ from fitter.planning.plan.verified import KINDS, Verification
 
 @dataclass(frozen=True)
 class _Taken:
-    """A number that was predicted, and what was taken."""
+    """A predicted number, and the real one."""
 
     name: str
     kind: str
@@ -25,7 +25,7 @@ class _Taken:
 
 @dataclass(frozen=True)
 class _Kept:
-    """What a llama-server kept after the load."""
+    """Memory that a llama-server took after the load."""
 
     name: str
     predicted: int | None

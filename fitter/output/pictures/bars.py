@@ -18,14 +18,14 @@ PARTS = {
     "left": "left",
     "taken": "not free",
 }
-"""What a bar is made of, from left to right: the name of its colour, and what the legend calls it."""
+"""Parts of a bar from left to right: the name of the colour, and the words of the legend."""
 
 _TAKEN = ("model", "context", "compute", "shared", "later")
 _BAR = 22
 _BOLD = 9.8
 """The width of a letter of a name."""
 _FAR = 3
-"""How many times the largest device the host is from which on it has a scale of its own."""
+"""A host that is larger than the largest device by this factor gets its own scale."""
 
 
 def shown(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -44,7 +44,7 @@ def _pool(pool: Mapping[str, Any], uses: Sequence[Mapping[str, Any]]) -> Mapping
 
 
 def parts_of(use: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """What a bar is made of, in bytes. Without a limit there is nothing left and no margin."""
+    """List the parts of a bar in bytes. Without a limit there is no rest and no margin."""
     for name in _TAKEN:
         yield name, use.get(name, 0)
     if use["total"] is not None and use["free"] is not None:
@@ -56,7 +56,7 @@ def parts_of(use: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def bars(plan: Mapping[str, Any], width: int = WIDE) -> tuple[Part, ...]:
-    """The bars and their legend. A device without a limit ends with what is used; what lacks goes beyond its memory."""
+    """Draw the bars and their legend. A bar without a limit ends with the used bytes; missing bytes exceed memory."""
     rows_of = shown(plan)
     n_devices = len(plan["devices"])
     left = NAMES if width > NARROW else EDGE

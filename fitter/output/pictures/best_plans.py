@@ -1,4 +1,4 @@
-"""The front of a grid that was explored: what each machine costs, and how fast it generates, as small charts."""
+"""Best trade-offs of an explored grid as small charts: the cost of each machine against its speed."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from fitter.output.units import speed
 from fitter.text import human, printable
 
 _MOST = 12
-"""So many charts at most: a grid of more models and types has its table."""
+"""Most charts of a page; a larger grid has only its table."""
 _SMALL_DOT, _BEST_DOT = 3, 6
 
 
 @dataclass(frozen=True)
 class Front:
-    """The cells of one model and file type. ``title``: what they are of; ``svg``: the chart."""
+    """A chart of the cells of one model and file type."""
 
     title: str
     svg: str
 
 
 def fronts(cells: Sequence[Mapping[str, Any]], cost: str) -> list[Front]:
-    """A chart for each model and type that has two points or more, given as cells of JSON; none for too many."""
+    """Draw a chart for each model and type with two points or more, from cells of JSON; none for too many."""
     groups: dict[tuple[str, str | None], list[Mapping[str, Any]]] = {}
     for cell in cells:
         if cell["fits"] and cell["tokens_per_second"] is not None and _price(cell, cost) is not None:

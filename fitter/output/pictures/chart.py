@@ -11,7 +11,7 @@ from fitter.text import printable
 WIDTH, COLUMNS = 840, 2
 _MARGIN, _TOP, _BOTTOM = 24, 66, 12
 _PANEL, _PLOT, _LEFT, _RIGHT = 168, 66, 8, 84
-"""Height of a panel, of its plot, and what is left beside the plot: on its right for the last values."""
+"""Height of a panel and of its plot, and free width at the left and right of the plot (right: last values)."""
 _LETTER = 6.2
 """The width of a small letter."""
 
@@ -30,7 +30,7 @@ text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f232
 """
 
 _At = Callable[[int, float], tuple[float, float]]
-"""Where the value of a step is drawn."""
+"""Convert a step and its value to the point where they are drawn."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Panel:
 
 
 def chart(title: str, legend: Sequence[str], bad: str, steps: Sequence[str], panels: Sequence[Panel]) -> str:
-    """The SVG. ``steps``: words below each panel; ``legend``: names of the lines; ``bad``: what a cross means."""
+    """Draw the SVG. ``steps``: words below each panel; ``legend``: names of the lines; ``bad``: meaning of a cross."""
     rows = -(-len(panels) // COLUMNS)
     height = _TOP + rows * _PANEL + _BOTTOM
     width = (WIDTH - _MARGIN * (COLUMNS + 1)) / COLUMNS

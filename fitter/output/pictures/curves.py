@@ -1,4 +1,4 @@
-"""What other contexts take, as small charts: pygal draws them, and the page that they stand in has their colours."""
+"""Memory and speed of other contexts as small charts, drawn by pygal with the colours of the page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STYLE = """
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart, and what it shows in words. ``lines``: names in the legend, in the order of the colours."""
+    """A chart. ``lines``: names in the legend, in the order of the colours."""
 
     title: str
     lines: tuple[str, ...]
@@ -41,7 +41,7 @@ class Chart:
 
 
 def charts(points: Sequence[ContextPoint], chosen: int) -> tuple[Chart, ...]:
-    """The charts of ``points``, of which the ``chosen`` context's is drawn larger; none for fewer than two points."""
+    """Draw the charts of ``points``, with a larger dot at the ``chosen`` context; none for fewer than two points."""
     if len(points) < 2:
         return ()
     tested = [point for point in points if point.devices or point.host]
@@ -121,7 +121,7 @@ def new_chart(marks: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _step(most: float) -> float:
-    """What four marks or so of an axis are apart: 1, 2 or 5 times a power of ten, of 2 ** 30 for bytes."""
+    """Choose the distance of about four marks of an axis: 1, 2 or 5 times a power of ten (of GiB for bytes)."""
     unit = float(2**30) if most > 2**31 else 1.0
     exact = most / 4 / unit
     power = 10.0 ** math.floor(math.log10(exact))
@@ -129,7 +129,7 @@ def _step(most: float) -> float:
 
 
 def _labelled(contexts: Sequence[int], chosen: int) -> list[int]:
-    """The contexts whose marks have room for a word; the chosen one has it in any case."""
+    """Choose the contexts whose marks have room for a word; the chosen context always has."""
     shown = [chosen] if chosen in contexts else []
     reach = math.log2(contexts[-1] / contexts[0]) / 8
     for n_ctx in contexts:
@@ -139,7 +139,7 @@ def _labelled(contexts: Sequence[int], chosen: int) -> list[int]:
 
 
 def drawn(chart: Any, label: str) -> str:
-    """The chart without the style and the script that pygal gives it. A dot with a label shows it when pointed at."""
+    """Write the chart without the style and the script of pygal. A dot shows its label when pointed at."""
     from xml.etree import ElementTree
 
     root = chart.render_tree()

@@ -1,4 +1,4 @@
-"""What the pictures of a plan have in common: colours for light and dark, text that is no markup, one SVG of parts."""
+"""Parts of the pictures of a plan: colours for light and dark, escaped text, one SVG of parts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fitter.text import LONGEST_NAME, printable
 WIDE, NARROW = 760, 360
 """Widths of pictures: for a page, and for a telephone."""
 EDGE = 16
-"""What is left free at both sides."""
+"""Free space at both sides."""
 NAMES = 160
-"""What names take of a wide picture, before its bars and rows: those of a page begin at the same place."""
+"""Width of the names in a wide picture; the bars and rows of all pictures of a page begin there."""
 
 SMALL = 6.5
 """The width of a small letter."""
@@ -65,14 +65,14 @@ def text(words: str, longest: int | None = LONGEST_NAME) -> str:
 
 
 def fitting(words: str, width: float, letter: float = SMALL) -> str:
-    """``words`` cut to what is not wider than ``width``, then escaped."""
+    """Cut ``words`` to ``width``, and escape them."""
     words = printable(words, LONGEST_NAME)
     most = max(int(width / letter), 1)
     return text(words if len(words) <= most else words[: most - 1] + "…")
 
 
 def svg(parts: Iterable[Part], label: str, *, width: int = WIDE, title: str = "", is_alone: bool = True) -> str:
-    """One SVG of ``parts``, one below the other. ``label``: what it shows, for who does not see it.
+    """Draw ``parts`` one below the other in one SVG. ``label``: its content in words, for screen readers.
 
     ``is_alone``: it brings its style, and is no part of a page that has it.
     """
@@ -101,7 +101,7 @@ def svg(parts: Iterable[Part], label: str, *, width: int = WIDE, title: str = ""
 
 
 HATCHED = ("margin", "host")
-"""What is hatched, so that it is seen without colours: a shape gets it with ``fill`` from ``hatch``."""
+"""Hatched kinds, which can be told apart without colours: ``hatch`` gives the ``fill`` of a shape."""
 
 
 def hatch(kind: str) -> str:

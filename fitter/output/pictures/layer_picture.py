@@ -1,4 +1,4 @@
-"""Where each layer of a plan is, as a picture: layers from left to right, a row for each group of tensors."""
+"""A picture of the places of layers: layers from left to right, a row for each group of tensors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def runs(layer_map: LayerMap) -> list[Run]:
 
 
 def _places(cell: MapCell, layer_map: LayerMap) -> tuple[object, ...]:
-    # what is before the layers and after them is no layer
+    # the input and the output are no layers
     kind = cell.layer if cell.layer in (-1, layer_map.n_layer) else None
     total = sum(size for _, size in cell.bytes)
     return (kind, *((name, round(20 * size / total)) for name, size in cell.bytes))
@@ -135,7 +135,7 @@ def _drawn(run: Run, layer_map: LayerMap, x: float, top: float, column: float) -
     if run.last > run.first and column > 2.5:
         lines = "".join(f"M{x + column * i:.1f} {top}v{_ROW}" for i in range(1, run.last - run.first + 1))
         yield f'<path class="layers" d="{lines}"/>'
-    # what is read lies above the lines between layers
+    # text lies above the lines between layers
     yield from labels
     yield "</g>"
 

@@ -1,4 +1,4 @@
-"""What grew or shrank in a case of a check, as a picture and as rows of a table. Bytes."""
+"""Changed sizes of a case of a check, as a picture and as rows of a table. Bytes."""
 
 from __future__ import annotations
 

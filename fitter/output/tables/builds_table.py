@@ -42,7 +42,7 @@ def _rules(look: BuildReport) -> dict[str, Compared | None]:
 
 
 def of_other_server(server: BuildReport, planned: LlamaCpp) -> str:
-    """That a ``llama-server`` has another llama.cpp than was ``planned`` with, and how to plan with its own."""
+    """Say that a ``llama-server`` has another llama.cpp than the plan, and how to plan with it."""
     from fitter.llama.build.library import Versions
 
     its = Versions(server.version, server.ggml, server.commit)

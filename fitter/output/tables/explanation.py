@@ -16,14 +16,14 @@ _NAMED_PARTS = 3
 
 
 def explanation(plan: Plan) -> str:
-    """What ``plan`` spends its time on, each choice with its runner-up, and how far from the best it can be at most."""
+    """Explain ``plan``: where its time goes, each choice with its runner-up, its greatest distance from the best."""
     if plan.estimate is None:
         return "this plan has no time estimate" if plan.fits else "a plan that does not fit has no time estimate"
     return "\n".join(explain_lines(plan.estimate, plan.choices, plan.bound))
 
 
 def explain_lines(price: Price, choices: Sequence[Choice] = (), bound: Bound | None = None) -> list[str]:
-    """What takes the time, each choice with its runner-up, the lower bound, and the speeds that are assumed."""
+    """List where the time goes, each choice with its runner-up, the lower bound, and the assumed speeds."""
     workload = price.workload
     lines = [
         _spent("prompt", workload.prompt * price.estimate.prompt_seconds, price.parts, lambda part: part.prompt),
@@ -63,7 +63,7 @@ def _reason(reason: Reason) -> str:
 
 
 def default_speeds(price: Price) -> list[str]:
-    """The speeds that are assumed, since that of the device is not known."""
+    """List the speeds that are assumed because the device was not measured."""
     return _speeds(price, lambda source: source.is_default)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fitter.errors import AnswerError, LibraryError, UsageError
+from fitter.errors import LibraryError, UsageError
 from fitter.output.arguments import command_line
 from fitter.output.documents.document import dumps
 from fitter.output.documents.exploration_document import CELL, EXPLORATION
@@ -37,13 +36,13 @@ _AXES: dict[str, Callable[[ExploredCell], str]] = {
     "-ctv": lambda cell: cell.type_v or "-",
     "-ub": lambda cell: "-" if cell.n_ubatch is None else str(cell.n_ubatch),
 }
-"""What a cell is about, by the title of its column: one that is the same everywhere is said once, above the table."""
+"""Values that identify a cell, by title of column. A value that all cells share stands once above the table."""
 
 _COSTS = {"price": "price", "watts": "W", "memory": "MiB of devices"}
 
 
 def csv_text(exploration: Exploration) -> str:
-    """A line for each cell, under the names of JSON; arguments are one text, and what is not known is empty."""
+    """Write a line for each cell, under the names of JSON; arguments are one text, and an unknown value is empty."""
     out = io.StringIO()
     rows = [_flat(cell) for cell in exploration.cells]
     writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
@@ -95,7 +94,7 @@ _WRITERS: dict[str, Callable[[Exploration], bytes]] = {
 
 
 def check_output(path: Path) -> None:
-    """Raise what ``write`` would before anything is planned: for a name, a package that is missing, a directory."""
+    """Raise ``UsageError`` for the ending of ``path``, ``LibraryError`` if the package for its format is missing."""
     if path.suffix.lower() not in _WRITERS:
         raise UsageError(f"-o {path}: give the file one of the endings {', '.join(_WRITERS)}")
     if path.suffix.lower() == ".parquet":
@@ -103,11 +102,6 @@ def check_output(path: Path) -> None:
 
         if find_spec("pyarrow") is None:
             raise LibraryError("Parquet needs the package pyarrow: pip install pyarrow, or name a .csv file")
-    folder = path.parent
-    if not folder.is_dir():
-        raise AnswerError(f"-o {path} cannot be written: there is no directory {folder}")
-    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise AnswerError(f"-o {path} cannot be written: name another file")
 
 
 def write(exploration: Exploration, path: Path) -> None:
@@ -145,7 +139,7 @@ def exploration_table(exploration: Exploration, *, verbose: bool = False) -> Ren
 
 
 _FEW = 40
-"""So many cells have a row each, whether they fit or not."""
+"""Grids of at most this many cells show a row for each, whether it fits or not."""
 _MOST_REASONS = 5
 
 
@@ -163,7 +157,7 @@ def _row(cell: ExploredCell, varied: list[str], has_cost: bool) -> tuple[str | T
 
 
 def file_names(models: Iterable[str]) -> dict[str, str]:
-    """What each model is called in a table: by the name of its file, or all of its path where others have that too."""
+    """Name each model for a table: by its file, or by its whole path where two files have one name."""
     names = {model: Path(model).name or model for model in dict.fromkeys(models)}
     count = Counter(names.values())
     return {model: name if count[name] == 1 else model for model, name in names.items()}

@@ -1,4 +1,4 @@
-"""What tables of several plans have in common: a row, the lines below it, and the commands at the end."""
+"""Parts of tables of several plans: a row, the lines below the table, and the commands at the end."""
 
 from __future__ import annotations
 
@@ -60,25 +60,25 @@ def shown(*parts: RenderableType, lines: Iterator[str]) -> RenderableType:
 
 
 def problems(named: Sequence[tuple[str, Planned]]) -> Iterator[str]:
-    """Why there is no plan, for each by its name."""
+    """Give the reason for each name that has no plan."""
     for name, each in named:
         if each.problem:
             yield f"{printable(name)}: {printable(each.problem)}"
 
 
 def contexts(plans: Sequence[Planned]) -> Iterator[str]:
-    """What the columns of contexts say, where they differ."""
+    """Explain the two columns of contexts where they differ."""
     if any(each.n_ctx != each.longest_context for each in plans):
         yield "context: of the plan, which is for speed; longest: the most that fits, whatever it costs in time"
 
 
 def too_slow(rate: float) -> str:
-    """What is said where none is as fast as was asked for."""
+    """Say that no plan reaches the requested speed."""
     return f"none of them generates {speed(rate)} tokens per second: ask for fewer with --tokens-per-second"
 
 
 def none_fits(candidates: Sequence[tuple[int, str, Planned]], word: str = "") -> Iterator[str]:
-    """What the smallest of those with a plan lacks: its bytes, its name, and itself."""
+    """Say what the smallest candidate with a plan lacks. A candidate is its bytes, its name, and its plan."""
     planned = [(size, name, each.plan) for size, name, each in candidates if each.plan is not None]
     for _, name, plan in sorted(planned, key=lambda each: each[:2])[:1]:
         if plan.problems:

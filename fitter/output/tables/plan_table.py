@@ -278,7 +278,7 @@ def verification_table(verification: Verification) -> RenderableType:
 
 
 def taken_text(row: VerifiedRow, kind: Kind) -> str:
-    """What was taken of a kind; a llama-server rounds it, does not say it, or maps a part of the file."""
+    """Write the real size of a kind; a llama-server rounds it, leaves it out, or maps a part of the file."""
     real, rounding = getattr(row.real, kind), 0 if row.rounding is None else getattr(row.rounding, kind)
     if kind not in row.unsaid:
         return f"{real:,}" if not rounding else f"{real:,} ± {rounding:,}"
@@ -290,7 +290,7 @@ LATER = {
     "prompt": "a prompt in the prompt cache",
     "prompt cache": "the prompt cache",
 }
-"""What a llama-server takes after the load, by its kind."""
+"""Kinds of memory that a llama-server takes after the load."""
 
 
 def _program(use: ServerUse) -> str:
@@ -298,7 +298,7 @@ def _program(use: ServerUse) -> str:
 
 
 def _served(use: ServerUse) -> Iterator[RenderableType]:
-    """What a llama-server took after the load."""
+    """Draw the memory that a llama-server took after the load."""
     yield Text(f"{use.answered} of {use.prompts} prompts answered, {use.tokens:,} tokens, {use.slots} at a time")
     if use.refused:
         yield Text(f"the first that was not: {use.refused}", overflow="fold")
@@ -329,7 +329,7 @@ def _served(use: ServerUse) -> Iterator[RenderableType]:
 
 
 def verdict(verification: Verification) -> Text:
-    """What was found, in a line: whether it takes what was predicted."""
+    """Say in a line whether the load takes the predicted bytes."""
     exceeding, differences = verification.exceeding, verification.differences
     if verification.exceeding_later:
         words = (f"{LATER[use.kind]} {use.more:+,} bytes" for use in verification.exceeding_later)
@@ -440,7 +440,7 @@ _OF_A_SERVER = ("cache_ram", "ctx_checkpoints")
 
 
 def _smaller(plan: Plan) -> list[str]:
-    """What the plan makes smaller than the program would, for want of host memory."""
+    """List the options that the plan reduces to fit host memory."""
     table = of_a_load()
     values = {name: plan.params.of_parameter(table[name]) for name in _OF_A_SERVER if name not in plan.fit_keywords}
     words = [f"{table[name].option} {value}" for name, value in values.items() if value is not None]
@@ -448,7 +448,7 @@ def _smaller(plan: Plan) -> list[str]:
 
 
 def shared_text(shared: SharedUse) -> str:
-    """One line: what it is, and its bytes on each device and the host."""
+    """Write one line: kind, name, and bytes on each device and the host."""
     if shared.kind == "ngram":
         return f"drafts tokens with {printable(shared.name)}"
     places = ", ".join(f"{human(row.used)} on {row.device or 'the host'}" for row in shared.rows if row.used)

@@ -1,4 +1,4 @@
-"""What is said of memory that devices and the host share."""
+"""Notes on memory that devices and the host share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fitter.text import MIB, human
 
 
 def pool_lines(plan: Plan) -> list[str]:
-    """What a table of figures does not show of the pools of ``plan``, a line each."""
+    """Write a line for each fact about the pools of ``plan`` that a table of figures does not show."""
     lines = []
     for pool in plan.pools:
         if pool.mapped_twice >= MIB:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def quantizations_table(quantizations: Quantizations, *, verbose: bool = False) -> RenderableType:
-    """A row for each file type, and what is said of them; ``verbose``: also what each is made of."""
+    """Draw a row for each file type, and notes below; ``verbose`` adds the types of its tensors."""
     model = quantizations.model
     source = f" ({model.architecture}, {quantizations.source_type})"
     title = Text.assemble((model.name, "bold"), source, overflow="fold")
@@ -55,7 +55,7 @@ def _below(quantizations: Quantizations, verbose: bool) -> Iterator[str]:
 
 
 def commands(quantizations: Quantizations) -> tuple[str, ...]:
-    """What to do with the best one, a line each that is not to be folded: it may be copied."""
+    """List commands for the best file type, a line each, which must not be folded since it may be copied."""
     best = quantizations.best
     if best is None or best.plan is None or best.bytes is None:
         return ()

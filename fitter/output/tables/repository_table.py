@@ -21,7 +21,7 @@ _PLURAL = {"importance matrix": "importance matrices"}
 
 
 def repository_table(repository: Repository, *, verbose: bool = False) -> RenderableType:
-    """A row for each model, and what is said of them; ``verbose``: also the arguments of each plan."""
+    """Draw a row for each model, and notes below; ``verbose`` adds the arguments of each plan."""
     rows = ((_cells(each), _notes(each), each is repository.best) for each in repository.found)
     rates, spare = ("prompt t/s", "t/s"), ("bits", "context", "host MiB", "prompt t/s", "MiB")
     table = plan_row.table_of("file", rows, rates=rates, spare=spare, is_folded=True)
@@ -56,7 +56,7 @@ def _below(repository: Repository, verbose: bool) -> Iterator[str]:
 
 
 def commands(repository: Repository) -> tuple[str, ...]:
-    """What to do with the best one, a line each that is not to be folded: it may be copied into a shell."""
+    """List commands for the best model, a line each, which must not be folded since a shell may run it."""
     return tuple(map(printable, _commands(repository)))
 
 

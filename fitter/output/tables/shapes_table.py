@@ -61,7 +61,7 @@ def _listed(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _value(value: Any) -> str:
-    """A value on one line; one that is many times in a row is said once."""
+    """Write a value on one line; a run of equal values is written once with its length."""
     if isinstance(value, list) and len(value) > 8:
         runs: list[tuple[Any, int]] = []
         for each in value:
