@@ -77,7 +77,7 @@ def compare_builds(
         raise UsageError("builds says which llama.cpp: leave llama_cpp out")
     check_builds(builds)
     Ask.of(parameters)
-    found: list[OnBuild] = []
+    on_builds: list[OnBuild] = []
     planned: Plan | None = None
     say = on_progress or (lambda _: None)
     with _worker(worker, parameters, on_log) as own:
@@ -90,10 +90,10 @@ def compare_builds(
             if planned is not None and own_plans:
                 each = _and_own_plan(each, model, to_fit, own)
             planned = planned or each.plan
-            found.append(each)
+            on_builds.append(each)
     if planned is None:
-        raise next(each.error for each in found if each.error)
-    return tuple(found)
+        raise next(each.error for each in on_builds if each.error)
+    return tuple(on_builds)
 
 
 def check_builds(builds: Sequence[str]) -> None:

@@ -123,12 +123,12 @@ def repository(
 
 def _with_its_files(parameters: Fitting, listing: Listing) -> Fitting:
     """``parameters`` with what opens a file beside the model that is named as it is in the repository."""
-    found: dict[str, Any] = dict(parameters)
+    keywords: dict[str, Any] = dict(parameters)
     for name in _IN_REPOSITORY:
-        given = found.get(name)
+        given = keywords.get(name)
         if given is not None and not os.path.exists(os.fsdecode(given)):
-            found[name] = listing.path_of(os.fsdecode(given)) or given
-    return found  # type: ignore[return-value]
+            keywords[name] = listing.path_of(os.fsdecode(given)) or given
+    return keywords  # type: ignore[return-value]
 
 
 def _only(listing: Listing, wanted: tuple[str, ...] | None) -> tuple[Listed, ...]:
@@ -176,10 +176,10 @@ class _Planning:
         for thread in fetching:
             thread.start()
         ask_in_threads(workers, self._plan, lambda: self._stop(len(workers)), dismiss=is_own)
-        found = [self._found[each.name] for each in self._chosen]
-        if all(each.plan is None for each in found) and self._errors:
+        repository_files = [self._found[each.name] for each in self._chosen]
+        if all(each.plan is None for each in repository_files) and self._errors:
             raise self._errors[next(each.name for each in self._chosen if each.name in self._errors)]
-        return found
+        return repository_files
 
     def _stop(self, n_waiting: int) -> None:
         self._stopped.set()

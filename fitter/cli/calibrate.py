@@ -37,8 +37,10 @@ def calibrate(model: str | None, as_json: bool | None, verbose: int, no_store: b
 
     with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
         on_log = options.log_line if verbose > 1 else None
-        found = api.calibrate(model, store=not no_store, on_progress=on_progress, on_log=on_log, **options.given(given))
-    for device in found.devices:
+        calibration = api.calibrate(
+            model, store=not no_store, on_progress=on_progress, on_log=on_log, **options.given(given)
+        )
+    for device in calibration.devices:
         if device.twin is None:
             why = f"fitter has no profile for this {device.info.backend} device; choose one, such as --twin cuda:8.6"
             click.echo(f"fitter: warning: {device.info.name} cannot be compared: {why}", err=True)
@@ -46,7 +48,7 @@ def calibrate(model: str | None, as_json: bool | None, verbose: int, no_store: b
         from fitter.output.documents.calibration_document import CALIBRATION
         from fitter.output.documents.document import dumps
 
-        click.echo(dumps(CALIBRATION.write(found)))
+        click.echo(dumps(CALIBRATION.write(calibration)))
     else:
-        plan_table.print_to(sys.stdout, plan_table.calibration_table(found))
-    return EXIT_FITS if found.is_exact else EXIT_REGRESSION
+        plan_table.print_to(sys.stdout, plan_table.calibration_table(calibration))
+    return EXIT_FITS if calibration.is_exact else EXIT_REGRESSION

@@ -221,7 +221,7 @@ def explore(
                 if count is not None:
                     count(number, total, cell.machine)
 
-            found = explore_grid.explore(
+            exploration = explore_grid.explore(
                 models,
                 machines,
                 types=[word for text in types for word in text.split(",")] if types else None,
@@ -237,18 +237,18 @@ def explore(
         click.echo(f"fitter: interrupted, {done[0]} of {done[1]} cells {where}", err=True)
         raise
     if output is not None:
-        exploration_table.write(found, output)
+        exploration_table.write(exploration, output)
     if as_json:
         from fitter.output.documents.document import dumps
 
-        click.echo(dumps(found.to_dict()))
+        click.echo(dumps(exploration.to_dict()))
     else:
         from fitter.output.tables import plan_table
 
-        plan_table.print_to(sys.stdout, exploration_table.exploration_table(found, verbose=verbose > 0))
+        plan_table.print_to(sys.stdout, exploration_table.exploration_table(exploration, verbose=verbose > 0))
     if page_file is not None:
         from fitter.output.pages.exploration_page import exploration_page
 
         sys.stdout.flush()
-        report_file.write(page_file, exploration_page(found.to_dict()))
-    return EXIT_FITS if found.fits else EXIT_DOES_NOT_FIT
+        report_file.write(page_file, exploration_page(exploration.to_dict()))
+    return EXIT_FITS if exploration.fits else EXIT_DOES_NOT_FIT

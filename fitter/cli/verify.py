@@ -72,7 +72,7 @@ def verify(
     with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
         on_log = options.log_line if verbose > 1 else None
         try:
-            found = api.verify(
+            verification = api.verify(
                 model,
                 plan=plan,
                 tolerance=tolerance or 0,
@@ -87,20 +87,20 @@ def verify(
                 for line in error.log:
                     options.log_line(line)
             raise
-    for problem in found.problems:
+    for problem in verification.problems:
         click.echo(f"fitter: does not fit: {problem.message}", err=True)
     if as_json:
         from fitter.output.documents.document import dumps
         from fitter.output.documents.verification_document import VERIFICATION
 
-        click.echo(dumps(VERIFICATION.write(found)))
-    elif found.fits:
-        plan_table.print_to(sys.stdout, plan_table.verification_table(found))
+        click.echo(dumps(VERIFICATION.write(verification)))
+    elif verification.fits:
+        plan_table.print_to(sys.stdout, plan_table.verification_table(verification))
     if page_file is not None:
         from fitter.output.pages.verification_page import verification_page
 
         sys.stdout.flush()
-        report_file.write(page_file, verification_page(found))
-    if not found.fits:
+        report_file.write(page_file, verification_page(verification))
+    if not verification.fits:
         return EXIT_DOES_NOT_FIT
-    return EXIT_FITS if found.holds else EXIT_REGRESSION
+    return EXIT_FITS if verification.holds else EXIT_REGRESSION

@@ -128,14 +128,14 @@ _GIVEN_UP = re.compile(
 
 def _of_another(reason: str) -> str:
     """What is wrong with a file whose header is whole but that another llama.cpp was made to read."""
-    if found := _TYPE.search(reason):
+    if match := _TYPE.search(reason):
         return (
-            f"has tensors of type {found[1]}, which this llama.cpp does not have: use a newer one (--llama-cpp), or "
+            f"has tensors of type {match[1]}, which this llama.cpp does not have: use a newer one (--llama-cpp), or "
             "another file if this one was made for a fork such as ik_llama.cpp"
         )
-    if found := _GIVEN_UP.search(reason):
+    if match := _GIVEN_UP.search(reason):
         return (
-            f"has tensors of a type that llama.cpp has given up ({printable(found[1], 80)}): take another file of the "
+            f"has tensors of a type that llama.cpp has given up ({printable(match[1], 80)}): take another file of the "
             "model, such as Q4_0"
         )
     return ""

@@ -100,8 +100,8 @@ def listing(path: str | os.PathLike[str], seconds: float) -> Listing:
     if place is not None:
         from fitter.model.files.hub import files_of
 
-        found = files_of(place, Patience(seconds))
-        made = listed(place.url, found, place)
+        files = files_of(place, Patience(seconds))
+        made = listed(place.url, files, place)
         where = place.url
     else:
         from fitter.model.files.addresses import shown

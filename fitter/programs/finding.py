@@ -36,8 +36,8 @@ class ServerProgram:
     @property
     def commit(self) -> str:
         """Its commit, empty where it says none."""
-        found = _COMMIT.search(self.version)
-        return found[1] if found else ""
+        match = _COMMIT.search(self.version)
+        return match[1] if match else ""
 
 
 def find_server(server: str | None = None, llama_cpp: str | None = None) -> str:
@@ -101,8 +101,8 @@ def asked(path: str) -> ServerProgram:
         )
     if status != 0:
         raise LibraryError(f"{path} does not start ({ending(status)}): {said or 'it says nothing'}")
-    found = _VERSION.search(text.decode(errors="replace"))
-    return ServerProgram(path, printable(found[1].strip()) if found else "")
+    match = _VERSION.search(text.decode(errors="replace"))
+    return ServerProgram(path, printable(match[1].strip()) if match else "")
 
 
 def cannot_start(path: str, error: OSError) -> str:

@@ -79,13 +79,13 @@ def parse(text: str) -> dict[str, Any]:
 
 def _entries(text: str) -> dict[str, str]:
     """What stands beneath each option, in one line, by each of its names."""
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for entry in re.split(r"\n(?=-)", "\n" + text):
         said = " ".join(entry.split())
         names = re.match(r"(?:-\S+, )*-\S+", said)
         if names is not None:
-            found |= dict.fromkeys(names[0].split(", "), said)
-    return found
+            entries |= dict.fromkeys(names[0].split(", "), said)
+    return entries
 
 
 def defaults_of(executable: str) -> Mapping[str, Any]:

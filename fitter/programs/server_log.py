@@ -155,27 +155,27 @@ class Listener:
             self._can_bind = False
 
     def _hear_size(self, line: str) -> None:
-        if found := _CACHED.search(line):
-            self._keep(self._cached, CachedPrompt(int(found[1]), int(found[2]), figure(found[3])))
-        elif found := _CACHE.search(line):
+        if match := _CACHED.search(line):
+            self._keep(self._cached, CachedPrompt(int(match[1]), int(match[2]), figure(match[3])))
+        elif match := _CACHE.search(line):
             # a limit of 0 is none
-            limit = figure(found[3]) if found[3] and float(found[3]) else None
-            now = CacheState(int(found[1]), figure(found[2]), limit)
+            limit = figure(match[3]) if match[3] and float(match[3]) else None
+            now = CacheState(int(match[1]), figure(match[2]), limit)
             if self._cache is None or now.size.bytes >= self._cache.size.bytes:
                 self._cache = now
-        elif found := _CHECKPOINT.search(line):
+        elif match := _CHECKPOINT.search(line):
             self._n_checkpoints += 1
             tokens = _N_TOKENS.search(line)
             if slot := _OF_SLOT.search(line):
                 self._held[slot[1]] = max(self._held.get(slot[1], 0), int(slot[2]))
-            self._keep(self._checkpoints, Checkpoint(int(tokens[1]) if tokens else None, figure(found[1])))
+            self._keep(self._checkpoints, Checkpoint(int(tokens[1]) if tokens else None, figure(match[1])))
         elif not _OF_A_PROJECTOR.search(line):
             self._hear_buffer(line)
 
     def _hear_buffer(self, line: str) -> None:
         for kind, pattern in _BUFFERS:
-            if found := pattern.search(line):
-                name, size = found[1].removesuffix(_MAPPED), figure(found[2])
+            if match := pattern.search(line):
+                name, size = match[1].removesuffix(_MAPPED), figure(match[2])
                 # weights come before the context that is made with them
                 context = self._contexts if kind == "model" else max(0, self._contexts - 1)
                 if kind == "compute":
@@ -184,7 +184,7 @@ class Listener:
                     if before is None or before.bytes < size.bytes:
                         self._compute[context, name] = size
                 else:
-                    self._buffers.setdefault((context, name, kind, found[1] != name), []).append(size)
+                    self._buffers.setdefault((context, name, kind, match[1] != name), []).append(size)
                 return
 
     @staticmethod
@@ -240,7 +240,7 @@ def reason(lines: Iterable[str]) -> str:
     Where no line is an error, the last one; empty where there is none.
     """
     lines = [line.strip() for line in lines if line.strip()]
-    errors = [found[1] for line in lines if (found := _ERROR.match(line))]
+    errors = [match[1] for line in lines if (match := _ERROR.match(line))]
     errors = errors or [line for line in lines if _WORDS.search(line)]
     causes = [line for line in errors if not _CONSEQUENCES.search(line)]
     last = (causes or errors or lines or [""])[-1]

@@ -229,15 +229,15 @@ def _headers_of(
         except LlamaCppError as error:
             return dict.fromkeys(types, (str(error), False))
         by_name = {each.name: each for each in known.found}
-        found: dict[str | None, tuple[CellHeader | str, bool]] = {}
+        headers: dict[str | None, tuple[CellHeader | str, bool]] = {}
         for name in types:
             if name not in by_name:
                 raise UsageError(f"this llama.cpp has no file type {shown(name)}: it has {', '.join(by_name)}")
             planned = quantization(model, known, by_name[name])
             path = Path(directory) / f"{name}.gguf"
             header = planned.problem or CellHeader.of(path, worker.header(path).data_offset)
-            found[name] = header, planned.needs_imatrix
-        return found
+            headers[name] = header, planned.needs_imatrix
+        return headers
 
 
 # --- cells

@@ -114,7 +114,7 @@ def find_cuda_library(place: str | os.PathLike[str] | None = None, llama_cpp: st
         raise LibraryError("the profile 'library' needs Linux: describe the GPU without it, such as --gpu rtx-4090")
     path = _find(Path(place)) if place else _find_own(llama_cpp)
     library = elf.read(path)
-    runtime = [found for name in library.needed if (found := _RUNTIME.match(name))]
+    runtime = [match for name in library.needed if (match := _RUNTIME.match(name))]
     if "ggml_backend_cuda_reg" not in library.defined and "ggml_backend_init" not in library.defined:
         raise LibraryError(f"{path} is not a CUDA backend of ggml: {_FIX}")
     if not runtime:

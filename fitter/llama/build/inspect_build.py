@@ -51,22 +51,22 @@ def inspect_build(where: str) -> BuildReport:
         build = find(where)
     except FitterError as error:
         return BuildReport(where, problem=str(error))
-    found = BuildReport(where, build.libllama, backends=build.backends, key=build.key)
+    report = BuildReport(where, build.libllama, backends=build.backends, key=build.key)
     try:
         command = interpreter.command(__name__, main.__name__, where)
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE, check=False)
         answer = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         return _with(
-            found, problem=f"{build.libllama} did not answer for {_PATIENCE:.0f} seconds: name another llama.cpp"
+            report, problem=f"{build.libllama} did not answer for {_PATIENCE:.0f} seconds: name another llama.cpp"
         )
     except OSError as error:
-        return _with(found, problem=f"{build.libllama} cannot be asked: {error}")
+        return _with(report, problem=f"{build.libllama} cannot be asked: {error}")
     except (ValueError, IndexError):
         said = done.stderr.strip().splitlines()
         why = f"ended with signal {-done.returncode}" if done.returncode < 0 else said[-1] if said else "said nothing"
-        return _with(found, problem=f"{build.libllama} cannot be asked ({why}): name another llama.cpp")
-    return _with(found, **answer)
+        return _with(report, problem=f"{build.libllama} cannot be asked ({why}): name another llama.cpp")
+    return _with(report, **answer)
 
 
 CHECKS = ("symbols", "layout", "operations", "models")
@@ -77,16 +77,16 @@ operations, and the memory of small models.
 
 def check_build(where: str) -> BuildReport:
     """As ``inspect_build``, and with small models as before the first plan (see ``fitter.llama.build.verdicts``)."""
-    found = inspect_build(where)
-    if found.problem:
-        return found
+    report = inspect_build(where)
+    if report.problem:
+        return report
     from fitter.llama.build import verdicts
 
     try:
         problem = verdicts.problem_of(find(where), native.own_libraries())
     except FitterError as error:
-        return replace(found, problem=str(error))
-    return replace(found, problem=f"{found.libllama}: {problem}") if problem else replace(found, checks=CHECKS)
+        return replace(report, problem=str(error))
+    return replace(report, problem=f"{report.libllama}: {problem}") if problem else replace(report, checks=CHECKS)
 
 
 def look_around(given: Sequence[str] = ()) -> tuple[BuildReport, ...]:
@@ -121,10 +121,10 @@ def _known(build: Build, where: str) -> BuildReport:
     texts = {key: value for key, value in known.items() if key in ("version", "ggml", "commit")}
     if len(texts) == 3 and all(isinstance(value, str) for value in texts.values()):
         return BuildReport(where, build.libllama, key=build.key, **texts)
-    found = inspect_build(where)
-    if not found.problem:
-        stored_answers.write(name, {"version": found.version, "ggml": found.ggml, "commit": found.commit})
-    return found
+    report = inspect_build(where)
+    if not report.problem:
+        stored_answers.write(name, {"version": report.version, "ggml": report.ggml, "commit": report.commit})
+    return report
 
 
 def is_any_unusable(looks: Iterable[BuildReport], given: Sequence[str]) -> bool:

@@ -42,13 +42,13 @@ def fields_of(text: str, struct: str) -> Fields:
     Raises ``ValueError`` if the struct is not there, or has a field whose size the text does not tell.
     """
     text = _COMMENT.sub(" ", text)
-    found = re.search(rf"\bstruct\s+{struct}\s*\{{([^{{}}]*)\}}", text)
-    if found is None:
+    match = re.search(rf"\bstruct\s+{struct}\s*\{{([^{{}}]*)\}}", text)
+    if match is None:
         raise ValueError(f"has no struct {struct}")
     pointers = {*_FUNCTION.findall(text), *_POINTER.findall(text), *_ELSEWHERE}
     enums = set(_ENUM.findall(text))
     fields: Fields = {}
-    for declaration in found[1].split(";"):
+    for declaration in match[1].split(";"):
         if declaration.strip():
             for name, kind in _declared(declaration, pointers, enums):
                 if name in fields:

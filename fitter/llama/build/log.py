@@ -102,7 +102,7 @@ _UNUSED = re.compile(r"model has unused tensor (\S+) \(size = ")
 
 def unused_from(log: Iterable[str]) -> tuple[str, ...]:
     """The tensors of a model that llama.cpp does not load, from its log."""
-    return tuple(dict.fromkeys(found[1] for line in log if (found := _UNUSED.search(line))))
+    return tuple(dict.fromkeys(match[1] for line in log if (match := _UNUSED.search(line))))
 
 
 _CONTEXT = ": constructing llama_context"
@@ -115,4 +115,4 @@ def lines_of_context(log: Sequence[str]) -> Sequence[str]:
 
 
 def _first(patterns: Iterable[re.Pattern[str]], line: str) -> re.Match[str] | None:
-    return next((found for pattern in patterns if (found := pattern.search(line))), None)
+    return next((match for pattern in patterns if (match := pattern.search(line))), None)

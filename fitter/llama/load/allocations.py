@@ -29,11 +29,11 @@ def counted(really: bool = False) -> Iterator[Allocations]:
     What was loaded inside the block can be freed after it. Only one block at a time.
     """
     library, backend = native.libraries(), native.open_backend()
-    found = Allocations()
+    allocations = Allocations()
     if not backend.fitter_allocations_begin(really):
         raise LlamaCppError("allocations are being counted already")
     try:
-        yield found
+        yield allocations
     finally:
         backend.fitter_allocations_end()
         rows = library.ffi.new("fitter_row_t[]", MAX_ROWS)
@@ -41,7 +41,7 @@ def counted(really: bool = False) -> Iterator[Allocations]:
         if count < 0:
             why = library.text(backend.fitter_virtual_error())
             raise LlamaCppError(f"the allocations cannot be counted: {why}")
-        found.rows = rows_of(library, rows[0:count])
+        allocations.rows = rows_of(library, rows[0:count])
 
 
 @contextmanager

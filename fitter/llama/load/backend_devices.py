@@ -85,13 +85,13 @@ def rpc_devices(server: str) -> tuple[Device, ...]:
     """
     library = native.libraries()
     out = library.ffi.new("fitter_device_t *")
-    found: list[Device] = []
+    devices: list[Device] = []
     while True:
-        if not library.fitter.fitter_rpc_device(server.encode(), len(found), out):
+        if not library.fitter.fitter_rpc_device(server.encode(), len(devices), out):
             raise LibraryError(f"the devices of the RPC server {server} cannot be used: {library.last_error()}")
         if out.device == library.ffi.NULL:
-            return tuple(found)
-        found.append(_device(library, out))
+            return tuple(devices)
+        devices.append(_device(library, out))
 
 
 def every_device(library: native.Library) -> Iterator[Device]:

@@ -176,8 +176,8 @@ def _taken(cache: Cache, left: list[CacheTensor]) -> tuple[CacheTensor, ...]:
 
 
 def _part(tensor: CacheTensor) -> str | None:
-    found = _TENSOR.fullmatch(tensor.name)
-    return found and found["part"]
+    match = _TENSOR.fullmatch(tensor.name)
+    return match and match["part"]
 
 
 def _shape(cache: Cache, tensor: CacheTensor) -> tuple[int, int]:

@@ -110,10 +110,10 @@ def weights(tensors: Iterable[ZeroTensor], devices: Iterable[str], on_host: str 
 def cache(devices: Iterable[str], n_ctx: int, type_k: str = "f16", type_v: str = "f16") -> dict[str, int]:
     """Bytes of the KV cache by device, with one of ``devices`` for each layer."""
     row = {"f16": _EMBD_KV * _F16, "q8_0": _EMBD_KV // _BLOCK * _BLOCK_BYTES}
-    found: Counter[str] = Counter()
+    counter: Counter[str] = Counter()
     for device in devices:
-        found[device] += n_ctx * (row[type_k] + row[type_v])
-    return dict(found)
+        counter[device] += n_ctx * (row[type_k] + row[type_v])
+    return dict(counter)
 
 
 def differences(what: str, found: Breakdown, model: dict[str, int], context: dict[str, int]) -> Iterator[str]:
@@ -205,10 +205,10 @@ def _of_experts(loader: Loader, path: str, first: str) -> Iterator[str]:
         type_v="q8_0",
         flash_attn="on",
     )
-    found = loader.measure(path, params)
+    breakdown = loader.measure(path, params)
     caches = cache([first] * _LAYERS, _CONTEXT, "q8_0", "q8_0")
-    yield from differences("experts on the host", found, weights(EXPERTS, [first] * 4, _OF_EXPERTS), caches)
-    yield from _attention("flash attention on", found, True)
+    yield from differences("experts on the host", breakdown, weights(EXPERTS, [first] * 4, _OF_EXPERTS), caches)
+    yield from _attention("flash attention on", breakdown, True)
 
 
 def _attention(what: str, found: Breakdown, expected: bool) -> Iterator[str]:
@@ -225,10 +225,10 @@ def _of_held(path: str, first: str) -> Iterator[str]:
     try:
         loader.keep(Ahead(path, description, is_held=True))
         params = Params(n_ctx=_CONTEXT, devices=(first,), tensor_split=(4.0,), tensor_buft_overrides=_on_host())
-        found = loader.measure(path, params)
+        breakdown = loader.measure(path, params)
         yield from differences(
             "a load that waits",
-            found,
+            breakdown,
             weights(EXPERTS, [first] * 4, _OF_EXPERTS),
             cache([first] * _LAYERS, _CONTEXT),
         )

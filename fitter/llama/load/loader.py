@@ -130,9 +130,9 @@ class Loader:
             self._placers.pop(next(iter(self._placers))).close()
         placer = placer or Placer(path, description, len(names), self._place_in_fork, self._measure_in_fork)
         self._placers[len(names)] = placer
-        found = placer.measure(params, reserve)
-        self.loads += found is not None
-        return found
+        breakdown = placer.measure(params, reserve)
+        self.loads += breakdown is not None
+        return breakdown
 
     def _place_in_fork(self, placer: Placer, params: Params) -> None:
         used = params.devices or ()

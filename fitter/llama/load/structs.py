@@ -69,14 +69,14 @@ def _apply_model(params: Params, out: Any, available: Registry, leave_default: b
 def overrides_of(params: Params, available: Registry) -> list[tuple[bytes, int]]:
     """The pattern and the address of the buffer type of every override. Raises ``UsageError`` for an unknown one."""
     buffer_types = {d.buffer_type: d.buffer_type_address for d in available.devices if d.buffer_type is not None}
-    found = []
+    overrides = []
     for override in params.tensor_buft_overrides:
         if override.buffer_type not in buffer_types:
             raise UsageError(
                 f"unknown buffer type '{override.buffer_type}'; there are: {', '.join(buffer_types) or 'none'}"
             )
-        found.append((override.pattern.encode("utf-8", "surrogateescape"), buffer_types[override.buffer_type]))
-    return found
+        overrides.append((override.pattern.encode("utf-8", "surrogateescape"), buffer_types[override.buffer_type]))
+    return overrides
 
 
 def apply_context(params: Params, out: Any) -> None:

@@ -146,7 +146,7 @@ def _greet(address: tuple[str, int], connect_seconds: float, start: float, answe
 def mismatch(servers: Sequence[str], log: Iterable[str]) -> str | None:
     """Why llama.cpp, which wrote the lines of ``log``, cannot use one of ``servers``, if that is its protocol."""
     lines = list(log)
-    versions = [found[1] for line in lines if (found := _MISMATCH.search(line))]
+    versions = [match[1] for line in lines if (match := _MISMATCH.search(line))]
     if not versions:
         return None
     # Newer versions say which one, and end the process.

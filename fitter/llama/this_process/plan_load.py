@@ -147,10 +147,10 @@ def _registry(servers: Sequence[str], progress: guarded.LoadProgress) -> Registr
     remote: list[Device] = []
     for server in servers:
         name = connections.name_of(server)
-        found = rpc_devices(name)
-        if not found:
+        devices = rpc_devices(name)
+        if not devices:
             raise _NoDeviceError(server)
-        for device in found:
+        for device in devices:
             buffer_type = (device.buffer_type or "").replace(name, server)
             info = replace(device.info, name=f"RPC{len(remote)}", description=server, buffer_type=buffer_type)
             remote.append(replace(device, info=info, buffer_type=buffer_type))
@@ -225,10 +225,10 @@ def _refused(
     if isinstance(error, MemoryError):
         return "host", plan.host.used, f"the plan and llama-cpp-python ({_one_line(str(error)) or 'no memory'})"
     for line in reversed(log):
-        if found := _REFUSED.search(line.text):
-            size = float(found["size"]) * (MIB if found["mib"] else 1)
-            device = next((d.info.name for d in registry.default if d.buffer_type == found["buffer_type"]), "host")
-            return device, int(size), f"a buffer of type {found['buffer_type']}"
+        if match := _REFUSED.search(line.text):
+            size = float(match["size"]) * (MIB if match["mib"] else 1)
+            device = next((d.info.name for d in registry.default if d.buffer_type == match["buffer_type"]), "host")
+            return device, int(size), f"a buffer of type {match['buffer_type']}"
     if any(_NO_MEMORY.search(line.text) for line in log):
         return "host", plan.host.used, "the plan"
     return None

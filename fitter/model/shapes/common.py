@@ -124,8 +124,8 @@ def sections(c: Config) -> list[int]:
     """How many of the frequencies of rope are for each of a token's positions; empty where there is one position."""
     part = rope_part(c)
     said = c if part is None or not part.has("mrope_section") else part
-    found = said.numbers("mrope_section")
-    return [*said.counts("mrope_section", len(found)), 0, 0, 0, 0][:4] if found else []
+    numbers = said.numbers("mrope_section")
+    return [*said.counts("mrope_section", len(numbers)), 0, 0, 0, 0][:4] if numbers else []
 
 
 def routed(c: Config, h: Header) -> tuple[int, int]:
@@ -142,14 +142,14 @@ def routed(c: Config, h: Header) -> tuple[int, int]:
 
 def every(c: Config, name: str, n_layer: int, kinds: Sequence[str]) -> list[str] | None:
     """The kind of each layer, where they are listed; only ``kinds`` are known."""
-    found = c.texts(name)
-    if found is None:
+    texts = c.texts(name)
+    if texts is None:
         return None
-    if len(found) != n_layer:
-        raise c.error(f"has {len(found)} {name} for {n_layer} layers: give one for each")
-    if other := next((each for each in found if each not in kinds), None):
+    if len(texts) != n_layer:
+        raise c.error(f"has {len(texts)} {name} for {n_layer} layers: give one for each")
+    if other := next((each for each in texts if each not in kinds), None):
         raise c.unknown(f"a layer of type '{other[:40]}'")
-    return found
+    return texts
 
 
 def is_tied(c: Config, default: bool) -> bool:

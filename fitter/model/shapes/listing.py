@@ -58,15 +58,15 @@ def shapes(*words: str) -> tuple[ShapeInfo, ...]:
     wanted = [word.strip().lower() for word in words]
     if len(wanted) == 1 and wanted[0] in catalogue.names():
         return (_info(wanted[0]),)
-    found = [each for each in map(_info, catalogue.names()) if _has(each, wanted)]
-    if not found and len(wanted) == 1:
+    shape_infos = [each for each in map(_info, catalogue.names()) if _has(each, wanted)]
+    if not shape_infos and len(wanted) == 1:
         # with the names that are nearest
         catalogue.published(wanted[0])
-    if not found:
+    if not shape_infos:
         raise UsageError(
             f"no shape has all of '{printable(' '.join(words), 100)}' in its name: 'fitter shapes' lists all"
         )
-    return tuple(found)
+    return tuple(shape_infos)
 
 
 def _has(each: ShapeInfo, words: Sequence[str]) -> bool:
