@@ -191,6 +191,7 @@ def explore(
     """
     from fitter import executors, programs
     from fitter.api.explore import explore_grid
+    from fitter.cli import report_file
     from fitter.output import progress
     from fitter.output.tables import exploration_table
 
@@ -201,15 +202,11 @@ def explore(
     if executor is not None:
         executors.check_executor(executor)
     if output is not None:
-        from fitter.cli import report_file
-
         exploration_table.check_output(output)
         report_file.check_place("-o", output)
         if resume is not None and output.resolve() == resume.resolve():
             raise UsageError(f"-o {output} is the file of --resume too: name another one")
     if page_file is not None:
-        from fitter.cli import report_file
-
         report_file.check({"--report": page_file}, *models, others={"-o": output, "--resume": resume})
     given["program"] = given["program"] or programs.chosen("llama-server")
     done = [0, 0]

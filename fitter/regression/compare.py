@@ -109,7 +109,8 @@ def _moves(case: Case, locked: Snapshot, measured: Snapshot) -> list[Move]:
         failure = f"it no longer fits: {missing(measured)}" if locked.fits else ""
         moves.append(Move("fits", int(locked.fits), int(measured.fits), "", failure=failure))
     elif not measured.fits and missing(measured) != missing(locked):
-        moves.append(Move("missing", _missing(locked), _missing(measured), "bytes", detail=missing(measured)))
+        before, after = (sum(_missing(snapshot).values()) for snapshot in (locked, measured))
+        moves.append(Move("missing", before, after, "bytes", detail=missing(measured)))
     names = dict.fromkeys((*locked.devices, *measured.devices))
     uses: list[tuple[str, LockedDevice | LockedHost | None, LockedDevice | LockedHost | None]] = [
         (name, locked.devices.get(name), measured.devices.get(name)) for name in names
@@ -184,17 +185,15 @@ def _beyond_budget(budget: Budget, measured: Snapshot) -> list[Move]:
 
 
 def missing(snapshot: Snapshot) -> str:
-    """How much memory a plan that does not fit lacks on each device and on the host."""
-    uses: list[tuple[str, LockedDevice | LockedHost | LockedPool]]
-    uses = [*snapshot.devices.items(), ("the host", snapshot.host), *snapshot.pools.items()]
-    lacking = [f"{name} lacks {human(use.missing)}" for name, use in uses if use.missing > 0]
+    """Write the memory that a plan that does not fit lacks on each device and on the host."""
+    lacking = [f"{name} lacks {human(size)}" for name, size in _missing(snapshot).items()]
     return ", ".join(lacking) or "llama.cpp cannot place it"
 
 
-def _missing(snapshot: Snapshot) -> int:
-    uses: list[LockedDevice | LockedHost | LockedPool]
-    uses = [*snapshot.devices.values(), snapshot.host, *snapshot.pools.values()]
-    return sum(max(0, use.missing) for use in uses)
+def _missing(snapshot: Snapshot) -> dict[str, int]:
+    uses: dict[str, LockedDevice | LockedHost | LockedPool]
+    uses = {**snapshot.devices, "the host": snapshot.host, **snapshot.pools}
+    return {name: use.missing for name, use in uses.items() if use.missing > 0}
 
 
 def _weights(host: LockedHost) -> int:

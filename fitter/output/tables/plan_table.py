@@ -258,8 +258,7 @@ def verification_table(verification: Verification) -> RenderableType:
             style = "bold red" if difference in exceeding else ""
             if predicted or real:
                 more = Text(f"{difference.more:+,}" if difference else "", style=style)
-                real = taken_text(row, kind)
-                sizes.add_row(f"{row.real.buffer_type} {kind}", f"{predicted:,}", real, more)
+                sizes.add_row(f"{row.real.buffer_type} {kind}", f"{predicted:,}", taken_text(row, kind), more)
     memory = _table("MiB", "free before", "after", "counted", "unaccounted", spare=("after", "free before"))
     for use in verification.memory:
         memory.add_row(use.name, mib(use.before), mib(use.after), mib(use.counted), mib(use.unaccounted))
