@@ -80,7 +80,8 @@ def fit(
         _device_use(device, breakdown.on(device.name), taken(uses, device.name))
         for device in (*request.devices, *occupied)
     )
-    host = _host_use(request, breakdown, uses)
+    limit, row = request.host, breakdown.host
+    host = HostUse(limit.total, limit.free, limit.margin, row.model, row.context, row.compute, taken(uses, None))
     pools = pool_uses(request, trial, breakdown, devices, host)
     return Plan(
         model=summary,
@@ -409,11 +410,6 @@ def _attempt(params: Params, request: Request) -> str:
 def _device_use(device: DeviceLimit, row: Row, shared: int) -> DeviceUse:
     limits = device.name, device.description, device.total, device.free, device.margin
     return DeviceUse(*limits, row.model, row.context, row.compute, shared)
-
-
-def _host_use(request: Request, breakdown: Breakdown, shared: Sequence[SharedUse]) -> HostUse:
-    host, row = request.host, breakdown.host
-    return HostUse(host.total, host.free, host.margin, row.model, row.context, row.compute, taken(shared, None))
 
 
 _PROGRAM_LIMITS = {"cache_ram": "-cram", "ctx_checkpoints": "-ctxcp"}

@@ -26,7 +26,7 @@ _STARTS = 8
 _WAYS_TO_BRING: tuple[Literal["items", "layers", "all"], ...] = ("items", "layers", "all")
 
 _CACHE_SHARE = 0.2
-"""Caches of at least this share of the devices' room may be worth less there than weights."""
+"""Caches of at least this share of the devices' room may be worth less there than weights, as with many slots."""
 
 
 @dataclass(frozen=True)
