@@ -23,7 +23,7 @@ LONGEST_FIRST = (
     *("test_exit_status", "test_calibrate", "test_cli", "test_llama_cpp", "test_programs", "test_report"),
     *("test_profile_tables", "test_pytest_plugin", "test_serve", "test_verify", "test_skeleton", "test_json_schema"),
     *("test_rpc", "test_planner", "test_remote_models", "test_explore", "test_server_fit", "test_repositories"),
-    "test_mutated_headers",
+    *("test_mutated_headers", "test_interrupt", "test_malformed_headers"),
 )
 """Files that take longest in `make test` on two cores: they begin first, so that no process works alone at the end."""
 
