@@ -82,7 +82,7 @@ _LISTS = ("--lora", "--lora-scaled", "--spec-type")
 
 
 def command_line(args: Sequence[str], *, quoted: bool) -> str:
-    """``args`` as one line.
+    """Write ``args`` as one line.
 
     ``quoted`` is for a person who copies it into a shell. Without it the line has no quotes, as ``$(fitter ...)`` and
     ``xargs`` need it: a shell would not remove quotes there.

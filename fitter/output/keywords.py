@@ -11,7 +11,7 @@ from fitter.planning.plan.plan import Plan, check_fits
 
 
 def llama_kwargs(plan: Plan, *, anyway: bool = False) -> dict[str, Any]:
-    """Keyword arguments that make ``llama_cpp.Llama`` allocate what was measured for ``plan``.
+    """List keyword arguments that make ``llama_cpp.Llama`` allocate what was measured for ``plan``.
 
     By default ``Llama`` maps host weights from the file; with ``use_mmap=False``, which is among them where prompts are
     faster with it, they are allocated, and every buffer type takes exactly the predicted bytes. Raises

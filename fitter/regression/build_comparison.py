@@ -60,7 +60,7 @@ class Compared:
 
 
 def of_cases(cases: Sequence[Case]) -> tuple[Subject, ...]:
-    """The cases of ``fitter.toml`` as subjects; builds that they name are not asked."""
+    """Return the cases of ``fitter.toml`` as subjects; the builds that they name are ignored."""
     keywords = ({name: value for name, value in case.keywords().items() if name != "llama_cpp"} for case in cases)
     return tuple(
         Subject(case.name, case.model, words, case.max_growth) for case, words in zip(cases, keywords, strict=True)
@@ -87,7 +87,7 @@ def over_builds(
     timeout: float = DEFAULT_TIMEOUT,
     on_done: OnDone | None = None,
 ) -> tuple[Compared, ...]:
-    """Every one of ``subjects`` with every one of ``builds``, as ``fitter.compare_builds`` does it with one.
+    """Measure all ``subjects`` with all ``builds``, as ``fitter.compare_builds`` does for one subject.
 
     On this machine's own devices one is measured at a time. If a subject fails with all builds, its ``error`` says why.
     Raises ``UsageError`` for builds that are not there, ``LibraryError`` for builds that cannot be used.
@@ -120,7 +120,7 @@ def over_builds(
 
 
 def labels(builds: Sequence[str]) -> tuple[str, ...]:
-    """A short name for each build: the last part of its path that tells it from the others."""
+    """Return a short name for each build: the last part of its path that tells it from the others."""
     parts = [tuple(part for part in Path(build).parts if part != os.sep) or (build,) for build in builds]
     n_shared = 0
     while len({each[::-1][: n_shared + 1] for each in parts}) == 1 and n_shared < min(map(len, parts)):
@@ -138,7 +138,7 @@ def labels(builds: Sequence[str]) -> tuple[str, ...]:
 
 
 def first_of(compared: Compared) -> OnBuild | None:
-    """The build with whose plan the others are compared; ``None`` if there is none."""
+    """Return the build with whose plan the others are compared; ``None`` if there is none."""
     return next((each for each in compared.builds if each.plan is not None and each.breakdown is not None), None)
 
 
@@ -165,7 +165,7 @@ def same_parameters(before: OnBuild, after: OnBuild, max_growth: Growth) -> tupl
 
 
 def own_plans(before: Plan, after: Plan) -> tuple[Move, ...]:
-    """How another build's own plan differs: fit, context, layers on devices, weights on the host, estimated speeds."""
+    """Compare another build's own plan: fit, context, layers on devices, weights on the host, estimated speeds."""
     moves = [Move("fits", int(before.fits), int(after.fits), "")] if before.fits != after.fits else []
     if before.breakdown.n_ctx != after.breakdown.n_ctx:
         moves.append(Move("context", before.breakdown.n_ctx, after.breakdown.n_ctx, "tokens"))
@@ -194,7 +194,7 @@ def has_grown(compared: Compared) -> bool:
 
 
 def by_buffer_type(build: OnBuild) -> dict[tuple[str, str], Row]:
-    """The rows of a measurement that are not empty, by place (a device, or ``host``) and buffer type.
+    """Return the rows of a measurement that are not empty, by place (a device, or ``host``) and buffer type.
 
     What is beside the model is one row for each place. Nothing if it was not measured.
     """
@@ -214,7 +214,7 @@ def by_buffer_type(build: OnBuild) -> dict[tuple[str, str], Row]:
 
 
 def used_on(build: OnBuild) -> dict[str, int]:
-    """Bytes on each device, and on ``host``."""
+    """Sum bytes on each device, and on ``host``."""
     return _by_place(by_buffer_type(build))
 
 

@@ -54,7 +54,7 @@ def _legend(compared: Sequence[Compared], builds: Sequence[str], write: Callable
 
 
 def error_lines(compared: Iterable[Compared], builds: Sequence[str]) -> tuple[str, ...]:
-    """A line for each case and build that could not be measured."""
+    """Write a line for each case and build that could not be measured."""
     lines = []
     for each in compared:
         if each.error is not None:
@@ -75,7 +75,7 @@ def _failed(compared: Iterable[Compared]) -> int:
 
 
 def changes_of_plan(each: Compared) -> tuple[Move, ...]:
-    """How the own plan of the last build differs from the plan of the first."""
+    """Compare the last build's own plan with the plan of the first."""
     first, last = first_of(each), each.builds[-1] if each.builds else None
     if first is None or first.plan is None or last is None or last.plan is None:
         return ()
@@ -88,12 +88,12 @@ def is_same(each: Compared) -> bool:
 
 
 def diff_status(compared: Sequence[Compared]) -> int:
-    """The exit status of an error, else 4 if anything differs."""
+    """Return the exit status of an error, else 4 if anything differs."""
     return _failed(compared) or (EXIT_FITS if all(map(is_same, compared)) else EXIT_REGRESSION)
 
 
 def summary(compared: Sequence[Compared], builds: Sequence[str], write: Callable[[str], str] = printable) -> str:
-    """One line: how many cases take more with the last build than with the first, and how many do not."""
+    """Write one line: how many cases take more with the last build than with the first, and how many do not."""
     first, last = write(labels(builds)[0]), write(labels(builds)[-1])
     failed = sum(each.error is not None or each.builds[-1].error is not None for each in compared)
     grown = sum(map(has_grown, compared))
@@ -151,7 +151,7 @@ def history_status(compared: Sequence[Compared]) -> int:
 
 
 def totals(each: OnBuild) -> dict[str, int] | None:
-    """Bytes on all devices together and on the host; ``None`` if they were not measured."""
+    """Sum bytes on all devices together and on the host; ``None`` if they were not measured."""
     if each.breakdown is None:
         return None
     used = used_on(each)
@@ -183,7 +183,7 @@ def _rows(each: Compared) -> Iterator[tuple[str, list[str]]]:
 
 
 def history_table(compared: Sequence[Compared], builds: Sequence[str]) -> RenderableType:
-    """Bytes with the first build of each case, and the difference from them with each of the others."""
+    """Draw bytes with the first build of each case, and the difference from them with each of the others."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -241,7 +241,7 @@ def markdown(compared: Sequence[Compared], builds: Sequence[str]) -> str:
 
 
 def to_dict(compared: Sequence[Compared], builds: Sequence[str]) -> dict[str, Any]:
-    """The document of ``fitter history --json``, and of ``fitter diff --json`` with builds."""
+    """Write the document of ``fitter history --json``, and of ``fitter diff --json`` with builds."""
     named = zip(builds, labels(builds), versions(compared, builds), strict=True)
     return BUILDS.write(
         Builds(
@@ -276,7 +276,7 @@ COLUMNS = ("case", "build", "version", "device", "buffer_type", "model", "contex
 
 
 def to_csv(compared: Sequence[Compared], builds: Sequence[str]) -> str:
-    """Bytes by case, build and buffer type, for a spreadsheet. What was not measured has no line."""
+    """Write bytes by case, build and buffer type, for a spreadsheet. What was not measured has no line."""
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
     lines.writerow(COLUMNS)

@@ -49,7 +49,7 @@ class Growth:
     part: float = 0.0
 
     def of(self, before: int) -> int:
-        """The bytes by which ``before`` may grow."""
+        """Return the bytes by which ``before`` may grow."""
         return self.bytes + int(self.part * before)
 
 
@@ -106,7 +106,7 @@ class Case:
         return tuple(map(str, gpus)) or (NO_GPU,)
 
     def keywords(self) -> dict[str, Any]:
-        """Keyword arguments of ``fitter.fit``."""
+        """List keyword arguments of ``fitter.fit``."""
         parameters = of_a_case()
         settings = {
             parameters[key].name: self._resolved(parameters[key].kind, value) for key, value in self.settings.items()
@@ -126,7 +126,7 @@ class Case:
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:
-    """The cases of ``fitter.toml`` by name. Raises ``UsageError``."""
+    """Read the cases of ``fitter.toml`` by name. Raises ``UsageError``."""
     document = read_toml(path, f"write one, such as {_EXAMPLE}")
     try:
         _check_keys(document, ("cases", "defaults", "history"), "")
@@ -147,7 +147,7 @@ def read_cases(path: Path) -> tuple[Case, ...]:
 
 
 def read_builds(path: Path, *, is_trusted: bool = False) -> tuple[str, ...]:
-    """The builds that ``fitter history`` is to go through, from ``[history]`` of ``fitter.toml``; none without it.
+    """Read the builds of ``fitter history`` from ``[history]`` of ``fitter.toml``; none without it.
 
     Paths are relative to the file. Raises ``UsageError``, also for paths in a file that is not trusted.
     """
@@ -167,7 +167,7 @@ def read_builds(path: Path, *, is_trusted: bool = False) -> tuple[str, ...]:
 
 
 def make_cases(name: str, table: Mapping[str, Any], directory: Path) -> tuple[Case, ...]:
-    """The cases of one table: one, or if its ``model`` is a pattern one for each match, called ``name/model``.
+    """Make the cases of one table: one, or for a pattern as ``model`` one for each match, called ``name/model``.
 
     ``model`` and ``llama_cpp`` are relative to ``directory``. Raises ``UsageError``.
     """
@@ -230,7 +230,7 @@ def _needs_trust(model: str, settings: Mapping[str, CaseValue], directory: Path)
 
 
 def place_of_build(text: str, directory: Path) -> str:
-    """The llama.cpp that ``text`` names in a file in ``directory``: ``python``, or a path, which is relative to that.
+    """Resolve the llama.cpp that ``text`` names in a file in ``directory``: ``python``, or a path relative to that.
 
     A name without ``/`` that is no file there, such as ``llama-server``, is a program on the PATH.
     """
@@ -252,7 +252,7 @@ def is_test(name: str) -> bool:
 
 
 def select(cases: Iterable[Case], expression: str) -> tuple[Case, ...]:
-    """The cases whose name matches ``expression``: a word matches any name that contains it, in upper or lower case.
+    """Select the cases whose name matches ``expression``: a word matches any name that contains it, in any case.
 
     Words may be combined with ``and``, ``or``, ``not`` and parentheses. Raises ``UsageError``.
     """
@@ -261,7 +261,7 @@ def select(cases: Iterable[Case], expression: str) -> tuple[Case, ...]:
 
 
 def select_named(cases: Sequence[Case], expression: str | None) -> tuple[Case, ...]:
-    """As ``select``, or all cases without an expression. Raises ``UsageError``, also if nothing is selected."""
+    """Select cases; all without an expression. Raises ``UsageError``, also if nothing is selected."""
     if expression is None:
         return tuple(cases)
     if selected := select(cases, expression):
@@ -359,12 +359,12 @@ def _budget(table: Mapping[str, Any], settings: Mapping[str, CaseValue], where: 
     assert isinstance(gpus, tuple)
     names = [device.name.lower() for device in parse_gpus(list(map(str, gpus)))]
     speeds = ("prompt_tokens_per_second", "generation_tokens_per_second")
-    given = {key.lower(): value for key, value in table.items()}
-    _check_keys(given, (*names, "host", "n_ctx", *speeds), where)
+    limits = {key.lower(): value for key, value in table.items()}
+    _check_keys(limits, (*names, "host", "n_ctx", *speeds), where)
     return Budget(
-        {name: read_size(f"{where}.{name}", given[name]) for name in (*names, "host") if name in given},
-        PARAMETERS["fit_ctx"].kind.read(f"{where}.n_ctx", given["n_ctx"]) if "n_ctx" in given else None,
-        **{name: _speed(given[name], f"{where}.{name}") for name in speeds if name in given},
+        {name: read_size(f"{where}.{name}", limits[name]) for name in (*names, "host") if name in limits},
+        PARAMETERS["fit_ctx"].kind.read(f"{where}.n_ctx", limits["n_ctx"]) if "n_ctx" in limits else None,
+        **{name: _speed(limits[name], f"{where}.{name}") for name in speeds if name in limits},
     )
 
 
@@ -396,16 +396,16 @@ class _Expression:
         return accepts
 
     def _any(self) -> Callable[[str], bool]:
-        found = [self._all()]
+        terms = [self._all()]
         while self._take("or"):
-            found.append(self._all())
-        return lambda name: any(accepts(name) for accepts in found)
+            terms.append(self._all())
+        return lambda name: any(accepts(name) for accepts in terms)
 
     def _all(self) -> Callable[[str], bool]:
-        found = [self._one()]
+        terms = [self._one()]
         while self._take("and"):
-            found.append(self._one())
-        return lambda name: all(accepts(name) for accepts in found)
+            terms.append(self._one())
+        return lambda name: all(accepts(name) for accepts in terms)
 
     def _one(self) -> Callable[[str], bool]:
         is_wanted = True

@@ -38,7 +38,7 @@ class CaseResult:
 
 
 def lock_path(cases_file: Path, lock_file: Path | None) -> Path:
-    """The path of the lock: ``lock_file``, or by default beside the cases."""
+    """Return the path of the lock: ``lock_file``, or by default beside the cases."""
     return cases_file.with_name(LOCK_FILE) if lock_file is None else lock_file
 
 

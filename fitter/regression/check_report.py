@@ -30,7 +30,7 @@ _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def causes(outcome: CaseResult) -> tuple[str, ...]:
-    """The changes that may explain the case's differences; one line that says so if none is known."""
+    """List the changes that may explain the case's differences; one line that says so if none is known."""
     comparison = outcome.comparison
     if comparison is None or comparison.locked is None:
         return ()
@@ -40,7 +40,7 @@ def causes(outcome: CaseResult) -> tuple[str, ...]:
 
 
 def exit_status(outcomes: Iterable[CaseResult]) -> int:
-    """The status of the error if a case could not be measured, else 4 if a case failed.
+    """Return the status of the error if a case could not be measured, else 4 if a case failed.
 
     Otherwise 2 if a case is only in ``fitter.toml`` or only in the lock.
     """
@@ -53,7 +53,7 @@ def exit_status(outcomes: Iterable[CaseResult]) -> int:
 
 
 def summary(outcomes: Sequence[CaseResult]) -> str:
-    """One line with the number of cases for each status."""
+    """Write one line with the number of cases for each status."""
     count = {status: sum(outcome.status == status for outcome in outcomes) for status in _WORDS}
     total = "1 case" if len(outcomes) == 1 else f"{len(outcomes)} cases"
     return f"{total}: " + ", ".join(f"{count[status]} {word}" for status, word in _WORDS.items() if count[status])
@@ -70,7 +70,7 @@ _WORDS = {
 
 
 def check_table(outcomes: Sequence[CaseResult], *, verbose: bool = False) -> RenderableType:
-    """The numbers that changed and the causes, by case; ``verbose``: unchanged cases too.
+    """Draw the numbers that changed and the causes, by case; ``verbose``: unchanged cases too.
 
     Errors are not included: see ``error_lines``.
     """
@@ -109,7 +109,7 @@ def print_diff(stream: IO[str], diff: PlanDiff) -> None:
 
 
 def moves_table(moves: Sequence[Move], before: str = "locked", after: str = "now") -> RenderableType:
-    """A row for each number; those that fail the case begin with ``!``."""
+    """Draw a row for each number; those that fail the case begin with ``!``."""
     from fitter.output.tables.narrow import NarrowTable
 
     table = NarrowTable(spare=(before, "", "change"), names="", shorten=str, fold=24)
@@ -138,7 +138,7 @@ def _change(move: Move) -> str:
 
 
 def figure(value: float | None, unit: Unit) -> str:
-    """A number for people to read; without a unit ``yes`` or ``no``."""
+    """Write a number for people to read; without a unit ``yes`` or ``no``."""
     if value is None:
         return "-"
     if unit == "bytes":
@@ -163,12 +163,12 @@ def print_check(stream: IO[str], outcomes: Sequence[CaseResult], *, verbose: boo
 
 
 def error_lines(outcomes: Iterable[CaseResult]) -> tuple[str, ...]:
-    """A line for each case that could not be measured, or is only in ``fitter.toml`` or only in the lock."""
+    """Write a line for each case that could not be measured, or is only in ``fitter.toml`` or only in the lock."""
     return tuple(f"error: {printable(outcome.name)}: {outcome.error}" for outcome in outcomes if outcome.error)
 
 
 def lock_lines(measured: Iterable[Measured]) -> tuple[str, ...]:
-    """A line for each case that could not be measured, or that does not fit."""
+    """Write a line for each case that could not be measured, or that does not fit."""
     lines = []
     for each in measured:
         if each.error is not None:
@@ -182,12 +182,12 @@ def lock_lines(measured: Iterable[Measured]) -> tuple[str, ...]:
 
 
 def check_to_dict(outcomes: Sequence[CaseResult]) -> dict[str, Any]:
-    """The document of ``fitter check --json``."""
+    """Write the document of ``fitter check --json``."""
     return CHECK.write(Check(exit_status(outcomes) == EXIT_FITS, tuple(outcomes)))
 
 
 def page(outcomes: Sequence[CaseResult]) -> str:
-    """The check as a page of HTML. Raises ``LibraryError`` where a package is missing for it."""
+    """Draw the check as a page of HTML. Raises ``LibraryError`` where a package is missing for it."""
     from fitter.output.pages.report_page import check_page
 
     explained = {outcome.name: causes(outcome) for outcome in outcomes}
@@ -195,7 +195,7 @@ def page(outcomes: Sequence[CaseResult]) -> str:
 
 
 def markdown(outcomes: Sequence[CaseResult]) -> str:
-    """The check as a comment for a pull request: the cases that changed, and why."""
+    """Write the check as a comment for a pull request: the cases that changed, and why."""
     is_good = exit_status(outcomes) == EXIT_FITS
     lines = [f"### {'✅' if is_good else '❌'} fitter check — {summary(outcomes)}"]
     moved = [outcome for outcome in outcomes if outcome.status != "same"]
@@ -211,12 +211,12 @@ def markdown(outcomes: Sequence[CaseResult]) -> str:
 
 
 def table_cell(text: str) -> str:
-    """``text`` for a cell of a table, where ``|`` must be escaped even in code."""
+    """Write ``text`` for a cell of a table, where ``|`` must be escaped even in code."""
     return literal(text).replace("|", r"\|")
 
 
 def literal(text: str) -> str:
-    """``text`` without markup: as code if it could contain any, so that it makes no links and notifies nobody."""
+    """Write ``text`` without markup: as code if it could contain any, so that it makes no links and notifies nobody."""
     text = " ".join(printable(text).split())
     if _PLAIN.fullmatch(text):
         return text
@@ -227,7 +227,7 @@ def literal(text: str) -> str:
 
 
 def junit(outcomes: Sequence[CaseResult]) -> bytes:
-    """The check as JUnit XML, with a test for each case."""
+    """Write the check as JUnit XML, with a test for each case."""
     from xml.etree import ElementTree
 
     suite = ElementTree.Element(

@@ -206,7 +206,7 @@ def _grown(before: int, after: int) -> str:
 
 
 def change(before: float | None, after: float, unit: Unit) -> str:
-    """The difference with its sign: ``+12.0 MiB``; small ones to the byte."""
+    """Write the difference with its sign: ``+12.0 MiB``; small ones to the byte."""
     if before is None or not unit:
         return ""
     delta = after - before
@@ -219,7 +219,7 @@ def change(before: float | None, after: float, unit: Unit) -> str:
 
 
 def sizes(before: int | str, after: int | str) -> tuple[str, str]:
-    """Two sizes for people to read, in bytes if they would look the same otherwise; strings stay as they are."""
+    """Write two sizes for people to read, in bytes if they would look the same otherwise; strings stay as they are."""
     first, second = (human(size) if isinstance(size, int) else size for size in (before, after))
     return (f"{before} B", f"{after} B") if first == second else (first, second)
 

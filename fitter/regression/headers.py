@@ -20,7 +20,7 @@ _MOST_LAYERS = 4096
 
 
 def digest(files: Sequence[Path], header_bytes: Sequence[int]) -> str:
-    """A digest of the first ``header_bytes`` of each file. Raises ``ModelError`` if a file cannot be read."""
+    """Compute a digest of the first ``header_bytes`` of each file. Raises ``ModelError`` if a file cannot be read."""
     total = hashlib.sha256()
     for path, size in zip(files, header_bytes, strict=True):
         try:
@@ -46,7 +46,7 @@ def summarize(tensors: Iterable[TensorInfo]) -> dict[str, str]:
 
 
 def expand(summary: Mapping[str, str]) -> dict[str, str]:
-    """The type of every tensor by its name, from what ``summarize`` wrote; anything else is ignored."""
+    """Read the type of every tensor by its name, from what ``summarize`` wrote; anything else is ignored."""
     tensors = {}
     for key, text in summary.items():
         for part in text.split("; "):

@@ -170,7 +170,7 @@ class Lock:
 
 
 def read_lock(path: Path) -> Lock:
-    """The lock in ``path``. Raises ``UsageError`` if it is missing, damaged, or written by a newer fitter."""
+    """Read the lock in ``path``. Raises ``UsageError`` if it is missing, damaged, or written by a newer fitter."""
     check_is_file(path)
     document = read_toml(path, "run 'fitter lock' to make it")
     schema = document.get("schema")
@@ -258,7 +258,7 @@ def _wait_for(directory: int, path: Path, patience: float) -> None:
 
 
 def dumps(lock: Lock) -> str:
-    """The lock as text: cases sorted by name, keys always in the same order."""
+    """Write the lock as text: cases sorted by name, keys always in the same order."""
     import tomli_w
 
     cases = {name: _document(snapshot) for name, snapshot in sorted(lock.cases.items())}

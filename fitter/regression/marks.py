@@ -51,7 +51,7 @@ LIMITS = {
 
 
 def keywords() -> tuple[str, ...]:
-    """The keywords of a marker."""
+    """List the keywords of a marker."""
     settings = (name for name in of_a_case() if name != "gpu")
     return ("model", "gpu", "gpus", *settings, *LIMITS, *CHANGES)
 
@@ -121,7 +121,7 @@ class Checks:
         return Verdict(tuple(failures), bool(failures) and not errors, tuple(sections), measured)
 
     def plan(self, item: pytest.Item, model: Any) -> api.Plan:
-        """The plan of the marker that is closest to ``item``; ``model`` is used if the marker names none."""
+        """Return the plan of the marker that is closest to ``item``; ``model`` is used if the marker names none."""
         mark = item.get_closest_marker(MARKER)
         assert mark is not None
         try:
@@ -137,7 +137,7 @@ class Checks:
         return show(path.relative_to(self.root) if path.is_relative_to(self.root) else path)
 
     def lock(self) -> Lock:
-        """The lock; an empty one if there is no file. Raises ``UsageError``."""
+        """Return the lock; an empty one if there is no file. Raises ``UsageError``."""
         if self._lock is None:
             try:
                 self._lock = read_lock(self.lock_path) if os.path.lexists(self.lock_path) else Lock({})

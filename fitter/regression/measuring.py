@@ -66,7 +66,7 @@ def measure_cases(
     timeout: float = DEFAULT_TIMEOUT,
     on_done: OnDone | None = None,
 ) -> tuple[Measured, ...]:
-    """The memory of every case, in the order of ``cases``, measured by ``jobs`` workers (by default one per processor).
+    """Measure every case, in the order of ``cases``, by ``jobs`` workers (by default one per processor).
 
     A case whose settings are those ``locked`` for it is measured with the locked parameters, and fitted only if that
     shows a difference. ``on_done`` is called after every case, by one thread at a time. If one case fails, its
@@ -148,7 +148,7 @@ class _Versions:
         self._known: dict[str | None, str] = {}
 
     def of(self, case: Case) -> str:
-        """The version of the llama.cpp that ``case`` is measured with."""
+        """Return the version of the llama.cpp that ``case`` is measured with."""
         if case.llama_cpp not in self._known:
             self.worker.configure((), llama_cpp=case.llama_cpp)
             self._known[case.llama_cpp] = self.worker.llama_cpp()
@@ -248,7 +248,7 @@ def _fitted(case: Case, worker: Worker, version: str, stopped: threading.Event) 
 
 
 def snapshot_of(plan: Plan, case: Case, worker: Worker, version: str) -> Snapshot:
-    """The memory of ``plan`` as a lock records it; ``version`` is the version of the worker's llama.cpp."""
+    """Return the memory of ``plan`` as a lock records it; ``version`` is the version of the worker's llama.cpp."""
     devices, host = memory_of(plan.breakdown.rows)
     params = replace(plan.params, devices=plan.breakdown.devices) if plan.params.devices is None else plan.params
     # no path of this machine
@@ -294,7 +294,7 @@ def _model(plan: Plan, worker: Worker) -> LockedModel:
 
 
 def memory_of(rows: Iterable[Row]) -> tuple[dict[str, dict[str, Memory]], dict[str, Memory]]:
-    """Memory by buffer type, of each device and of the host, without empty buffer types."""
+    """Sum memory by buffer type, of each device and of the host, without empty buffer types."""
     devices: dict[str, dict[str, Memory]] = {}
     host: dict[str, Memory] = {}
     for row in sorted(rows, key=lambda row: row.buffer_type):

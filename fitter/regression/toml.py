@@ -22,7 +22,7 @@ _TOKEN = re.compile(r""""(?:[^"\\]+|\\.)*"?|'[^']*'?|[\w-]+|\s+|.""", re.DOTALL)
 
 
 def read_toml(path: Path, remedy: str) -> Mapping[str, Any]:
-    """The tables in ``path``. Raises ``UsageError``, with ``remedy`` in the message if there is no such file."""
+    """Read the tables in ``path``. Raises ``UsageError``, with ``remedy`` in the message if there is no such file."""
     try:
         text = read_text(path)
     except FileNotFoundError:

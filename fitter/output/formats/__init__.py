@@ -31,7 +31,7 @@ UNQUOTED = ("args", "ik_llama")
 
 
 def render(plan: Plan, name: str, *, anyway: bool = False) -> str:
-    """``plan`` in the format ``name``, one of ``FORMATS``, without a newline at the end.
+    """Write ``plan`` in the format ``name``, one of ``FORMATS``, without a newline at the end.
 
     Every format contains every parameter of the plan, or raises :class:`PlanError` that names the one which it cannot
     express. All but ``json`` also raise it if the plan does not fit, unless ``anyway`` is true. Raises
@@ -50,7 +50,7 @@ def render(plan: Plan, name: str, *, anyway: bool = False) -> str:
 
 
 def words(plan: Plan, name: str) -> list[str]:
-    """The arguments of ``plan`` in the format ``name``, one of ``UNQUOTED``, whether it fits or not.
+    """Write the arguments of ``plan`` in the format ``name``, one of ``UNQUOTED``, whether it fits or not.
 
     Raises :class:`PlanError` for an argument that cannot be on one line, and what ``render`` raises.
     """

@@ -7,5 +7,5 @@ from fitter.planning.plan.plan import Plan
 
 
 def words(plan: Plan) -> list[str]:
-    """The words of ``plan.arguments()``."""
+    """Write the words of ``plan.arguments()``."""
     return arguments(plan)

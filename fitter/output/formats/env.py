@@ -10,7 +10,7 @@ from fitter.planning.plan.plan import Plan
 
 
 def text(plan: Plan) -> str:
-    """A line for the model's path, and one for every argument.
+    """Write a line for the model's path, and one for every argument.
 
     A value that a shell would change is quoted. A shell and systemd remove the quotes, but docker's ``--env-file`` does
     not, so a comment warns of it. Raises :class:`PlanError` if llama.cpp has no variable for something in the plan.

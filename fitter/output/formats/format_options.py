@@ -50,7 +50,7 @@ _NO_PARAMETERS = (
 
 
 def options() -> dict[str, Option]:
-    """Every option that fitter shares with llama.cpp's programs, by the name that a plan's arguments use."""
+    """List every option that fitter shares with llama.cpp's programs, by the name that a plan's arguments use."""
     table = {option.name: option for option in _NO_PARAMETERS}
     for each in PARAMETERS.values():
         if each.options and not each.is_ours:
@@ -60,7 +60,7 @@ def options() -> dict[str, Option]:
 
 
 def option_values(plan: Plan) -> list[OptionValue]:
-    """The arguments of ``plan``, option by option. Raises :class:`PlanError` for an argument that is not known."""
+    """List the arguments of ``plan``, option by option. Raises :class:`PlanError` for an argument that is not known."""
     words, table = iter(arguments(plan)), options()
     values = []
     for word in words:

@@ -17,7 +17,7 @@ _EVERY_LAYER = 999
 
 
 def words(plan: Plan) -> list[str]:
-    """The arguments of ``plan`` for ik_llama.cpp.
+    """Write the arguments of ``plan`` for ik_llama.cpp.
 
     Raises :class:`PlanError` for anything that the fork has no option for. Two things need none, since the fork always
     does them: one KV cache for all sequences, and no fitting of its own.

@@ -11,7 +11,7 @@ from fitter.planning.plan.plan import Plan
 
 
 def text(plan: Plan) -> str:
-    """The preset: version, a section named like the file, the model's full path, every argument by its long name.
+    """Write the preset: version, a section named like the file, the model's full path, every argument by its long name.
 
     Raises :class:`PlanError` for a value that llama-server would not read completely.
     """
@@ -20,7 +20,7 @@ def text(plan: Plan) -> str:
 
 
 def section(path: str) -> str:
-    """The name under which llama-server offers the model at ``path``: its file name without special characters.
+    """Return the name under which llama-server offers the model at ``path``: its file name without special characters.
 
     In a preset ``]`` ends the name, ``:`` begins a tag, and ``*`` stands for all models.
     """

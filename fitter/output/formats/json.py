@@ -8,5 +8,5 @@ from fitter.planning.plan.plan import Plan
 
 
 def text(plan: Plan) -> str:
-    """The document of ``plan.to_dict()``."""
+    """Write the document of ``plan.to_dict()``."""
     return dumps(to_dict(plan))

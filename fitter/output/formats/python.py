@@ -15,7 +15,7 @@ from fitter.planning.plan.plan import Plan
 
 
 def text(plan: Plan) -> str:
-    """A script that loads the model into ``llm``.
+    """Write a script that loads the model into ``llm``.
 
     It calls ``llama_cpp.Llama`` if that has all the parameters. Otherwise it calls ``fitter.fit`` with every parameter
     fixed, which measures them again on the machine that runs the script, and then ``plan.load()``.
@@ -32,7 +32,7 @@ def text(plan: Plan) -> str:
 
 
 def fit_kwargs(plan: Plan) -> dict[str, Any]:
-    """Keyword arguments of ``fitter.fit`` that fix every parameter, so that it makes the same plan."""
+    """List keyword arguments of ``fitter.fit`` that fix every parameter, so that it makes the same plan."""
     pins = {
         each.name: plan.params.of_parameter(each)
         for each in taken_by(LoadKeywords)

@@ -7,7 +7,7 @@ from fitter.planning.plan.plan import Plan
 
 
 def text(plan: Plan) -> str:
-    """One line that ``eval`` turns into ``plan.arguments()`` in sh, bash, zsh and fish.
+    """Write one line that ``eval`` turns into ``plan.arguments()`` in sh, bash, zsh and fish.
 
     Raises :class:`PlanError` for an argument that cannot be on one line.
     """

@@ -74,7 +74,7 @@ def exploration_page(document: Mapping[str, Any]) -> str:
 
 
 def exploration_fragment(document: Mapping[str, Any]) -> str:
-    """The table of an exploration for a page that is there already, such as a notebook's.
+    """Draw the table of an exploration for an existing page, such as a notebook's.
 
     Its script only sorts, and holds nothing of the document; where a notebook does not run it, the table stands as it
     is. Nothing is asked of any network.
@@ -114,7 +114,7 @@ def _counts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def shown(value: Any, key: str) -> str:
-    """A value of a cell in words; ``-`` where there is none."""
+    """Write a value of a cell in words; ``-`` where there is none."""
     if value is None:
         return _SAME
     if key in _BYTES:
@@ -167,7 +167,7 @@ def _columns(document: Mapping[str, Any]) -> list[_Column]:
 
 
 def table(document: Mapping[str, Any]) -> str:
-    """The table of all cells: HTML, with every figure of JSON in ``data-value``."""
+    """Draw the table of all cells: HTML, with every figure of JSON in ``data-value``."""
     columns = _columns(document)
     heads = (f'<th scope="col"{_class(column)}>{text(column.title)}</th>' for column in columns)
     rows = (_row(cell, columns) for cell in document["cells"])

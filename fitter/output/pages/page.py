@@ -38,7 +38,7 @@ def page(
     styles: Sequence[str] = ("report.css",),
     **values: Any,
 ) -> str:
-    """The page that ``template`` makes of ``values``, with ``documents`` in it as JSON under their names.
+    """Fill ``template`` with ``values``, and embed ``documents`` as JSON under their names.
 
     ``scripts`` are all that may run in it; they have no word of what it shows.
     """
@@ -74,7 +74,7 @@ def style(names: Sequence[str] = ("report.css",)) -> str:
 
 
 def pictures(draw: Callable[[int], str]) -> list[tuple[str, Markup]]:
-    """A picture for a page and one for a telephone, of which a style sheet shows one."""
+    """Draw a picture for a page and one for a telephone, of which a style sheet shows one."""
     from markupsafe import Markup
 
     return [("wide", Markup(draw(WIDE))), ("narrow", Markup(draw(NARROW)))]

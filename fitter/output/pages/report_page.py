@@ -49,7 +49,7 @@ def plan_page(
     contexts: Sequence[ContextPoint] = (),
     notes: Sequence[str] = (),
 ) -> str:
-    """The page of ``plan``, with where its layers are and what other contexts would take, as far as that is known.
+    """Draw the page of ``plan``, with the places of its layers and the cost of other contexts, if known.
 
     ``notes``: what else is to be said, a sentence each. Raises ``LibraryError`` where a package is missing for it.
     """
@@ -120,7 +120,7 @@ def _shared_values(
 
 
 def plan_picture(plan: Mapping[str, Any], title: str = "", layer_map: LayerMap | None = None) -> str:
-    """The SVG of a plan, given as its JSON document: its memory, and where its layers are if that is known."""
+    """Draw a plan, given as its JSON document, as SVG: its memory, and the places of its layers if known."""
     parts = [*bars.bars(plan)]
     if layer_map is not None:
         heading = f'<text class="name" x="{drawing.EDGE}" y="14">where each layer is</text>'
@@ -130,7 +130,7 @@ def plan_picture(plan: Mapping[str, Any], title: str = "", layer_map: LayerMap |
 
 
 def plan_fragment(plan: Plan) -> str:
-    """The picture of a plan for a page that is there already, such as a notebook's: HTML without a script."""
+    """Draw a plan for an existing page, such as a notebook's: HTML without a script."""
     document = to_dict(plan)
     verdict = "fits" if plan.fits else "does not fit"
     title = f"{plan.model.name} {verdict}, {resolved(plan).n_ctx:,} tokens of context"
@@ -141,7 +141,7 @@ def plan_fragment(plan: Plan) -> str:
 
 
 def check_page(document: Mapping[str, Any], causes: Mapping[str, Sequence[str]], summary: str) -> str:
-    """The page of a check, given as its JSON document, what may have caused each case's differences, and a summary."""
+    """Draw the page of a check: its JSON document, possible causes of each case's differences, and a summary."""
     from fitter.output.pictures import moves_picture
 
     cases = [

@@ -35,7 +35,7 @@ class _Kept:
 
 
 def verification_page(verification: Verification) -> str:
-    """The page of a verification. Raises ``LibraryError`` where a package is missing for it."""
+    """Draw the page of a verification. Raises ``LibraryError`` where a package is missing for it."""
     return page(
         "verification.html",
         title=verification.model.name,

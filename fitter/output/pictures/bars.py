@@ -83,13 +83,13 @@ def bars(plan: Mapping[str, Any], width: int = WIDE) -> tuple[Part, ...]:
 
 
 def bars_svg(plan: Mapping[str, Any], title: str = "", *, width: int = WIDE, is_alone: bool = True) -> str:
-    """The SVG of a plan's memory, given as its JSON document."""
+    """Draw the SVG of a plan's memory, given as its JSON document."""
     label = f"{title}: " if title else ""
     return svg(bars(plan, width), label + said(plan), width=width, title=title, is_alone=is_alone)
 
 
 def said(plan: Mapping[str, Any]) -> str:
-    """The bars in words."""
+    """Describe the bars in words."""
     return "; ".join(f"{use['name']}: {_used(use)}" for use in shown(plan))
 
 

@@ -60,7 +60,7 @@ def charts(points: Sequence[ContextPoint], chosen: int) -> tuple[Chart, ...]:
 
 
 def tokens(n_ctx: int) -> str:
-    """A context for an axis: ``512``, ``4k``, ``14.8k``, ``1M``."""
+    """Write a context for an axis: ``512``, ``4k``, ``14.8k``, ``1M``."""
     if n_ctx < 1024:
         return str(n_ctx)
     number, unit = (n_ctx / 2**20, "M") if n_ctx >= 2**20 else (n_ctx / 2**10, "k")
@@ -92,13 +92,13 @@ def _chart(title: str, lines: dict[str, list[tuple[int, float]]], chosen: int, w
 
 
 def labelled_ticks(most: float, write: Callable[[float], str]) -> list[dict[str, Any]]:
-    """The marks of an axis from 0 to ``most`` or a little more, as pygal takes them."""
+    """Choose the marks of an axis from 0 to ``most`` or a little more, as pygal takes them."""
     step = _step(most or 1.0)
     return [{"label": write(step * i), "value": step * i} for i in range(math.ceil((most or 1.0) / step) + 1)]
 
 
 def new_chart(marks: Sequence[Mapping[str, Any]]) -> Any:
-    """A chart of pygal's without lines yet, whose vertical axis has ``marks``; the page says its colours."""
+    """Make a chart of pygal's without lines yet, whose vertical axis has ``marks``; the page says its colours."""
     from pygal import XY
     from pygal.style import Style
 

@@ -105,7 +105,7 @@ HATCHED = ("margin", "host")
 
 
 def hatch(kind: str) -> str:
-    """The attribute of a shape that is hatched."""
+    """Return the attribute of a shape that is hatched."""
     return f'fill="url(#{kind})"'
 
 
@@ -119,7 +119,7 @@ def _hatched(name: str, kind: str) -> str:
 
 
 def legend(entries: Sequence[tuple[str, str]], left: float, width: float) -> Part:
-    """A square and words for each entry, in as many rows as they need: its shape's attributes, and the words."""
+    """Draw a square and words for each entry, in as many rows as they need: its shape's attributes, and the words."""
     lines: list[str] = []
     x, y = left, 12.0
     for shape, words in entries:

@@ -46,7 +46,7 @@ class Run:
 
 
 def runs(layer_map: LayerMap) -> list[Run]:
-    """The map with neighbours joined that are in the same places."""
+    """Return the map with neighbours joined that are in the same places."""
     joined = []
     for group in layer_map.groups:
         cells = [cell for cell in layer_map.cells if cell.group == group]
@@ -72,7 +72,7 @@ def _column_name(layer: int, n_layer: int) -> str:
 
 
 def layer_picture(layer_map: LayerMap, width: int = WIDE) -> tuple[Part, ...]:
-    """A row for each group, the numbers of the layers below them, and a legend of the devices."""
+    """Draw a row for each group, the numbers of the layers below them, and a legend of the devices."""
     is_wide = width > NARROW
     left = NAMES if is_wide else EDGE
     column = (width - left - EDGE) / (layer_map.n_layer + 2)
@@ -92,7 +92,7 @@ def layer_picture(layer_map: LayerMap, width: int = WIDE) -> tuple[Part, ...]:
 
 
 def layer_svg(layer_map: LayerMap, *, width: int = WIDE, is_alone: bool = True) -> str:
-    """The SVG of the map."""
+    """Draw the SVG of the map."""
     return svg(layer_picture(layer_map, width), _description(layer_map), width=width, is_alone=is_alone)
 
 
@@ -111,7 +111,7 @@ def _shape(place: str, places: Sequence[str]) -> str:
 
 
 def colour(place: str, places: Sequence[str]) -> str:
-    """The class of a device's colour."""
+    """Return the class of a device's colour."""
     return f"p{places.index(place) % N_COLOURS}"
 
 
@@ -161,7 +161,7 @@ def _numbers(n_layer: int, left: float, column: float) -> Part:
 
 
 def by_place(layer_map: LayerMap) -> Mapping[str, list[Run]]:
-    """The runs of each group."""
+    """List the runs of each group."""
     table: dict[str, list[Run]] = {}
     for run in runs(layer_map):
         table.setdefault(run.group, []).append(run)

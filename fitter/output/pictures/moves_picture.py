@@ -13,7 +13,7 @@ _BAR = 12
 
 
 def row_of(move: Mapping[str, Any]) -> dict[str, Any]:
-    """A number that changed, given as in the check's JSON, with its words."""
+    """Write a number that changed, given as in the check's JSON, with its words."""
     before, after, unit = move["before"], move["after"], move["unit"]
     difference = "" if before is None or not unit else _figure(after - before, unit)
     if difference and after > before:
@@ -41,7 +41,7 @@ def _figure(value: float | None, unit: str | None) -> str:
 
 
 def moves_svg(moves: Sequence[Mapping[str, Any]], width: int) -> str:
-    """Two bars for each place whose bytes changed: before, and now; empty where no bytes did."""
+    """Draw two bars for each place whose bytes changed: before, and now; empty where no bytes did."""
     shown = [move for move in moves if move["unit"] == "bytes" and move["before"] is not None]
     if not shown:
         return ""

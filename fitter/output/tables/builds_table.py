@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def builds_to_dict(looks: Iterable[BuildReport]) -> dict[str, Any]:
-    """The document of ``fitter llama-cpp``; a figure is ``null`` if the build does not tell it."""
+    """Write the document of ``fitter llama-cpp``; a figure is ``null`` if the build does not tell it."""
     return {
         "schema": SCHEMA,
         "builds": [
@@ -54,7 +54,7 @@ def of_other_server(server: BuildReport, planned: LlamaCpp) -> str:
 
 
 def builds_table(looks: Iterable[BuildReport]) -> RenderableType:
-    """A row for each build, and below them why one cannot be used."""
+    """Draw a row for each build, and below them why one cannot be used."""
     looks = tuple(looks)
     table = Table(box=None, pad_edge=False)
     table.add_column("llama.cpp", overflow="fold")
@@ -76,8 +76,8 @@ def builds_table(looks: Iterable[BuildReport]) -> RenderableType:
         for profile in _rules(usable[0]):
             rules.add_column(profile, no_wrap=True)
         for look in usable:
-            found = _rules(look).values()
-            texts = (f"{each.equal} of {each.rows}" if each else "never compared" for each in found)
+            coverage = _rules(look).values()
+            texts = (f"{each.equal} of {each.rows}" if each else "never compared" for each in coverage)
             rules.add_row(printable(look.where), *texts)
         parts += [Text(), rules, Text("loads of which fitter's rules and the build's own backend said the same bytes")]
     return Group(*parts)

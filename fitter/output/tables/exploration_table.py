@@ -110,7 +110,7 @@ def write(exploration: Exploration, path: Path) -> None:
 
 
 def exploration_table(exploration: Exploration, *, verbose: bool = False) -> RenderableType:
-    """A row for each cell that fits, what does not below, and the answer; ``verbose``: a row for every cell."""
+    """Draw a row for each cell that fits, the others below, and the answer; ``verbose``: a row for every cell."""
     # every model by the name of its file, as far as these differ
     named = file_names(cell.model for cell in exploration.cells)
     cells = tuple(replace(cell, model=named[cell.model]) for cell in exploration.cells)

@@ -31,7 +31,7 @@ def short_name(description: str) -> str:
 
 
 def too_narrow(width: int) -> str:
-    """The message instead of a table on a terminal of ``width`` columns; empty if it is wide enough."""
+    """Return the message instead of a table on a terminal of ``width`` columns; empty if it is wide enough."""
     if width >= LEAST_WIDTH:
         return ""
     return f"fitter: the table needs {LEAST_WIDTH} columns, but this terminal has {width}: widen it, or use --json"

@@ -28,7 +28,7 @@ def table_of(
     spare: Sequence[str],
     is_folded: bool = False,
 ) -> NarrowTable:
-    """A table with a row for each plan: what it says, its notes, and whether it is the best.
+    """Make a table with a row for each plan: what it says, its notes, and whether it is the best.
 
     ``name``: the header of the first column, which ``is_folded`` or as wide as its words; ``rates``: those of speeds;
     ``spare``: those of columns that may be hidden.
@@ -45,7 +45,7 @@ def table_of(
 
 
 def cells(name: str, size: int | None, each: Planned, *rates: float | None) -> tuple[str, ...]:
-    """The cells of a row; ``rates`` are tokens per second."""
+    """Write the cells of a row; ``rates`` are tokens per second."""
     bits = "-" if each.bits_per_weight is None else f"{each.bits_per_weight:.2f}"
     fits = "unknown" if each.plan is None else "yes" if each.fits else "no"
     contexts = ("-" if count is None else str(count) for count in (each.n_ctx, each.longest_context))
@@ -86,10 +86,10 @@ def none_fits(candidates: Sequence[tuple[int, str, Planned]], word: str = "") ->
 
 
 def best(name: str, size: int, more: str = "") -> str:
-    """The line that names the best one."""
+    """Write the line that names the best one."""
     return f"best: {name}, {human(size)}{more}"
 
 
 def with_arguments(plan: Plan) -> str:
-    """The line with its arguments."""
+    """Write the line with its arguments."""
     return f"arguments: {command_line(arguments(plan), quoted=True)}"

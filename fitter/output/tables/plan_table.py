@@ -73,14 +73,14 @@ def print_to(stream: IO[str], renderable: RenderableType) -> None:
 
 
 def plan_text(plan: Plan) -> str:
-    """The table of ``plan`` as it would be written to a file, without the last newline."""
+    """Write the table of ``plan`` as it would be written to a file, without the last newline."""
     out = io.StringIO()
     print_to(out, plan_table(plan))
     return out.getvalue().removesuffix("\n")
 
 
 def plan_table(plan: Plan, *, verbose: bool = False) -> RenderableType:
-    """The memory of ``plan`` on each device and the host, its parameters and estimated time; ``verbose``: also why."""
+    """Draw the memory of ``plan`` on each device and the host, its parameters and time; ``verbose``: also why."""
     parts: list[RenderableType] = [_title(plan), _use_table(plan)]
     if verbose:
         parts.append(rows_table(plan.breakdown.rows))
@@ -121,7 +121,7 @@ def plan_table(plan: Plan, *, verbose: bool = False) -> RenderableType:
 
 
 def rows_table(rows: Iterable[Row]) -> Table:
-    """Memory per buffer type, with the compute buffers of a real load where they are known to be others."""
+    """Draw memory per buffer type, with the compute buffers of a real load where they differ."""
     rows = tuple(rows)
     has_real = _differs(rows)
     columns = ("compute", "loaded", "used") if has_real else ("compute", "used")
@@ -141,7 +141,7 @@ def _differs(rows: Iterable[Row]) -> bool:
 
 
 def devices_table(devices: tuple[DeviceInfo, ...], host: DeviceInfo) -> RenderableType:
-    """The devices that llama.cpp would use, and the host."""
+    """Draw the devices that llama.cpp would use, and the host."""
     table = _table("device", "MiB: total", "free", spare=("backend", "type", _NAMES), names=_NAMES)
     table.add_column("type")
     table.add_column("backend")
@@ -154,7 +154,7 @@ def devices_table(devices: tuple[DeviceInfo, ...], host: DeviceInfo) -> Renderab
 
 
 def catalogue_table(gpus: Iterable[CatalogueGpu]) -> RenderableType:
-    """The GPUs that ``--gpu`` knows by name, and below them the source of each figure."""
+    """Draw the GPUs that ``--gpu`` knows by name, and below them the source of each figure."""
     gpus = tuple(gpus)
     sources: dict[str, int] = {}
     spare = ("PCIe", "usable", "arch", "TFLOPS", "profile", "free", "GB/s", "sources")
@@ -187,7 +187,7 @@ def catalogue_table(gpus: Iterable[CatalogueGpu]) -> RenderableType:
 
 
 def calibration_table(calibration: Calibration) -> RenderableType:
-    """The result of ``fitter calibrate``: the devices, the comparisons, every number that differs."""
+    """Draw the result of ``fitter calibrate``: the devices, the comparisons, every number that differs."""
     spare = ("free", "MiB: total", _NAMES, "twin")
     columns = ("MiB: total", "free", "context", "outside", "margin")
     devices = _table("device", *columns, spare=spare, names=_NAMES)
@@ -243,7 +243,7 @@ def _differences(calibration: Calibration) -> Table:
 
 
 def verification_table(verification: Verification) -> RenderableType:
-    """The result of ``fitter verify``: predicted and real bytes, the memory of each device, the verdict."""
+    """Draw the result of ``fitter verify``: predicted and real bytes, the memory of each device, the verdict."""
     model = verification.model
     by = "" if verification.server is None else f" by\n{_program(verification.server)}"
     weights = f" ({model.architecture}, {human(model.bytes)} of weights), loaded{by}"
@@ -426,7 +426,7 @@ def _add_use(
 
 
 def later_text(later: Later) -> str:
-    """One line: what grows after the load, and how far."""
+    """Write one line: what grows after the load, and how far."""
     most = "no limit" if later.bytes is None else f"up to {human(later.bytes)}"
     if later.kind == "prompt cache":
         return f"{most} of prompt cache" + (f" (a full slot is {human(later.each)})" if later.each else "")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def shapes_table(shapes: Sequence[ShapeInfo]) -> RenderableType:
-    """A row for each shape; one alone is shown with its source and its hyperparameters."""
+    """Draw a row for each shape; one alone is shown with its source and its hyperparameters."""
     if len(shapes) == 1:
         return _alone(shapes[0])
     table = NarrowTable(spare=("layers", "experts", "GiB"))
