@@ -182,37 +182,43 @@ def test_a_second_run_needs_no_sdist_and_no_pip(vendor: Vendor, sdist: Path) -> 
     assert vendor.fetch(python=("-S",)).returncode == 0
 
 
-def test_another_pin_replaces_the_source(vendor: Vendor, sdist: Path, tmp_path: Path) -> None:
+def test_another_pin_replaces_the_source_if_its_checksum_is_right(vendor: Vendor, sdist: Path, tmp_path: Path) -> None:
+    """An empty LLAMA_CPP_SOURCE_DIR is as if it were unset."""
     vendor.pin(sdist)
-    assert vendor.fetch("--sdist", sdist).returncode == 0
+    assert vendor.fetch("--sdist", sdist, env={"LLAMA_CPP_SOURCE_DIR": ""}).returncode == 0
+    before = vendor.laid()
     other = write_sdist(tmp_path / "pinned-1.0.tar.gz", HEADERS | {"src/new.cpp": "\n"})
+    vendor.pin(other, sha256="0" * 64)
+    line = said(vendor.fetch("--sdist", other))
+    assert "checksum mismatch: pinned-1.0.tar.gz" in line and "0" * 64 in line
+    assert vendor.laid() == before
     vendor.pin(other)
     assert vendor.fetch("--sdist", other).returncode == 0
     assert vendor.laid() == {*HEADERS, "src/new.cpp"}
 
 
-def test_wrong_checksum_is_refused_and_leaves_nothing(vendor: Vendor, sdist: Path) -> None:
-    vendor.pin(sdist, sha256="0" * 64)
-    line = said(vendor.fetch("--sdist", sdist))
-    assert "checksum mismatch: pinned-1.0.tar.gz" in line
-    assert "0" * 64 in line
+UNREADABLE = {
+    "cut short": ("cut.tar.gz", "cut.tar.gz is not a readable sdist"),
+    "without llama.cpp": ("elsewhere.tar.gz", "does not contain vendor/llama.cpp"),
+    "no such file": ("nowhere.tar.gz", "nowhere.tar.gz: No such file"),
+}
+
+
+@pytest.mark.parametrize(("name", "message"), UNREADABLE.values(), ids=UNREADABLE)
+def test_an_unreadable_sdist_is_refused_and_leaves_nothing(
+    vendor: Vendor, sdist: Path, tmp_path: Path, name: str, message: str
+) -> None:
+    (tmp_path / "cut.tar.gz").write_bytes(sdist.read_bytes()[:-200])
+    write_sdist(tmp_path / "elsewhere.tar.gz", HEADERS, inside="pinned-1.0/elsewhere/")
+    asked = tmp_path / name
+    vendor.pin(asked if asked.exists() else sdist)
+    assert message in said(vendor.fetch("--sdist", asked))
     assert [path.name for path in vendor.directory.iterdir()] == ["pin.toml"]
 
 
-def test_wrong_checksum_leaves_the_source_that_was_there(vendor: Vendor, sdist: Path) -> None:
-    vendor.pin(sdist)
-    assert vendor.fetch("--sdist", sdist).returncode == 0
-    before = vendor.laid()
-    vendor.pin(sdist, sha256="0" * 64)
-    assert "checksum mismatch" in said(vendor.fetch("--sdist", sdist))
-    assert vendor.laid() == before
-
-
-def test_a_source_cut_short_is_never_laid(vendor: Vendor, sdist: Path) -> None:
-    sdist.write_bytes(sdist.read_bytes()[:-200])
-    vendor.pin(sdist)
-    assert "pinned-1.0.tar.gz is not a readable sdist" in said(vendor.fetch("--sdist", sdist))
-    assert [path.name for path in vendor.directory.iterdir()] == ["pin.toml"]
+def test_a_pin_that_lacks_a_key_is_named(vendor: Vendor, sdist: Path) -> None:
+    (vendor.directory / "pin.toml").write_text('package = "pinned"\nversion = "1.0"\n')
+    assert "has no sdist, sha256, commit, llama, ggml" in said(vendor.fetch("--sdist", sdist))
 
 
 def test_members_that_would_land_elsewhere_are_left_out(vendor: Vendor, tmp_path: Path) -> None:
@@ -222,23 +228,6 @@ def test_members_that_would_land_elsewhere_are_left_out(vendor: Vendor, tmp_path
     assert vendor.fetch("--sdist", sdist).returncode == 0
     assert vendor.laid() == set(HEADERS)
     assert not list(tmp_path.rglob("escaped.h"))
-
-
-def test_an_sdist_without_llama_cpp_is_refused(vendor: Vendor, tmp_path: Path) -> None:
-    sdist = write_sdist(tmp_path / "pinned-1.0.tar.gz", HEADERS, inside="pinned-1.0/elsewhere/")
-    vendor.pin(sdist)
-    assert "does not contain vendor/llama.cpp" in said(vendor.fetch("--sdist", sdist))
-    assert [path.name for path in vendor.directory.iterdir()] == ["pin.toml"]
-
-
-def test_a_pin_that_lacks_a_key_is_named(vendor: Vendor, sdist: Path) -> None:
-    (vendor.directory / "pin.toml").write_text('package = "pinned"\nversion = "1.0"\n')
-    assert "has no sdist, sha256, commit, llama, ggml" in said(vendor.fetch("--sdist", sdist))
-
-
-def test_an_sdist_that_is_not_there_is_named(vendor: Vendor, sdist: Path, tmp_path: Path) -> None:
-    vendor.pin(sdist)
-    assert "nowhere.tar.gz: No such file" in said(vendor.fetch("--sdist", tmp_path / "nowhere.tar.gz"))
 
 
 # --- pip
@@ -309,12 +298,6 @@ def test_a_tree_that_is_no_llama_cpp_is_refused(vendor: Vendor, tmp_path: Path, 
 def test_a_tree_that_is_not_there_is_refused(vendor: Vendor, tmp_path: Path) -> None:
     line = said(vendor.fetch(env={"LLAMA_CPP_SOURCE_DIR": str(tmp_path / "nowhere")}))
     assert f"LLAMA_CPP_SOURCE_DIR is not a directory: {tmp_path / 'nowhere'}" in line
-
-
-def test_an_empty_variable_is_none(vendor: Vendor, sdist: Path) -> None:
-    vendor.pin(sdist)
-    assert vendor.fetch("--sdist", sdist, env={"LLAMA_CPP_SOURCE_DIR": ""}).returncode == 0
-    assert vendor.source.is_dir()
 
 
 # --- the pin itself
