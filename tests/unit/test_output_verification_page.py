@@ -14,7 +14,7 @@ from fitter.output.documents.verification_document import VERIFICATION
 from fitter.output.pages.verification_page import verification_page
 from fitter.planning.plan.plan import Problem
 from fitter.planning.plan.verified import Verification
-from tests.unit.test_planning_serving import FOUND, ROW, USE, VERDICTS
+from tests.unit.test_planning_server_verification import FOUND, ROW, USE, VERDICTS
 
 BAD: dict[str, list[str]] = {
     "it holds": [],
