@@ -11,7 +11,7 @@ from fitter.planning.plan.plan import Plan, check_fits
 
 
 def llama_kwargs(plan: Plan, *, anyway: bool = False) -> dict[str, Any]:
-    """List keyword arguments that make ``llama_cpp.Llama`` allocate what was measured for ``plan``.
+    """List keyword arguments that make ``llama_cpp.Llama`` allocate the measured bytes of ``plan``.
 
     By default ``Llama`` maps host weights from the file; with ``use_mmap=False``, which is among them where prompts are
     faster with it, they are allocated, and every buffer type takes exactly the predicted bytes. Raises
@@ -55,7 +55,7 @@ def _are_default(plan: Plan) -> bool:
 
 
 def keywords(plan: Plan) -> dict[str, Any]:
-    """All parameters that ``llama_cpp.Llama`` has a keyword for. Raises ``PlanError`` for more than one adapter."""
+    """List the parameters that are keywords of ``llama_cpp.Llama``. Raises ``PlanError`` for two or more adapters."""
     parameters = [each for each in of_a_load().values() if each.native and each.is_keyword_of_llama]
     logits_all = {"logits_all": True} if plan.params.of_parameter(PARAMETERS["logits_all"]) else {}
     return {each.name: _value(plan, each) for each in parameters} | logits_all | _adapter(plan)

@@ -146,7 +146,7 @@ def plan_line(each: Compared, last: str) -> str:
 
 
 def history_status(compared: Sequence[Compared]) -> int:
-    """The exit status of an error with the last build, else 4 if a case takes more with it than with the first."""
+    """Return the exit status of an error with the last build, else 4 if a case takes more than with the first."""
     return _failed(compared) or (EXIT_REGRESSION if any(map(has_grown, compared)) else EXIT_FITS)
 
 
@@ -219,7 +219,7 @@ def print_history(stream: IO[str], compared: Sequence[Compared], builds: Sequenc
 
 
 def markdown(compared: Sequence[Compared], builds: Sequence[str]) -> str:
-    """The cases that take more or less with the last build than with the first, as a comment for a pull request."""
+    """Write the cases that changed from the first to the last build, as a comment for a pull request."""
     is_good = history_status(compared) == EXIT_FITS
     lines = [f"### {'✅' if is_good else '📈'} llama.cpp — {summary(compared, builds, literal)}"]
     first, last = labels(builds)[0], labels(builds)[-1]
@@ -291,7 +291,7 @@ def to_csv(compared: Sequence[Compared], builds: Sequence[str]) -> str:
 
 
 def to_svg(compared: Sequence[Compared], builds: Sequence[str]) -> str:
-    """A picture: by how much each case takes more or less than with its first build, on devices and on the host."""
+    """Draw the change of each case since its first build, on devices and on the host."""
     from fitter.output.pictures.chart import chart
 
     panels = [_panel(each) for each in compared if first_of(each) is not None]

@@ -32,7 +32,7 @@ def digest(files: Sequence[Path], header_bytes: Sequence[int]) -> str:
 
 
 def summarize(tensors: Iterable[TensorInfo]) -> dict[str, str]:
-    """The type of every tensor, by name with ``*`` for the layer: ``q4_K``, or ``q4_K 0-2,4-31; q8_0 3`` by layer.
+    """Sum up types of tensors by name, with ``*`` for the layer: ``q4_K``, or ``q4_K 0-2,4-31; q8_0 3`` by layer.
 
     The names are made printable, since they are only compared and shown.
     """

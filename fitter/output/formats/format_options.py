@@ -72,7 +72,7 @@ def option_values(plan: Plan) -> list[OptionValue]:
 
 
 def with_absolute_paths(plan: Plan) -> list[OptionValue]:
-    """The model and the arguments of ``plan`` with absolute paths, for a file that may be read in another directory."""
+    """List the model and the arguments of ``plan`` with absolute paths, for a file that is read in any directory."""
     values = [OptionValue(MODEL, os.path.abspath(local_name(plan.model.path)))]
     for argument in option_values(plan):
         if argument.option.is_files:

@@ -43,7 +43,7 @@ _SAME = "-"
 
 
 def exploration_page(document: Mapping[str, Any]) -> str:
-    """The page of an exploration, given as its JSON document. Raises ``LibraryError`` where a package is missing."""
+    """Draw the page of an exploration from its JSON document. Raises ``LibraryError`` if a package is missing."""
     from markupsafe import Markup
 
     from fitter.output.pictures.best_plans import fronts
