@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fitter import errors
 from fitter.errors import FitterError, LlamaCppCrashError, LlamaCppError, RemoteError, TimeLimitError, WorkerError
 from fitter.llama.processes import memory_limit, wire, worker_environment
-from fitter.llama.processes.endings import RAN_OUT, Ending
+from fitter.llama.processes.worker_exit import OUT_OF_MEMORY_STATUS, WorkerExit
 from fitter.llama.types import (
     Breakdown,
     Caches,
@@ -103,7 +103,7 @@ class Worker:
         self._closed = self._is_dismissed = False
         self._loads = 0
         self._begun: list[_Begun] = []
-        self._endings: dict[str, Ending] = {}
+        self._exits: dict[str, WorkerExit] = {}
         self._answered: Any = None
         self._failed: FitterError | None = None
 
@@ -476,7 +476,7 @@ class Worker:
                 self._ask_again(begun, ended.status)
                 return
             del self._begun[0]
-            self._endings.pop(begun.request, None)
+            self._exits.pop(begun.request, None)
             self._loads += answer.get("loads", 0)
             log = tuple(map(printable, answer.get("log", ())))
             if self._on_log is not None:
@@ -508,14 +508,14 @@ class Worker:
         Only what ends both in the same way says something about the question: memory comes back, and a process may be
         killed by somebody else.
         """
-        lost, endings = self._begun, self._endings
+        lost, exits = self._begun, self._exits
         log = self._kill()
         self._check_servers(begun.command, log)
-        ending = Ending(begun.child.pid, status, log)
-        before = endings.get(begun.request)
+        ending = WorkerExit(begun.child.pid, status, log)
+        before = exits.get(begun.request)
         if before is not None or begun.command in _ASKED_ONCE or self._is_dismissed or self._closed:
             raise _lost(begun.command, before or ending, ending)
-        self._endings = {**endings, begun.request: ending}
+        self._exits = {**exits, begun.request: ending}
         if self.check is not None:
             self.check()
         child = self._start(begun.child)
@@ -558,7 +558,7 @@ class Worker:
 
     def _kill(self) -> tuple[str, ...]:
         child, self._child = self._child, None
-        self._begun, self._endings = [], {}
+        self._begun, self._exits = [], {}
         return child.kill(self._farewell) if child is not None else ()
 
 
@@ -622,13 +622,13 @@ def _error(error: dict[str, str], log: tuple[str, ...]) -> FitterError:
     return made
 
 
-def _lost(command: str, first: Ending, second: Ending) -> FitterError:
+def _lost(command: str, first: WorkerExit, second: WorkerExit) -> FitterError:
     """The error for a question that ended two processes, or one that is asked once (then both are the same)."""
     what = f"{second.how} during '{command}'"
     said = f": {second.last_words}" if second.last_words else ""
     if first.is_same_as(second):
         return LlamaCppCrashError(f"llama.cpp {what}{said}", second.log)
-    if second.status == RAN_OUT:
+    if second.status == OUT_OF_MEMORY_STATUS:
         return WorkerError(second.last_words, second.log)
     twice = "" if first is second else ", and so did a new one" if second.status == first.status else " once more"
     remedy = "end other programs" if second.has_run_out else "find out what ends it, such as a lack of memory"

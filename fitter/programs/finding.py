@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fitter.errors import LibraryError, PlanError, UsageError
 from fitter.llama.build.build_folder import PYTHON, find, named, on_path
 from fitter.llama.build.functions import same_commit
-from fitter.llama.processes.attended import Attended
+from fitter.llama.processes.supervisor import SupervisedProgram
 from fitter.llama.types import LlamaCpp
 from fitter.text import printable
 
@@ -90,7 +90,7 @@ def asked(path: str) -> ServerProgram:
     Raises ``LibraryError`` where it does not start: it is not executable, is for another machine, lacks a library.
     """
     try:
-        with Attended([path, "--version"], os.environ) as program:
+        with SupervisedProgram([path, "--version"], os.environ) as program:
             text, status = _all_of(program)
     except OSError as error:
         raise LibraryError(cannot_start(path, error)) from None
@@ -118,7 +118,7 @@ def ending(status: int) -> str:
     return f"signal {-status}" if status < 0 else f"exit status {status}"
 
 
-def _all_of(program: Attended) -> tuple[bytes, int | None]:
+def _all_of(program: SupervisedProgram) -> tuple[bytes, int | None]:
     """The end of what it writes, and its exit status; ``None`` where it does not end in time."""
     os.set_blocking(program.output.fileno(), False)
     deadline, text = time.monotonic() + _SECONDS, b""

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from fitter.errors import LibraryError, LlamaCppCrashError, LlamaCppError
-from fitter.llama.processes.attended import Attended
+from fitter.llama.processes.supervisor import SupervisedProgram
 from fitter.programs.finding import cannot_start, ending
 from fitter.programs.resident import Resident, resident
 from fitter.programs.server_log import Listener, Said, reason
@@ -47,7 +47,7 @@ class Running:
         self._alias, self._key = f"fitter-{secrets.token_hex(8)}", secrets.token_hex(16)
         own = ["--host", _HOST, "--port", str(self.port), "--alias", self._alias, "--api-key", self._key]
         try:
-            self._process = Attended([*words, *own, "-lv", _VERBOSITY], environment())
+            self._process = SupervisedProgram([*words, *own, "-lv", _VERBOSITY], environment())
         except OSError as error:
             raise LibraryError(cannot_start(self.path, error)) from None
         self._on_log = on_log

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fitter.llama.processes.attended import Attended
+from fitter.llama.processes.supervisor import SupervisedProgram
 from fitter.programs.program_help import defaults_of
 from tests.support.patience import SECONDS
 from tools.tiny import TINY_DENSE, write_tiny
@@ -37,7 +37,7 @@ PACKAGES = (
 
 INTERPRETER = "fitter.llama.processes.interpreter"
 STARTS = {
-    "fitter.llama.processes.attended": {"subprocess.Popen": "interpreter", "os.fork": "fork", "os.execv": "program"},
+    "fitter.llama.processes.supervisor": {"subprocess.Popen": "interpreter", "os.fork": "fork", "os.execv": "program"},
     "fitter.llama.build.inspect_build": {"subprocess.run": "interpreter"},
     "fitter.llama.load.forked_load": {"os.fork": "fork"},
     "fitter.llama.worker.process": {"os.posix_spawn": "interpreter", "os.fork": "fork"},
@@ -224,7 +224,9 @@ def test_a_program_runs_in_its_own_directory(tmp_path: Path, monkeypatch: pytest
     program = own / "llama-server"
     program.write_text(WHERE)
     program.chmod(0o755)
-    with Attended([str(program)], {"LD_LIBRARY_PATH": ":lib::/usr/lib", "GGML_BACKEND_PATH": "libggml-x.so"}) as run:
+    with SupervisedProgram(
+        [str(program)], {"LD_LIBRARY_PATH": ":lib::/usr/lib", "GGML_BACKEND_PATH": "libggml-x.so"}
+    ) as run:
         said = run.output.read().decode().splitlines()
     assert said == [str(own), f"{here}/lib:/usr/lib {here}/libggml-x.so"]
     program.write_text('#!/bin/sh\necho "--ubatch-size N  x (default: $(pwd | wc -c))"\n')

@@ -83,7 +83,9 @@ def running_servers() -> list[psutil.Process]:
     """Every process that this one has started, and theirs, but for the workers of other tests."""
     children = psutil.Process().children(recursive=True)
     return [
-        each for each in children if "--alias" in words_of(each) or "fitter.llama.processes.attended" in words_of(each)
+        each
+        for each in children
+        if "--alias" in words_of(each) or "fitter.llama.processes.supervisor" in words_of(each)
     ]
 
 
@@ -460,7 +462,7 @@ def test_a_port_that_is_taken_meanwhile(
 def test_a_server_that_is_killed_while_it_answers(plan_file: Path, server: Path) -> None:
     def kill(step: Progress) -> None:
         if step.text.startswith("sending"):
-            (found,) = (each for each in running_servers() if "attended" not in words_of(each))
+            (found,) = (each for each in running_servers() if "supervisor" not in words_of(each))
             found.kill()
 
     with pytest.raises(
@@ -518,7 +520,7 @@ def test_a_killed_command_leaves_no_server(plan_file: Path, server: Path, number
 
 def test_a_killed_attendant_leaves_no_server(plan_file: Path, server: Path) -> None:
     with at_work(plan_file, server) as (process, others):
-        (attendant,) = (each for each in others if "fitter.llama.processes.attended" in words_of(each))
+        (attendant,) = (each for each in others if "fitter.llama.processes.supervisor" in words_of(each))
         attendant.kill()
         _, warned = process.communicate(timeout=SECONDS)
         # before or after it has said that it has started the server

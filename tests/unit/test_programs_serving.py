@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fitter.errors import LibraryError, LlamaCppCrashError, PlanError, UsageError
-from fitter.llama.processes.attended import Attended
+from fitter.llama.processes.supervisor import SupervisedProgram
 from fitter.llama.types import LlamaCpp
 from fitter.programs import prompts, running_server
 from fitter.programs.finding import ServerProgram, check_same_build, find_server
@@ -44,7 +44,7 @@ ENDINGS: dict[str, tuple[str, int, str]] = {
 
 @pytest.mark.parametrize(("script", "status", "output"), ENDINGS.values(), ids=ENDINGS)
 def test_how_a_program_ends(script: str, status: int, output: str) -> None:
-    with Attended([SH, "-c", script], os.environ) as program:
+    with SupervisedProgram([SH, "-c", script], os.environ) as program:
         said = program.output.readline() if output else b""
         if output == "ready\n":
             assert program.wait(0.05) is None
@@ -56,20 +56,20 @@ def test_how_a_program_ends(script: str, status: int, output: str) -> None:
 
 
 def test_what_a_program_started_ends_with_it() -> None:
-    with Attended([SH, "-c", "(trap '' TERM; exec sleep 60) & echo $!; wait"], os.environ) as program:
+    with SupervisedProgram([SH, "-c", "(trap '' TERM; exec sleep 60) & echo $!; wait"], os.environ) as program:
         other = int(program.output.readline())
         assert is_there(other)
     until(lambda: not is_there(other), "it goes on")
 
 
 def test_an_exception_ends_it() -> None:
-    with pytest.raises(KeyError), Attended(["/bin/sleep", "60"], os.environ) as program:
+    with pytest.raises(KeyError), SupervisedProgram(["/bin/sleep", "60"], os.environ) as program:
         raise KeyError
     assert program.status == -signal.SIGTERM and not is_there(program.pid)
 
 
 def test_it_has_no_input_and_the_environment_that_was_given() -> None:
-    with Attended([SH, "-c", "cat; echo $ONE$HOME"], {"ONE": "1"}) as program:
+    with SupervisedProgram([SH, "-c", "cat; echo $ONE$HOME"], {"ONE": "1"}) as program:
         assert program.wait(SECONDS) == 0
     assert program.output.read() == b"1\n"
 
@@ -78,7 +78,7 @@ def test_it_has_no_input_and_the_environment_that_was_given() -> None:
 def test_a_program_that_cannot_be_started(tmp_path: Path, name: str, error: type[OSError]) -> None:
     (tmp_path / "plain").write_text("x")
     with pytest.raises(error) as caught:
-        Attended([str(tmp_path / name)], os.environ)
+        SupervisedProgram([str(tmp_path / name)], os.environ)
     assert caught.value.filename == str(tmp_path / name)
 
 

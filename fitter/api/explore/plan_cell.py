@@ -18,7 +18,7 @@ from typing import Any
 
 from fitter import api
 from fitter.errors import FitterError, LibraryError, LlamaCppCrashError, TimeLimitError, WorkerError
-from fitter.llama.processes.scarcity import is_of_the_machine
+from fitter.llama.processes.resource_errors import is_resource_error
 from fitter.llama.worker.remembered_loads import RememberingWorker
 from fitter.output.arguments import arguments
 from fitter.planning.plan.plan import Plan
@@ -94,7 +94,7 @@ def run(task: Task) -> tuple[dict[str, Any], bool]:
             cell = ExploredCell("", None, "", None, None, None, None)
             said = str(error) if path is None else str(error).replace(str(path), task.called)
             is_passing = isinstance(error, (LlamaCppCrashError, TimeLimitError, WorkerError))
-            return {**cell.figures(), "problem": said}, not is_passing and not is_of_the_machine(error)
+            return {**cell.figures(), "problem": said}, not is_passing and not is_resource_error(error)
     return figures_of(plan, task.called, str(path)), not plan.search.is_cut_short
 
 

@@ -16,7 +16,7 @@ from fitter.errors import LibraryError
 from fitter.llama.build import elf, stored_answers
 from fitter.llama.processes import interpreter, worker_environment
 from fitter.llama.build.build_folder import Build
-from fitter.llama.processes.scarcity import is_of_the_machine
+from fitter.llama.processes.resource_errors import is_resource_error
 from fitter.storage import folders
 
 _PATIENCE = 120.0
@@ -132,7 +132,7 @@ def _try(build: Build, entry: str) -> str | _Accident:
         return done.stdout.splitlines()[-1].strip()
     if done.returncode < 0:
         number = -done.returncode
-        is_own = number in _CRASHES and not is_of_the_machine(done.stderr)
+        is_own = number in _CRASHES and not is_resource_error(done.stderr)
         return _Accident(number if is_own else 0, f"it ended with signal {number}")
     said = done.stderr.strip().splitlines()
     return _Accident(0, said[-1] if said else f"it ended with status {done.returncode}")

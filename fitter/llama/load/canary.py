@@ -24,7 +24,7 @@ from fitter.llama.load.loader import Loader
 from fitter.llama.load.real_load import RealLoad
 from fitter.llama.load.zeros import Value, ZeroTensor, write_zeros
 from fitter.llama.processes import worker_environment
-from fitter.llama.processes.scarcity import is_of_the_machine
+from fitter.llama.processes.resource_errors import is_resource_error
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride, VirtualDevice, describe
 from fitter.storage.temporary import Directory
 
@@ -266,5 +266,5 @@ def compute() -> None:
 
 def _check_machine(error: FitterError) -> None:
     """Raise ``error`` again where it says nothing of the build: this process then has no answer."""
-    if is_of_the_machine(error):
+    if is_resource_error(error):
         raise error

@@ -45,7 +45,7 @@ class Process:
         self, variables: Mapping[str, str], *, first: First | None = None, like: Process | None = None
     ) -> None:
         interpreter.check_stack()
-        self._surroundings = _surroundings(variables, like)
+        self._environment = _environment(variables, like)
         self._status: int | None = None
         self._parent = os.getpid()
         self._is_dismissed = False
@@ -64,7 +64,7 @@ class Process:
             opened += ends
             files = (*ends, fcntl.fcntl(self._output, fcntl.F_DUPFD_CLOEXEC, _ANSWERS + 1))
             opened.append(files[2])
-            self.pid = _fork(*self._surroundings, files, first) if first else _spawn(self._surroundings[1], files)
+            self.pid = _fork(*self._environment, files, first) if first else _spawn(self._environment[1], files)
         except BaseException:
             for fd in opened:
                 os.close(fd)
@@ -89,7 +89,7 @@ class Process:
 
     def fits(self, variables: Mapping[str, str], like: Process | None) -> bool:
         """Whether a process that is started now with ``variables`` would have the same environment."""
-        return self._surroundings == _surroundings(variables, like)
+        return self._environment == _environment(variables, like)
 
     def wake(self, word: str = "") -> None:
         """Let an early process go on, once, and send it ``word`` (one line)."""
@@ -193,7 +193,7 @@ class Process:
 
 
 _running: set[Process] = set()
-"""Those that were started and not waited for."""
+"""Worker processes that were started and not waited for."""
 
 _early: list[Process] = []
 """Processes that were started early and are not used yet. Only valid in the process that started them."""
@@ -207,11 +207,14 @@ _meanwhile: dict[bool, list[Callable[[], object]]] = {False: [], True: []}
 def prestart(first: First, variables: Mapping[str, str] | None = None) -> Process | None:
     """Start a worker process early, for ``take``, which returns the last one first; ``None`` if it cannot be started.
 
-    ``first`` is called in it before anything is imported, with a function that waits for the word that wakes it: the
-    word of ``Process.wake``, or an empty one once the process is taken, or once this process waits for another worker.
-    ``variables``: what its environment has beside that of this process.
-    What ``first`` returns is called before the first request. The worker is a fork, so call this only in a process that
-    has just started. A worker that is not taken ends with this process.
+    The worker is a fork, so call this only in a process that has just started. A worker that is not taken ends with
+    this process.
+
+    Args:
+        first: the worker calls it before it imports anything, with a function that waits for the word of
+            ``Process.wake``. The word is empty once the process is taken, or once this process waits for another
+            worker. The function that ``first`` returns is called before the first request.
+        variables: environment variables to add to those of this process.
     """
     global _owner
     if _owner != os.getpid():
@@ -227,9 +230,14 @@ def prestart(first: First, variables: Mapping[str, str] | None = None) -> Proces
 
 
 def take(variables: Mapping[str, str], like: Process | None = None) -> Process:
-    """A worker process: an early one with the right environment, or a new one. Raises ``OSError``.
+    """Return a worker process: an early one with the right environment, or a new one.
 
-    ``like``: one that had the environment of this process when it was started.
+    Args:
+        variables: environment variables to add.
+        like: a worker whose environment to inherit instead of the environment of this process.
+
+    Raises:
+        OSError: it cannot be started.
     """
     for process in tuple(_early) if os.getpid() == _owner else ():
         if process.fits(variables, like):
@@ -269,7 +277,7 @@ def interrupt_all() -> None:
 
 
 def processors() -> int:
-    """Processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -279,10 +287,10 @@ def end_early() -> None:
         _early.pop().kill()
 
 
-def _surroundings(variables: Mapping[str, str], like: Process | None) -> tuple[list[str], dict[str, str]]:
-    """The search path and the environment of a child, that of this process or of a child ``like`` it."""
-    own = like._surroundings[1] if like else os.environ
-    environment = {name: value for name, value in own.items() if name != "FITTER_DEVICES"}
+def _environment(variables: Mapping[str, str], like: Process | None) -> tuple[list[str], dict[str, str]]:
+    """Return the search path and the variables of a new worker, which inherits those of this process or of ``like``."""
+    inherited = like._environment[1] if like else os.environ
+    environment = {name: value for name, value in inherited.items() if name != "FITTER_DEVICES"}
     environment["GGML_NO_BACKTRACE"] = "1"
     environment.update(variables)
     if "FITTER_CUDART_DEVICES" in variables:

@@ -37,8 +37,8 @@ from fitter.llama.load.backend_devices import (
 from fitter.llama.load.first_load import Ahead
 from fitter.llama.load.loader import OWN, Loader
 from fitter.llama.processes import memory_limit, wire
-from fitter.llama.processes.endings import RAN_OUT
-from fitter.llama.processes.scarcity import is_out_of_memory
+from fitter.llama.processes.resource_errors import is_out_of_memory
+from fitter.llama.processes.worker_exit import OUT_OF_MEMORY_STATUS
 from fitter.llama.types import (
     Breakdown,
     Caches,
@@ -210,7 +210,7 @@ class Session:
     def _run_out(self, why: str) -> None:
         """End the process because memory ran out: that is no answer to the question. The parent asks a new one."""
         os.write(2, f"\n{why}\n".encode(errors="replace"))
-        self._end(RAN_OUT)
+        self._end(OUT_OF_MEMORY_STATUS)
 
     def _keep(self, ahead: Ahead) -> None:
         """Take over a load that began before this session."""

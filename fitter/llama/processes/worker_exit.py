@@ -1,4 +1,4 @@
-"""How a worker's process ended, and whether that says something about the load that it was asked for."""
+"""The exit of a worker's process, and whether the load that it was asked for caused it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import errno
 import signal
 from dataclasses import dataclass
 
-from fitter.llama.processes.scarcity import is_out_of_memory
+from fitter.llama.processes.resource_errors import is_out_of_memory
 
-RAN_OUT = errno.ENOMEM
-"""The exit status of a worker that has run out of memory."""
+OUT_OF_MEMORY_STATUS = errno.ENOMEM
+"""Exit status of a worker that has run out of memory."""
 
 _FAULT = "fitter: fault of process "
 
 
 @dataclass(frozen=True)
-class Ending:
+class WorkerExit:
     """The end of a worker's process ``pid``.
 
     Attributes:
@@ -30,20 +30,20 @@ class Ending:
     @property
     def has_run_out(self) -> bool:
         """Whether it ended because memory ran out."""
-        return self.status == RAN_OUT or is_out_of_memory(self.log)
+        return self.status == OUT_OF_MEMORY_STATUS or is_out_of_memory(self.log)
 
     @property
     def is_own_fault(self) -> bool:
         """Whether llama.cpp ended it by an abort or a fault, not somebody else by a signal (``fitter_say_faults``)."""
         return self.status < 0 and not self.has_run_out and f"{_FAULT}{self.pid}" in self.log
 
-    def is_same_as(self, other: Ending) -> bool:
+    def is_same_as(self, other: WorkerExit) -> bool:
         """Whether llama.cpp ended both processes, in the same way."""
         return self.is_own_fault and other.is_own_fault and self.status == other.status
 
     @property
     def how(self) -> str:
-        """What happened, to follow the name of what ended."""
+        """The end of a sentence that begins with the name of the process."""
         if self.status >= 0:
             return f"ended with status {self.status}"
         try:
@@ -56,7 +56,7 @@ class Ending:
         """The line that says most about its end, such as why memory ran out; '' without any."""
         # GGML_ASSERT and GGML_ABORT write to stderr, not to the log; the lines after them are less useful.
         lines = [line.strip() for line in self.log if line.strip() and not line.startswith(_FAULT)]
-        if self.status == RAN_OUT:
+        if self.status == OUT_OF_MEMORY_STATUS:
             return lines[-1]
         errors = [line for line in lines if "GGML_ASSERT" in line or "error" in line.lower()]
         return (errors or lines or [""])[-1]

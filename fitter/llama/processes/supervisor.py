@@ -30,7 +30,7 @@ _PATIENCE = 2.0
 _PR_SET_PDEATHSIG = 1
 
 
-class Attended:
+class SupervisedProgram:
     """A program that runs, with no input; ``output`` is what it writes, stdout and stderr alike.
 
     ``words``: its path and its arguments, with paths in full, since it runs in its own directory. Raises ``OSError`` if
@@ -64,7 +64,7 @@ class Attended:
             self.output.close()
             raise
 
-    def __enter__(self) -> Attended:
+    def __enter__(self) -> SupervisedProgram:
         return self
 
     def __exit__(

@@ -1,4 +1,4 @@
-"""Whether an error says that this machine had too little of something just then: memory, disk, files, processes."""
+"""Errors by which a machine says that it was short of memory, disk space, files or processes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _SAYS = re.compile(
 )
 
 _OUT_OF_MEMORY = ("std::bad_alloc", "insufficient memory", "Cannot allocate memory", "cannot allocate memory")
-"""What C++, ggml (``ggml_aligned_malloc``) and the C library say where the host has no memory."""
+"""Messages of C++, ggml (``ggml_aligned_malloc``) and the C library when the host has no memory."""
 _OUT_OF_ADDRESSES = ("failed to allocate", "unable to allocate")
-"""What llama.cpp says where it gets no buffer. That is a refusal, unless this process may have few addresses only."""
+"""Messages of llama.cpp when it gets no buffer: a refusal, unless this process is limited to few addresses."""
 
 
-def is_of_the_machine(said: str | FitterError) -> bool:
-    """Whether an error says so, or the log that it has, or what a process has written."""
+def is_resource_error(said: str | FitterError) -> bool:
+    """Whether an error, its log or the output of a process says that the machine was short of a resource."""
     lines = said if isinstance(said, str) else "\n".join((str(said), *getattr(said, "log", ())))
     return _SAYS.search(lines) is not None
 
