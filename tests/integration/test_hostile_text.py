@@ -26,7 +26,7 @@ from fitter.api import call_worker, inspect_model, list_devices, verify_plan
 from fitter.cli import main
 from fitter.errors import FitterError
 from fitter.llama.client import Worker
-from fitter.llama.load.zeros import Value, ZeroTensor, write_zeros
+from fitter.llama.header.gguf_writer import Tensor, Value, write_file
 from fitter.llama.types import DeviceInfo, Params, VirtualDevice
 from fitter.machine.gpu import parse_gpus
 from fitter.output.formats import FORMATS
@@ -101,22 +101,22 @@ METADATA: dict[str, Value] = {
     ".vocab_size": 32,
 }
 TENSORS = (
-    *(ZeroTensor(f"{name}.weight", (64, 32), "f16") for name in ("token_embd", "output")),
-    *(ZeroTensor(f"{name}norm.weight", (64,), "f32") for name in ("output_", "blk.0.attn_", "blk.0.ffn_")),
-    *(ZeroTensor(f"blk.0.attn_{name}_norm.weight", (32,), "f32") for name in "qk"),
-    *(ZeroTensor(f"blk.0.attn_{name}.weight", (64, 64), "f16") for name in ("q", "k", "v", "output")),
-    *(ZeroTensor(f"blk.0.ffn_{name}.weight", (64, 64), "f16") for name in ("gate", "up", "down")),
+    *(Tensor(f"{name}.weight", (64, 32), "f16") for name in ("token_embd", "output")),
+    *(Tensor(f"{name}norm.weight", (64,), "f32") for name in ("output_", "blk.0.attn_", "blk.0.ffn_")),
+    *(Tensor(f"blk.0.attn_{name}_norm.weight", (32,), "f32") for name in "qk"),
+    *(Tensor(f"blk.0.attn_{name}.weight", (64, 64), "f16") for name in ("q", "k", "v", "output")),
+    *(Tensor(f"blk.0.ffn_{name}.weight", (64, 64), "f16") for name in ("gate", "up", "down")),
 )
 GPU = ("--gpu", "8GiB")
 
 
 def write_model(
-    path: Path, name: str, architecture: str = "qwen3", tensors: Sequence[ZeroTensor] = TENSORS, **more: Value
+    path: Path, name: str, architecture: str = "qwen3", tensors: Sequence[Tensor] = TENSORS, **more: Value
 ) -> Path:
     metadata = {"general.architecture": architecture, "general.name": name, "tokenizer.ggml.model": "no_vocab", **more}
     own = {architecture + key: value for key, value in METADATA.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    return write_zeros(path, {**metadata, **own}, tensors)
+    return write_file(path, {**metadata, **own}, tensors)
 
 
 def file_name(name: str) -> str:

@@ -25,9 +25,9 @@ import fitter
 from fitter.cli import main
 from fitter.errors import FitterError, ModelError
 from fitter.llama.client import Worker
+from fitter.llama.header.gguf_writer import write
 from fitter.model.files import header_cache as cache_folder
 from fitter.model.shapes import catalogue, shape_files
-from fitter.model.shapes.gguf import write
 from fitter.model.shapes.mapping import header_of
 from fitter.model.shapes.shape_addresses import wanted
 from fitter.model.shapes.shape_header import Header

@@ -21,8 +21,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fitter.llama.header.gguf_writer import Tensor
 from fitter.model.shapes import catalogue
-from fitter.model.shapes.gguf import Tensor
 from fitter.model.shapes.mapping import KNOWN
 from fitter.model.shapes.shape_header import Header
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from fitter.llama.header.gguf_writer import Value
 from fitter.llama.header.limits import Limit, limits, problem
 from fitter.llama.load.early_limits import LIMITS
 from fitter.llama.types import Array, MetadataValue
 from fitter.model.shapes import catalogue
-from fitter.model.shapes.gguf import Value
 from fitter.model.shapes.mapping import header_of
 
 N_TENSORS = 40

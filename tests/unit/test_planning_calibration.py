@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fitter.errors import LlamaCppError
-from fitter.llama.load.zeros import TENSOR_TYPES
+from fitter.llama.header.gguf_writer import TENSOR_TYPES
 from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, Row
 from fitter.planning.checked import calibration
 from fitter.planning.checked.calibration import CalibrationModel, Configuration, default_margin, twin_of

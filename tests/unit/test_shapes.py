@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 import fitter
 from fitter.errors import ModelError, UsageError
+from fitter.llama.header.gguf_writer import Tensor, data_bytes, header_of, write
 from fitter.model import location
 from fitter.model.shapes import catalogue, shape_files
-from fitter.model.shapes.gguf import Tensor, data_bytes, header_of, write
 from fitter.model.shapes.mapping import KNOWN
 from fitter.model.shapes.mapping import header_of as mapped
 from fitter.model.shapes.shape_addresses import Wanted, as_converted, beside, named, note, wanted

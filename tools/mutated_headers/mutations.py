@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fitter.llama.header.gguf_writer import write
 from fitter.model.shapes import catalogue
-from fitter.model.shapes.gguf import write
 from fitter.model.shapes.mapping import header_of
 from fitter.model.shapes.shape_header import Header
 from fitter.model.tensors import layer_of

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from fitter.errors import FitterError, LlamaCppError
 from fitter.llama.build import library as native
+from fitter.llama.header.gguf_writer import Tensor, Value, write_file
 from fitter.llama.header.read_header import DESCRIPTORS
 from fitter.llama.load.backend_devices import register_virtual, registry
 from fitter.llama.load.first_load import Ahead
 from fitter.llama.load.loader import Loader
 from fitter.llama.load.real_load import RealLoad
-from fitter.llama.load.zeros import Value, ZeroTensor, write_zeros
 from fitter.llama.processes import worker_environment
 from fitter.llama.processes.resource_errors import is_resource_error
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride, VirtualDevice, describe
@@ -42,21 +42,21 @@ _BLOCK, _BLOCK_BYTES = 32, 34
 """Elements and bytes of a block of q8_0."""
 
 
-def _tensors(has_experts: bool) -> Iterator[ZeroTensor]:
-    yield ZeroTensor("token_embd.weight", (_EMBD, _VOCAB), "f16")
-    yield ZeroTensor("output_norm.weight", (_EMBD,), "f32")
-    yield ZeroTensor("output.weight", (_EMBD, _VOCAB), "f16")
+def _tensors(has_experts: bool) -> Iterator[Tensor]:
+    yield Tensor("token_embd.weight", (_EMBD, _VOCAB), "f16")
+    yield Tensor("output_norm.weight", (_EMBD,), "f32")
+    yield Tensor("output.weight", (_EMBD, _VOCAB), "f16")
     stack, end, last = ((_EXPERTS,), "_exps", "f16") if has_experts else ((), "", "f16")
     for i in range(_LAYERS):
         for name in ("attn_norm", "ffn_norm"):
-            yield ZeroTensor(f"blk.{i}.{name}.weight", (_EMBD,), "f32")
+            yield Tensor(f"blk.{i}.{name}.weight", (_EMBD,), "f32")
         for name, width in (("q", _EMBD), ("k", _EMBD_KV), ("v", _EMBD_KV), ("output", _EMBD)):
-            yield ZeroTensor(f"blk.{i}.attn_{name}.weight", (_EMBD, width), "f16")
+            yield Tensor(f"blk.{i}.attn_{name}.weight", (_EMBD, width), "f16")
         if has_experts:
-            yield ZeroTensor(f"blk.{i}.ffn_gate_inp.weight", (_EMBD, _EXPERTS), "f32")
-        yield ZeroTensor(f"blk.{i}.ffn_gate{end}.weight", (_EMBD, _FF, *stack), last)
-        yield ZeroTensor(f"blk.{i}.ffn_up{end}.weight", (_EMBD, _FF, *stack), last)
-        yield ZeroTensor(f"blk.{i}.ffn_down{end}.weight", (_FF, _EMBD, *stack), last)
+            yield Tensor(f"blk.{i}.ffn_gate_inp.weight", (_EMBD, _EXPERTS), "f32")
+        yield Tensor(f"blk.{i}.ffn_gate{end}.weight", (_EMBD, _FF, *stack), last)
+        yield Tensor(f"blk.{i}.ffn_up{end}.weight", (_EMBD, _FF, *stack), last)
+        yield Tensor(f"blk.{i}.ffn_down{end}.weight", (_FF, _EMBD, *stack), last)
 
 
 DENSE, EXPERTS = tuple(_tensors(False)), tuple(_tensors(True))
@@ -66,7 +66,7 @@ QUANTIZED = tuple(replace(tensor, type="q8_0") if tensor.type == "f16" else tens
 """What a processor with AMX computes in tiles."""
 
 
-def write(folder: Path, tensors: Sequence[ZeroTensor]) -> Path:
+def write(folder: Path, tensors: Sequence[Tensor]) -> Path:
     """Write a model of one of the three kinds, a ``llama``. Raises ``OSError``."""
     values: dict[str, Value] = {
         ".block_count": _LAYERS,
@@ -83,10 +83,10 @@ def write(folder: Path, tensors: Sequence[ZeroTensor]) -> Path:
         values |= {".expert_count": _EXPERTS, ".expert_used_count": 2}
     metadata: dict[str, Value] = {"general.architecture": "llama", "tokenizer.ggml.model": "no_vocab"}
     metadata |= {f"llama{name}": value for name, value in values.items()}
-    return write_zeros(folder / f"canary-{len(os.listdir(folder))}.gguf", metadata, tensors)
+    return write_file(folder / f"canary-{len(os.listdir(folder))}.gguf", metadata, tensors)
 
 
-def _layer(tensor: ZeroTensor) -> int:
+def _layer(tensor: Tensor) -> int:
     """The layer of a tensor as llama.cpp places it: the output counts as one more, what reads tokens as -1."""
     parts = tensor.name.split(".")
     if parts[0] == "blk":
@@ -94,7 +94,7 @@ def _layer(tensor: ZeroTensor) -> int:
     return -1 if parts[0] == "token_embd" else _LAYERS
 
 
-def weights(tensors: Iterable[ZeroTensor], devices: Iterable[str], on_host: str = "") -> dict[str, int]:
+def weights(tensors: Iterable[Tensor], devices: Iterable[str], on_host: str = "") -> dict[str, int]:
     """Bytes of weights by device, with one of ``devices`` for each layer and the output.
 
     ``on_host``: a part of the names of tensors that are on the host whatever their layer.
@@ -153,7 +153,7 @@ def problem_of_loaded() -> str:
 
 
 @contextmanager
-def _models(*kinds: Sequence[ZeroTensor]) -> Iterator[tuple[str, ...]]:
+def _models(*kinds: Sequence[Tensor]) -> Iterator[tuple[str, ...]]:
     """Paths of models. A build that crashes leaves no file behind where a deleted one can still be opened."""
     with ExitStack() as stack:
         with Directory() as folder:

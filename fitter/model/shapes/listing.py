@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fitter.errors import UsageError
+from fitter.llama.header.gguf_writer import data_bytes
 from fitter.model.shapes import catalogue
-from fitter.model.shapes.gguf import data_bytes
 from fitter.model.shapes.mapping import header_of
 from fitter.model.shapes.shape_addresses import SHAPE
 from fitter.parameters.values import shown

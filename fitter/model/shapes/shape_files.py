@@ -17,11 +17,11 @@ from typing import IO
 from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
 from fitter.llama.build import build_folder
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
+from fitter.llama.header.gguf_writer import write
 from fitter.model.files import header_cache, source
 from fitter.model.files.addresses import HUB
 from fitter.model.shapes import catalogue
 from fitter.model.shapes.config import LONGEST, parse
-from fitter.model.shapes.gguf import write
 from fitter.model.shapes.mapping import header_of
 from fitter.model.shapes.shape_addresses import CONFIG, CONVERTED, DEFAULT_TYPE, PACKED_TYPE, Wanted
 from fitter.model.shapes.shape_header import Header

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fitter.model.shapes.gguf import Tensor, Value
+from fitter.llama.header.gguf_writer import Tensor, Value
 
 _ALWAYS_F32 = (
     "ffn_gate_inp",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from fitter.errors import LlamaCppError
-from fitter.llama.load.zeros import Value, ZeroTensor, write_zeros
+from fitter.llama.header.gguf_writer import Tensor, Value, write_file
 from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, VirtualDevice
 from fitter.machine import gpu_catalogue
 from fitter.machine.calibrated import Calibrated
@@ -165,11 +165,11 @@ def _write_model(name: str, entry: dict[str, Any], directory: Path) -> Calibrati
         metadata[architecture + key if key.startswith(".") else key] = value
     layers = range(entry["metadata"][".block_count"])
     tensors = [
-        ZeroTensor(filled, tuple(shape), kind)
+        Tensor(filled, tuple(shape), kind)
         for tensor, (shape, kind) in entry["tensors"].items()
         for filled in ([tensor.replace("{i}", str(i)) for i in layers] if "{i}" in tensor else [tensor])
     ]
-    return CalibrationModel(name, write_zeros(directory / f"{name}.gguf", metadata, tensors), entry.get("load", False))
+    return CalibrationModel(name, write_file(directory / f"{name}.gguf", metadata, tensors), entry.get("load", False))
 
 
 @functools.cache

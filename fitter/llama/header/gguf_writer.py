@@ -1,4 +1,7 @@
-"""GGUF files without weights: a header, and the length that the file would have."""
+"""GGUF files without weights: a header and a sparse file of the right length.
+
+llama.cpp loads them, for real or without allocating, and takes as much memory as for a real model with these tensors.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,33 @@ import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, TypeAlias
 
+from fitter.storage.files import replacing
+
 Value: TypeAlias = "bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[float]"
-"""A value of the metadata, or the values of an array of them."""
+"""A value of the metadata; an array has values of one type."""
 
 ALIGNMENT = 32
 _VERSION = 3
-_TYPES = {"f32": (0, 1, 4), "f16": (1, 1, 2), "bf16": (30, 1, 2), "mxfp4": (39, 32, 17)}
-"""By type of a tensor: its number in ggml, and how many values are in how many bytes."""
+TENSOR_TYPES = {
+    # ggml's number, elements of a block, bytes of a block
+    "f32": (0, 1, 4),
+    "f16": (1, 1, 2),
+    "q4_0": (2, 32, 18),
+    "q8_0": (8, 32, 34),
+    "q4_K": (12, 256, 144),
+    "q6_K": (14, 256, 210),
+    "bf16": (30, 1, 2),
+    "mxfp4": (39, 32, 17),
+}
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor. ``shape``: in ggml's order, the length of a row first."""
+    """A tensor. ``shape``: in ggml's order, the row length first. ``type``: one of ``TENSOR_TYPES``."""
 
     name: str
     shape: tuple[int, ...]
@@ -28,35 +43,50 @@ class Tensor:
 
     @property
     def bytes(self) -> int:
-        """Bytes of its data, without padding."""
-        _, values, size = _TYPES[self.type]
-        return math.prod(self.shape) // values * size
+        """Bytes in the file, without padding."""
+        _, elements, size = TENSOR_TYPES[self.type]
+        return math.prod(self.shape) // elements * size
 
 
 def header_of(metadata: Mapping[str, Value], tensors: Sequence[Tensor]) -> bytes:
-    """The header of a file with these, up to where the tensors' data begins."""
+    """Return the bytes of a header, up to where the data of the tensors begins."""
     parts = [b"GGUF", struct.pack("<IQQ", _VERSION, len(tensors), len(metadata))]
     for key, value in metadata.items():
         parts += [_string(key), _value(value)]
     offset = 0
     for tensor in tensors:
         shape = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
-        parts += [_string(tensor.name), shape, struct.pack("<IQ", _TYPES[tensor.type][0], offset)]
+        parts += [_string(tensor.name), shape, struct.pack("<IQ", TENSOR_TYPES[tensor.type][0], offset)]
         offset += _padded(tensor.bytes)
     header = b"".join(parts)
     return header + bytes(_padded(len(header)) - len(header))
 
 
 def data_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of all tensors in a file, with padding."""
+    """Return the bytes of all tensors in a file, with padding."""
     return sum(_padded(tensor.bytes) for tensor in tensors)
 
 
 def write(file: IO[bytes], metadata: Mapping[str, Value], tensors: Sequence[Tensor]) -> None:
-    """Write the header, and let the file be as long as with the data, which is never written. Raises ``OSError``."""
+    """Write the header into an open file, and extend the file by the bytes of the data, which stay a hole.
+
+    Raises:
+        OSError: The file cannot be written, or not be so long.
+    """
     header = header_of(metadata, tensors)
     file.write(header)
     file.truncate(len(header) + data_bytes(tensors))
+
+
+def write_file(path: Path, metadata: Mapping[str, Value], tensors: Sequence[Tensor]) -> Path:
+    """Write a file, all of it or nothing, and return its path.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    with replacing(path) as file:
+        write(file, metadata, tensors)
+    return path
 
 
 def _padded(size: int) -> int:
@@ -75,11 +105,14 @@ def _value(value: Value) -> bytes:
         kind, code = _kind(value)
         return struct.pack(f"<I{code}", kind, value)
     kind, code = _kind(value[0])
-    return struct.pack(f"<IIQ{len(value)}{code}", _ARRAY, kind if kind != _UINT32 else _INT32, len(value), *value)
+    if kind == _UINT32:
+        # the integers of an array are signed, as the converter writes them
+        kind, code = _INT32, "i" if min(value) < 0 else "I"
+    return struct.pack(f"<IIQ{len(value)}{code}", _ARRAY, kind, len(value), *value)
 
 
 def _kind(value: bool | int | float) -> tuple[int, str]:
-    """Number of the type in GGUF, and its code in ``struct``."""
+    """Return the number of the type in GGUF, and its code in ``struct``."""
     if isinstance(value, bool):
         return _BOOL, "?"
     if isinstance(value, int):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader
 
-from fitter.llama.load.zeros import TENSOR_TYPES, Value, ZeroTensor, write_zeros
+from fitter.llama.header.gguf_writer import TENSOR_TYPES, Tensor, Value, write_file
 
 METADATA: dict[str, Value] = {
     "general.architecture": "llama",
@@ -22,11 +22,11 @@ METADATA: dict[str, Value] = {
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     tensors = [
-        ZeroTensor("token_embd.weight", (256, 10), "q4_K"),
-        ZeroTensor("output_norm.weight", (5,), "f32"),
-        ZeroTensor("blk.0.ffn_up_exps.weight", (32, 2, 3), "q8_0"),
+        Tensor("token_embd.weight", (256, 10), "q4_K"),
+        Tensor("output_norm.weight", (5,), "f32"),
+        Tensor("blk.0.ffn_up_exps.weight", (32, 2, 3), "q8_0"),
     ]
-    path = write_zeros(tmp_path / "zeros.gguf", METADATA, tensors)
+    path = write_file(tmp_path / "zeros.gguf", METADATA, tensors)
     reader = GGUFReader(path)
     assert {key: reader.fields[key].contents() for key in METADATA} == METADATA
     found = [(tensor.name, tuple(map(int, tensor.shape)), tensor.tensor_type.name) for tensor in reader.tensors]
@@ -42,8 +42,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kind", "known"), TENSOR_TYPES.items(), ids=TENSOR_TYPES)
 def test_types_are_ggmls(tmp_path: Path, kind: str, known: tuple[int, int, int]) -> None:
     number, elements, _ = known
-    tensor = ZeroTensor("t", (2 * elements, 3), kind)
-    (found,) = GGUFReader(write_zeros(tmp_path / "m.gguf", {"general.architecture": "llama"}, [tensor])).tensors
+    tensor = Tensor("t", (2 * elements, 3), kind)
+    (found,) = GGUFReader(write_file(tmp_path / "m.gguf", {"general.architecture": "llama"}, [tensor])).tensors
     assert GGMLQuantizationType(number).name.lower() == kind.lower()
     assert (found.tensor_type, found.n_bytes) == (number, tensor.bytes)
 
@@ -51,5 +51,5 @@ def test_types_are_ggmls(tmp_path: Path, kind: str, known: tuple[int, int, int])
 def test_nothing_is_left_of_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     with pytest.raises(IsADirectoryError, match="taken"):
-        write_zeros(tmp_path / "taken", METADATA, [])
+        write_file(tmp_path / "taken", METADATA, [])
     assert [entry.name for entry in tmp_path.iterdir()] == ["taken"]
