@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fitter.errors import UsageError
 from fitter.llama.virtual import MAX_DEVICES, SharedMemory, VirtualDevice
@@ -35,20 +35,11 @@ OLDEST_CUDA = 500
 OLDEST_ROCM = gpu_catalogue.AMD_OFFSET + 0x803
 """The oldest architecture that ggml-hip knows: gfx803."""
 
+_UNNAMED = ""
+"""The name of a device until ``parse_gpus`` numbers all of them."""
+
 _COUNT = re.compile(r"([0-9]{1,6})\s*[x×*]\s*(.*)", re.IGNORECASE | re.DOTALL)
 _FORMS = "name a GPU (rtx-4090), a size (24GiB), cuda:8.9:24GiB, rocm:gfx1100:24GiB, vulkan:24GiB or metal:64GiB"
-
-
-@dataclass(frozen=True)
-class _Gpu:
-    """A virtual GPU that has no name yet."""
-
-    description: str
-    profile: str
-    compute_capability: int
-    total: int
-    free: int
-    shared: SharedMemory | None = None
 
 
 def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
@@ -76,7 +67,7 @@ def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
         if len(specs) > 1:
             raise UsageError(f"--gpu {specs[-1]!r}: {NO_GPU} means a machine without a GPU: leave out the other GPUs")
         return ()
-    kinds: list[_Gpu] = []
+    kinds: list[VirtualDevice] = []
     for spec in specs:
         count, kind = _parse(spec)
         if len(kinds) + count > MAX_DEVICES:
@@ -87,17 +78,7 @@ def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
     devices = []
     for kind in kinds:
         prefix = _PREFIXES[kind.profile.partition("-")[0]]
-        devices.append(
-            VirtualDevice(
-                f"{prefix}{numbers[prefix]}",
-                kind.description,
-                kind.profile,
-                kind.compute_capability,
-                kind.total,
-                kind.free,
-                kind.shared,
-            )
-        )
+        devices.append(replace(kind, name=f"{prefix}{numbers[prefix]}"))
         numbers[prefix] += 1
     return tuple(devices)
 
@@ -134,7 +115,7 @@ def parse_twin(text: str) -> tuple[str, int]:
     return kind.profile, kind.compute_capability
 
 
-def _parse(spec: str) -> tuple[int, _Gpu]:
+def _parse(spec: str) -> tuple[int, VirtualDevice]:
     count, rest = 1, spec.strip()
     if match := _COUNT.fullmatch(rest):
         count, rest = int(match[1]), match[2]
@@ -148,7 +129,7 @@ def _parse(spec: str) -> tuple[int, _Gpu]:
     return count, kind
 
 
-def _with_options(kind: _Gpu, sizes: Mapping[str, int]) -> _Gpu:
+def _with_options(kind: VirtualDevice, sizes: Mapping[str, int]) -> VirtualDevice:
     free = sizes.get("free", kind.free)
     if kind.shared is not None:
         return _sharing(kind, kind.shared, free, sizes.get("available"))
@@ -161,7 +142,7 @@ def _with_options(kind: _Gpu, sizes: Mapping[str, int]) -> _Gpu:
     return replace(kind, free=free)
 
 
-def _sharing(kind: _Gpu, memory: SharedMemory, free: int, available: int | None) -> _Gpu:
+def _sharing(kind: VirtualDevice, memory: SharedMemory, free: int, available: int | None) -> VirtualDevice:
     """``kind`` with what its system lets it use of the ``memory``, and what is ``available`` of that."""
     if memory.total == 0 or free == 0 or available == 0:
         raise UsageError("a device must have memory")
@@ -178,7 +159,7 @@ def _sharing(kind: _Gpu, memory: SharedMemory, free: int, available: int | None)
     return replace(kind, total=max(kind.total, free), free=free, shared=replace(memory, free=available))
 
 
-def _check_one_memory(kinds: Sequence[_Gpu]) -> None:
+def _check_one_memory(kinds: Sequence[VirtualDevice]) -> None:
     sharing = [kind.description for kind in kinds if kind.shared is not None]
     if len(sharing) > 1:
         raise UsageError(
@@ -207,7 +188,7 @@ def _parse_options(options: list[str]) -> dict[str, int]:
     return sizes
 
 
-def _parse_kind(body: str) -> _Gpu:
+def _parse_kind(body: str) -> VirtualDevice:
     if ":" in body:
         name, _, memory = body.rpartition(":")
         if body.partition(":")[0].strip().lower() in PROFILES or not (gpu := gpu_catalogue.find(name)):
@@ -225,19 +206,23 @@ def _parse_kind(body: str) -> _Gpu:
     raise UsageError(f"unknown GPU; did you mean {' or '.join(names)}?" if names else f"unknown GPU: {_FORMS}")
 
 
-def _parse_memory(body: str) -> _Gpu:
+def _parse_memory(body: str) -> VirtualDevice:
     size = parse_size(body)
     default = gpu_catalogue.default()
-    return _Gpu(f"virtual {default.profile.upper()} GPU", default.profile, default.compute_capability, size, size)
+    return VirtualDevice(
+        _UNNAMED, f"virtual {default.profile.upper()} GPU", default.profile, default.compute_capability, size, size
+    )
 
 
-def _known(gpu: gpu_catalogue.CatalogueGpu, total: int) -> _Gpu:
+def _known(gpu: gpu_catalogue.CatalogueGpu, total: int) -> VirtualDevice:
     if not gpu.unified:
-        return _Gpu(gpu.description, gpu.profile, gpu.compute_capability, total, gpu.free)
-    return _shared(_Gpu(gpu.description, gpu.profile, gpu.compute_capability, total, total), total, gpu.carved)
+        return VirtualDevice(_UNNAMED, gpu.description, gpu.profile, gpu.compute_capability, total, gpu.free)
+    return _shared(
+        VirtualDevice(_UNNAMED, gpu.description, gpu.profile, gpu.compute_capability, total, total), total, gpu.carved
+    )
 
 
-def _shared(gpu: _Gpu, memory: int, carved: int = 0) -> _Gpu:
+def _shared(gpu: VirtualDevice, memory: int, carved: int = 0) -> VirtualDevice:
     """``gpu`` on a machine with so much ``memory`` as it reports it: as total what it may use."""
     system = shared_memory.system_of(gpu.profile)
     if carved >= memory > 0:
@@ -250,13 +235,13 @@ def _shared(gpu: _Gpu, memory: int, carved: int = 0) -> _Gpu:
     )
 
 
-def _parse_unified(gpu: gpu_catalogue.CatalogueGpu, text: str) -> _Gpu:
+def _parse_unified(gpu: gpu_catalogue.CatalogueGpu, text: str) -> VirtualDevice:
     if not gpu.unified:
         raise UsageError(f"{gpu.key} has a fixed amount of memory: leave {text.strip()!r} out, or write free=SIZE")
     return _known(gpu, parse_size(text))
 
 
-def _parse_profile(body: str) -> _Gpu:
+def _parse_profile(body: str) -> VirtualDevice:
     parts = [part.strip() for part in body.split(":")]
     if parts[0].lower() not in PROFILES:
         raise UsageError(f"unknown profile {parts[0]!r}; the profiles are {', '.join(PROFILES)}")
@@ -273,7 +258,7 @@ def _parse_profile(body: str) -> _Gpu:
         )
     text, size = parts[1], parse_size(parts[2])
     parse = _architecture if profile == "rocm" else _compute_capability
-    return _Gpu(f"virtual {_PREFIXES[profile]} GPU {text}", profile, parse(text), size, size)
+    return VirtualDevice(_UNNAMED, f"virtual {_PREFIXES[profile]} GPU {text}", profile, parse(text), size, size)
 
 
 def _compute_capability(text: str) -> int:
@@ -300,21 +285,21 @@ def _architecture(text: str) -> int:
     return number
 
 
-def _parse_vulkan(parts: list[str]) -> _Gpu:
+def _parse_vulkan(parts: list[str]) -> VirtualDevice:
     *drivers, text = parts
     if len(drivers) > 1:
         raise UsageError("write profile and memory, such as vulkan:24GiB, or with a driver: vulkan:nvidia:24GiB")
     size = parse_size(text)
     if not drivers:
-        return _Gpu("virtual Vulkan GPU", "vulkan", 0, size, size)
+        return VirtualDevice(_UNNAMED, "virtual Vulkan GPU", "vulkan", 0, size, size)
     driver = drivers[0].lower()
     if driver not in VULKAN_DRIVERS:
         raise UsageError(f"unknown Vulkan driver {drivers[0]!r}; the drivers are {', '.join(VULKAN_DRIVERS)}")
-    return _Gpu(f"virtual Vulkan GPU ({VULKAN_DRIVERS[driver]})", f"vulkan-{driver}", 0, size, size)
+    return VirtualDevice(_UNNAMED, f"virtual Vulkan GPU ({VULKAN_DRIVERS[driver]})", f"vulkan-{driver}", 0, size, size)
 
 
-def _parse_metal(parts: list[str]) -> _Gpu:
+def _parse_metal(parts: list[str]) -> VirtualDevice:
     if len(parts) != 1:
         raise UsageError("write profile and the Mac's memory, such as metal:64GiB")
     memory = parse_size(parts[0])
-    return _shared(_Gpu("virtual Apple GPU", "metal", 0, memory, memory), memory)
+    return _shared(VirtualDevice(_UNNAMED, "virtual Apple GPU", "metal", 0, memory, memory), memory)
