@@ -26,11 +26,12 @@ from fitter.cli import main
 from fitter.errors import FitterError, ModelError
 from fitter.llama.client import Worker
 from fitter.llama.header.gguf_writer import write
-from fitter.model.files import header_cache as cache_folder
+from fitter.model.files import header_cache
 from fitter.model.shapes import catalogue, shape_files
 from fitter.model.shapes.mapping import header_of
 from fitter.model.shapes.shape_addresses import wanted
 from fitter.model.shapes.shape_header import Header
+from fitter.storage.folders import cache_folder
 from tests.integration.test_quantizations import Snapshot, read, snapshots
 from tests.support import ranges
 from tests.support.real_cards import DATA as REAL
@@ -355,7 +356,7 @@ def test_several_processes_write_the_same_shapes_at_once(tmp_path: Path, monkeyp
         each.stdin.flush()
     said = [each.communicate() for each in both]
     assert said[0] == said[1] and said[0][1] == "" and len(said[0][0].split()) == 12
-    kept = [path.name for path in cache_folder.folder(cache_folder.SHAPES).rglob("*") if path.is_file()]
+    kept = [path.name for path in cache_folder(header_cache.SHAPES).rglob("*") if path.is_file()]
     assert len(kept) == 12 and all(name.endswith(".gguf") for name in kept)
 
 
@@ -365,11 +366,11 @@ def test_a_shape_that_was_used_is_the_last_to_be_removed(tmp_path: Path, monkeyp
         (path,) = shape_files.model_files(_asked("smollm2-135m:BF16"))
         assert time.time() - path.parent.stat().st_mtime < 60
         os.utime(path.parent, (0, 0))
-    monkeypatch.setattr(cache_folder, "MOST_ENTRIES", 2)
+    monkeypatch.setattr(header_cache, "MOST_ENTRIES", 2)
     shape_files.model_files(_asked("qwen3-32b:BF16"))
     assert shape_files.model_files(_asked("smollm2-135m:BF16")) == (path,)
     (new,) = shape_files.model_files(_asked("llama-3.1-8b:BF16"))
-    assert {*cache_folder.folder(cache_folder.SHAPES).iterdir()} == {path.parent, new.parent}
+    assert {*cache_folder(header_cache.SHAPES).iterdir()} == {path.parent, new.parent}
 
 
 def test_a_shape_that_cannot_be_kept_is_said_and_leaves_nothing(tmp_path: Path) -> None:
