@@ -53,8 +53,7 @@ def inspect_build(where: str) -> BuildReport:
         return BuildReport(where, problem=str(error))
     report = BuildReport(where, build.libllama, backends=build.backends, key=build.key)
     try:
-        command = interpreter.command(__name__, main.__name__, where)
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE, check=False)
+        done = interpreter.run(__name__, main.__name__, where, seconds=_PATIENCE)
         answer = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         return _with(

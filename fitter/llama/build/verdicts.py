@@ -114,16 +114,8 @@ class _Accident(NamedTuple):
 
 def _try(build: Build, entry: str) -> str | _Accident:
     try:
-        done = subprocess.run(
-            interpreter.command("fitter.llama.load.canary", entry),
-            env={**os.environ, worker_environment.LLAMA_CPP: build.where},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PATIENCE,
-            check=False,
-        )
+        environment = {**os.environ, worker_environment.LLAMA_CPP: build.where}
+        done = interpreter.run("fitter.llama.load.canary", entry, seconds=_PATIENCE, environment=environment)
     except subprocess.TimeoutExpired:
         return _Accident(0, f"it did not end within {_PATIENCE:.0f} seconds")
     except OSError as error:

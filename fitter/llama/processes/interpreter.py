@@ -9,6 +9,11 @@ from __future__ import annotations
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from subprocess import CompletedProcess
+
 _LEAST_STACK = 256 << 10
 """Bytes of stack: with less than 96 KiB Python or llama.cpp crashes where small models are planned."""
 
@@ -28,6 +33,35 @@ def command(module: str, function: str, *words: str) -> list[str]:
     # isolated: nothing of its environment, of the user's site-packages or of the current directory
     flags = ["-I", "-B"] if sys.dont_write_bytecode else ["-I"]
     return [sys.executable or "", *flags, "-c", boot, *words]
+
+
+def run(
+    module: str, function: str, *words: str, seconds: float, environment: Mapping[str, str] | None = None
+) -> CompletedProcess[str]:
+    """Run a function in an interpreter of its own, without input, to its end.
+
+    Args:
+        module: The function's module.
+        function: The function; its arguments are ``words``.
+        seconds: How long it may take.
+        environment: Its environment; by default the environment of this process.
+
+    Raises:
+        OSError: it cannot be started.
+        subprocess.TimeoutExpired: it did not end in time.
+    """
+    import subprocess
+
+    return subprocess.run(
+        command(module, function, *words),
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=seconds,
+        check=False,
+    )
 
 
 def check_stack() -> None:
