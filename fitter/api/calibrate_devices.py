@@ -1,4 +1,4 @@
-"""Compare devices with their virtual twins, and measure what llama.cpp does not count. Bytes."""
+"""Compare devices with their virtual twins, and measure the memory that llama.cpp does not count."""
 
 from __future__ import annotations
 
@@ -37,15 +37,27 @@ def calibrate(
     on_progress: Callable[[Progress], None] | None = None,
     on_log: Callable[[str], None] | None = None,
 ) -> Calibration:
-    """Compare this machine's devices with their virtual twins, and measure what llama.cpp does not count.
+    """Compare this machine's devices with their virtual twins, and measure the memory that llama.cpp does not count.
 
-    Dummy loads of ``model``, or of small models of several kinds, run on each device and on its twin, and on all of
-    them together where there are more. Small models are then loaded for real. What that takes beyond llama.cpp's own
-    bytes is kept for the default margin, unless ``store`` is false. ``rpc`` adds the devices of rpc-servers
-    (``host:port``); ``twin`` is a profile for all twins, such as ``cuda:8.6``, in place of the devices' own.
+    Dummy loads of ``model`` (without it: of several small models) run on each device, on its twin, and on all devices
+    together. Then the small models are loaded for real. The bytes that a real load takes beyond llama.cpp's own count
+    become the device's default margin.
 
-    Raises ``LibraryError`` where there is no device, ``AnswerError`` where what was measured cannot be kept, and what
-    ``fit`` raises.
+    Args:
+        model: A GGUF file to compare in place of the small models.
+        devices: Names of the devices to calibrate; all by default.
+        rpc: Addresses of rpc-servers (``host:port``) whose devices are calibrated too.
+        twin: Profile of every twin, such as ``cuda:8.6``, in place of each device's own.
+        store: Whether to store the measured bytes for the default margin.
+        llama_cpp: The llama.cpp to use, as in ``fit``.
+        timeout: Seconds for one answer of llama.cpp.
+        on_progress: Called at each step.
+        on_log: Called with every line of llama.cpp's log.
+
+    Raises:
+        LibraryError: llama.cpp has no device here.
+        AnswerError: The measured bytes cannot be stored.
+        FitterError: As ``fit`` raises them.
     """
     from fitter.planning.checked import calibration
     from fitter.planning.checked.calibration import Calibration, twin_of

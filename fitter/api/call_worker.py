@@ -1,4 +1,4 @@
-"""The worker that a call asks: the one that is given, or one for the call alone; and what it is asked about a load."""
+"""The worker that answers one call: the caller's own, or a new one that ends with the call."""
 
 from __future__ import annotations
 
@@ -27,9 +27,16 @@ if TYPE_CHECKING:
 
 
 def fetch(model: str, timeout: float, on_progress: Callable[[Progress], None] | None = None) -> None:
-    """Have the header of a model here that is elsewhere, within ``timeout`` seconds; for others there is nothing to do.
+    """Fetch the header of a model that has an address; do nothing for a model on disk.
 
-    Raises ``ModelError`` where it cannot be read, ``LibraryError`` where a package is missing for that.
+    Args:
+        model: Path or address.
+        timeout: Seconds for the whole download.
+        on_progress: Called as the header arrives.
+
+    Raises:
+        ModelError: The header cannot be read.
+        LibraryError: A package that downloads is missing.
     """
     if not is_address(model):
         return
@@ -42,9 +49,19 @@ def fetch(model: str, timeout: float, on_progress: Callable[[Progress], None] | 
 
 
 def fetch_all(ask: Ask, model: str, timeout: float, on_progress: Callable[[Progress], None] | None = None) -> Ask:
-    """``ask`` with the files of its adapters, after ``fetch`` of the model and of everything beside it.
+    """Fetch the headers of the model, its draft model, projector and adapters.
 
-    ``timeout`` is for each of them. Raises what ``fetch`` raises.
+    Args:
+        ask: The parameters of the call.
+        model: Path or address.
+        timeout: Seconds for each file.
+        on_progress: Called as the headers arrive.
+
+    Returns:
+        ``ask`` with the local files of the adapters.
+
+    Raises:
+        FitterError: As ``fetch`` raises it.
     """
     beside = (ask.sharing.model_draft, ask.sharing.mmproj, *(lora.path for lora in ask.load.lora))
     for each in (model, *beside):
@@ -57,7 +74,7 @@ def fetch_all(ask: Ask, model: str, timeout: float, on_progress: Callable[[Progr
 
 
 def with_addresses(params: Params) -> Params:
-    """``params`` with the addresses of its adapters in place of what was fetched of them."""
+    """Replace the local files of adapters in ``params`` by the addresses that they were fetched from."""
     return replace(params, lora=tuple(replace(each, path=called(Path(each.path))) for each in params.lora))
 
 
@@ -69,9 +86,13 @@ def worker_for(
     *,
     at_once: bool = False,
 ) -> Iterator[Worker]:
-    """The ``given`` worker, told of the devices of ``ask``, or one that ends with the call.
+    """Lend the caller's worker, or start one that ends with the call; either has the devices of ``ask``.
 
-    ``at_once``: the process of the latter starts now, not with the first question.
+    Args:
+        ask: The parameters of the call.
+        given: The caller's worker, if any.
+        on_log: Called with every line of llama.cpp's log.
+        at_once: Start a new worker's process now instead of with the first question.
     """
     llama_cpp = ask.llama_cpp if given is None else given.llama_cpp_for(ask.llama_cpp)
     found = answering(ask.virtual, ask.profile, llama_cpp)
@@ -90,7 +111,7 @@ def worker_for(
 
 @contextmanager
 def limited(worker: Worker, deadline: float | None) -> Iterator[None]:
-    """Let what ``worker`` is asked end at ``deadline`` (on the monotonic clock), and then be as it was."""
+    """Set the deadline of ``worker`` (seconds of the monotonic clock) inside the ``with`` block."""
     before = worker.deadline
     worker.deadline = deadline
     try:
@@ -100,15 +121,24 @@ def limited(worker: Worker, deadline: float | None) -> Iterator[None]:
 
 
 def answering(virtual: Sequence[VirtualDevice], profile: str | None, llama_cpp: str | None) -> Answering | None:
-    """Who answers for ``virtual`` with this ``--profile`` and ``--llama-cpp``.
+    """Choose the CUDA backend that answers for ``virtual`` devices.
 
-    ``None``: fitter's own rules. Raises ``LibraryError`` if the profile names a CUDA backend that cannot be asked.
+    Args:
+        virtual: The described devices.
+        profile: The value of ``--profile``.
+        llama_cpp: The value of ``--llama-cpp``.
+
+    Returns:
+        The backend; ``None`` where fitter's own rules answer.
+
+    Raises:
+        LibraryError: ``profile`` names a CUDA backend that cannot answer.
     """
     from fitter.llama.build.build_folder import may_have_cuda, named
 
     where = named(llama_cpp)
     is_asked = profile is not None and profile != "cuda"
-    # Where llama-cpp-python has no CUDA, that is all that there is to find out.
+    # Only a library with CUDA can answer for CUDA cards.
     if not is_asked and not (any(device.profile == "cuda" for device in virtual) and may_have_cuda(where)):
         return None
     from fitter.llama.build import cuda_library
@@ -117,7 +147,7 @@ def answering(virtual: Sequence[VirtualDevice], profile: str | None, llama_cpp: 
 
 
 def questions_of(ask: Ask, worker: Worker, machine: Machine) -> Questions:
-    """What ``worker`` and this machine are asked for a request."""
+    """Bundle the questions that planning asks ``worker`` and this machine."""
     return Questions(
         worker.match,
         lambda infos: device_speeds(infos, machine.devices, ask.virtual, worker.speed, ask.remote_bandwidths),
@@ -127,14 +157,14 @@ def questions_of(ask: Ask, worker: Worker, machine: Machine) -> Questions:
 
 @dataclass(frozen=True)
 class OneLoad:
-    """A worker to ask about one load, its model, and its parameters."""
+    """One load: the worker that answers, the model, and the parameters."""
 
     worker: Worker
     model: Model
     params: Params
 
     def measured(self) -> tuple[Breakdown, Layout]:
-        """What the load takes, and the sizes of all tensors in it."""
+        """Measure the load; return its bytes and the sizes of all its tensors."""
         breakdown = self.worker.measure(str(self.model.path), self.params)
         copy = Skeleton(tuple(map(str, self.model.files)))
         return breakdown, self.worker.layout(copy, replace(self.params, n_ctx=breakdown.n_ctx))
@@ -142,7 +172,11 @@ class OneLoad:
 
 @contextmanager
 def one_load(ask: Ask, model: str, given: Worker | None, on_log: Callable[[str], None] | None) -> Iterator[OneLoad]:
-    """What is needed to ask about exactly the load of ``ask``. Raises what ``fit`` raises."""
+    """Prepare a worker, the model and its checked parameters for exactly the load of ``ask``.
+
+    Raises:
+        FitterError: As ``fit`` raises it.
+    """
     ask = fetch_all(ask, model, ask.timeout)
     with worker_for(ask, given, on_log) as worker:
         params = ask.load

@@ -1,4 +1,4 @@
-"""The decorators of public calls: they check all keywords by the table of parameters before anything is done."""
+"""Decorators of public calls: check every keyword against the table of parameters before anything runs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ _MODEL = Parameter(Path(), name="model")
 
 
 def checked_call(call: Any = None, *, called: str | None = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Decorate a public call: its keywords are checked and converted to what fitter uses.
+    """Make a decorator that checks and converts the keywords of a public call.
 
-    ``call`` is the class of the keywords that it takes beside its own. ``None`` means "not set": such a keyword is not
-    passed on. The decorated call has every keyword in its signature and in its docstring. Errors name it ``called``.
+    The decorated call shows every keyword in its signature and its docstring. A keyword that is ``None`` counts as not
+    set. A call raises ``UsageError`` for an unknown keyword or an invalid value.
 
-    It raises ``UsageError`` for a keyword that it does not have and for a value that makes no sense.
+    Args:
+        call: ``TypedDict`` of the keywords that the call accepts beside its own.
+        called: Name of the call in error messages; by default the function's.
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -58,10 +60,10 @@ def checked_call(call: Any = None, *, called: str | None = None) -> Callable[[Ca
 
 
 def checked_worker_call(call: Any = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Decorate a public call that takes a ``worker`` as ``checked_call`` does, and check the ``worker``.
+    """Make a decorator like ``checked_call`` for a call that accepts a ``worker``.
 
-    The call also raises ``UsageError`` if ``worker`` is not a ``Worker``, or if ``timeout`` or ``on_log`` is given
-    beside it and is not the worker's own.
+    A call also raises ``UsageError`` where ``worker`` is no ``Worker``, or where ``timeout`` or ``on_log`` differs from
+    the worker's.
     """
 
     from fitter.llama.client import Worker
@@ -90,7 +92,7 @@ def checked_worker_call(call: Any = None) -> Callable[[Callable[_P, _R]], Callab
 
 @contextmanager
 def naming_addresses() -> Iterator[None]:
-    """Have errors name the address of a model, as those of a decorated call do."""
+    """Put the address of a remote model into the errors of the ``with`` block, in place of its local copy."""
     try:
         yield
     except FitterError as error:
@@ -99,13 +101,13 @@ def naming_addresses() -> Iterator[None]:
 
 
 def _own(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters in a function's own signature."""
+    """Return the parameters in the function's own signature, by name."""
     found = inspect.signature(function).parameters
     return {name: each for name, each in found.items() if each.kind is not each.VAR_KEYWORD}
 
 
 def _table(own: Mapping[str, Any], call: Any) -> dict[str, Parameter]:
-    """The entries of the table for all keywords of a call, by name."""
+    """Return the table's entries for all keywords of a call, by name."""
     taken = {each.name: each for each in taken_by(call)} if call else {}
     return {**{name: PARAMETERS[name] for name in own if name in PARAMETERS}, **taken}
 
@@ -116,7 +118,6 @@ def _checked(table: Mapping[str, Parameter], name: str, value: Any) -> Any:
 
 
 def _say_addresses(error: FitterError) -> None:
-    """Have ``error`` name the address of a model, and not where its header is kept."""
     error.args = tuple(with_addresses(each) if isinstance(each, str) else each for each in error.args)
     if isinstance(error, LlamaCppError):
         error.log = tuple(map(with_addresses, error.log))

@@ -1,4 +1,4 @@
-"""``--split-mode auto``: a plan with each of the split modes ``layer`` and ``tensor``, and the better one of them."""
+"""``--split-mode auto``: plan with the split modes ``layer`` and ``tensor``, and keep the better plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fitter.planning.request.summary import Search
 from fitter.planning.speed.explain import Choice
 
 MODES = ("layer", "tensor")
-"""What is chosen between."""
+"""The split modes that are compared."""
 
 _DONE = "done"
 
@@ -32,11 +32,20 @@ def either(
     on_progress: OnProgress | None = None,
     **others: Any,
 ) -> Plan:
-    """The better plan of the two that ``fit`` makes with these ``parameters`` and a split mode each.
+    """Fit with each split mode, and return the better plan.
 
-    It is the one with split mode ``layer``, unless the other one fits too and is clearly faster for the context that it
-    has. Both together keep the time limit. Raises what ``fit`` raises for ``layer``; why there is no plan for
-    ``tensor`` is said in the plan's notes.
+    The plan with ``layer`` wins unless ``tensor`` fits too and is clearly faster for its context. Both fits share the
+    time limit. Where ``tensor`` has no plan, a note of the plan says why.
+
+    Args:
+        fit: ``fitter.fit``.
+        model: Path or address.
+        parameters: Keywords of ``fit``.
+        on_progress: Called at each step, with the dummy loads of both fits.
+        others: Further keywords of ``fit``, passed on unchanged.
+
+    Raises:
+        FitterError: As ``fit`` raises it with ``layer``.
     """
     started = time.monotonic()
     words = cast(Fitting, {name: value for name, value in parameters.items() if name != "split_mode"})
@@ -65,7 +74,7 @@ def either(
 
 
 def _better(by_layer: Plan, by_tensor: Plan, objective: str) -> Plan:
-    """The better plan of both, with what it was chosen over."""
+    """Return the better plan, with the other one as its alternative."""
     if not (by_layer.fits and by_tensor.fits):
         return by_tensor if by_tensor.fits else by_layer
     layer, tensor = (seconds_of(plan, objective) for plan in (by_layer, by_tensor))
@@ -80,7 +89,10 @@ def _better(by_layer: Plan, by_tensor: Plan, objective: str) -> Plan:
 
 
 def seconds_of(plan: Plan, objective: str) -> float | None:
-    """What the plan takes of what it is to be fast at, devices that work on one prompt at once counted."""
+    """Estimate the seconds of a plan for its objective.
+
+    Devices that hold a whole model layer by layer work on one prompt at once; the estimate includes that.
+    """
     price = plan.estimate
     if price is None:
         return None
@@ -93,7 +105,7 @@ def seconds_of(plan: Plan, objective: str) -> float | None:
 
 
 def _counting(on_progress: OnProgress | None, before: int) -> OnProgress | None:
-    """``on_progress``, which is told of the dummy loads ``before`` too, and not that one of two searches is done."""
+    """Wrap ``on_progress``: add ``before`` to the dummy loads, and drop the end of a single search."""
     if on_progress is None:
         return None
 
@@ -105,7 +117,7 @@ def _counting(on_progress: OnProgress | None, before: int) -> OnProgress | None:
 
 
 def _without_remedy(error: Exception) -> str:
-    """What was wrong, without what else to ask for: that is what was done."""
+    """Cut the advice to use another split mode from an error, because that is being done."""
     text, colon, _ = str(error).rpartition(": use ")
     return text if colon else str(error)
 

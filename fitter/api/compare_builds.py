@@ -1,4 +1,4 @@
-"""One model with several builds of llama.cpp: what the same parameters take with each, and what each would plan."""
+"""Compare builds of llama.cpp: the memory of the same parameters with each, and the plan that each would make."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OnBuild:
-    """What one build of llama.cpp says of a model. Sizes in bytes."""
+    """The answers of one build of llama.cpp about a model. Sizes in bytes."""
 
     llama_cpp: str
-    """The build, as it was named."""
+    """The build, as the caller named it."""
     version: str = ""
-    """Its version and commit; empty if it cannot be used."""
+    """Version and commit; empty if the build cannot be used."""
     breakdown: Breakdown | None = None
-    """What the parameters of the first build's plan take with this one; ``None`` if that was not measured."""
+    """Memory of the first plan's parameters with this build; ``None`` if not measured."""
     shared: tuple[SharedUse, ...] = ()
-    """What is beside the model with those parameters, in the same places."""
+    """Memory of draft model, projector and others with those parameters, in the same places."""
     missing: Mapping[str, int] = field(default_factory=dict)
-    """Bytes that those parameters lack, by the name of a device or ``host``; empty if they fit."""
+    """Bytes that those parameters lack, by device or ``host``; empty if they fit."""
     plan: Plan | None = None
-    """The plan that this build makes; ``None`` if it makes none, or was not asked for one."""
+    """The plan that this build makes; ``None`` if there is none or none was requested."""
     error: FitterError | None = None
-    """Why something was not measured."""
+    """The first error of this build."""
 
     @property
     def fits(self) -> bool:
@@ -63,15 +63,26 @@ def compare_builds(
 ) -> tuple[OnBuild, ...]:
     """Plan with the first of ``builds``, and measure exactly those parameters with each of the others.
 
-    ``builds`` are named as for ``llama_cpp``, in an order of which each is compared with the first: ``python``, a
-    directory with libllama and ggml's libraries, a llama-server. If the first cannot plan the model, perhaps since it
-    is older than the model's architecture, the parameters are those of the first that can. What is beside the model (a
-    draft model, a projector) is measured in the same places. With ``own_plans`` every build also makes its own plan. A
-    ``worker`` that is given is used and stays open.
+    If the first build cannot plan the model (perhaps because it is older than the architecture), the first build that
+    can sets the parameters.
 
-    There is a result for each of ``builds``, in their order; what one build refuses is its ``error``. Raises
-    ``UsageError`` for builds that are not there and parameters that make no sense, ``LibraryError`` for builds that
-    cannot be used, and what ``fit`` raises if no build can plan the model.
+    Args:
+        model: Path or address.
+        builds: Builds to compare, as ``llama_cpp`` names them: ``python``, a directory with libllama and ggml's
+            libraries, or a llama-server.
+        own_plans: Whether every build also makes a plan of its own.
+        on_progress: Called at each step.
+        on_log: Called with every line of llama.cpp's log.
+        worker: A worker to use; it stays open.
+        parameters: Keywords of ``fit``.
+
+    Returns:
+        One result for each build, in their order, with its ``error`` where the build refused something.
+
+    Raises:
+        UsageError: A build does not exist, or a parameter makes no sense.
+        LibraryError: A build cannot be used.
+        FitterError: As ``fit`` raises it, if no build can plan the model.
     """
     if parameters.get("llama_cpp") is not None:
         raise UsageError("builds says which llama.cpp: leave llama_cpp out")
@@ -97,7 +108,12 @@ def compare_builds(
 
 
 def check_builds(builds: Sequence[str]) -> None:
-    """Raise ``UsageError`` if there are not two builds, or if one is not there; ``LibraryError`` for no llama.cpp."""
+    """Check that there are at least two builds and that each exists.
+
+    Raises:
+        UsageError: There are fewer than two builds, or one does not exist.
+        LibraryError: A build is not llama.cpp.
+    """
     if isinstance(builds, str) or len(builds) < 2:
         raise UsageError("builds are compared, and there are not two: name them with --llama-cpp OLD --llama-cpp NEW")
     for each in builds:
@@ -114,7 +130,7 @@ def _worker(given: Worker | None, parameters: Fitting, on_log: Callable[[str], N
 
 
 def _with_plan(model: AnyPath, build: str, told: dict[str, Any], worker: Worker) -> OnBuild:
-    """What a build says that makes the plan whose parameters are compared."""
+    """Plan with the build whose plan sets the parameters."""
     try:
         plan = api.fit(model, worker=worker, **told)
         lacking = missing_of(plan, plan.breakdown, plan.shared)
@@ -124,7 +140,7 @@ def _with_plan(model: AnyPath, build: str, told: dict[str, Any], worker: Worker)
 
 
 def _again(planned: Plan, build: str, told: dict[str, Any], worker: Worker, say: Callable[[Progress], None]) -> OnBuild:
-    """What a build says of the parameters of a plan."""
+    """Measure the parameters of ``planned`` with another build."""
     try:
         breakdown = api.measure(planned.model.path, worker=worker, **same_load(planned, told))
         shared = _beside(planned, told, worker, say)
@@ -137,9 +153,9 @@ def _again(planned: Plan, build: str, told: dict[str, Any], worker: Worker, say:
 def _beside(
     planned: Plan, told: dict[str, Any], worker: Worker, say: Callable[[Progress], None]
 ) -> tuple[SharedUse, ...]:
-    """What is beside the model in the plan, as the worker's build measures it.
+    """Measure draft model, projector and others in the places that ``planned`` has for them.
 
-    Its places are fixed; the model itself may be placed otherwise by this fit if it no longer fits.
+    The fit may place the model itself elsewhere, if it no longer fits.
     """
     if all(use.kind == "reserve" for use in planned.shared):
         return planned.shared

@@ -1,4 +1,4 @@
-"""Find the parameters that run a model fastest on some devices. Bytes."""
+"""``fitter.fit``: find the parameters that run a model fastest on some devices. Bytes."""
 
 from __future__ import annotations
 
@@ -44,53 +44,43 @@ def fit(
     worker: Worker | None = None,
     **parameters: Unpack[Fitting],
 ) -> Plan:
-    """Find the parameters that use the devices best, every one of them confirmed by a dummy load of ``model``.
+    """Find the parameters that run ``model`` fastest inside every device's memory margin.
 
-    What is ``None`` is fitted; what is set is kept, and the rest is fitted around it. ``n_ctx`` in tokens (0: the
-    model's own), ``fit_ctx`` the smallest that fitting may choose per sequence. ``margin``: bytes that must stay free,
-    one for all devices or one for each; ``host_margin`` the same for the host. ``gpus`` describes virtual devices
-    (``rtx-4090``, ``2x 24GiB``), or ``none``, that take the place of this machine's; the host has the memory that such
-    a GPU shares with it, else it is unlimited, unless ``host_memory`` (bytes, or ``64GiB``) says otherwise. ``profile``
-    ``library`` asks llama.cpp's own CUDA backend about NVIDIA cards (``library:DIRECTORY``: the one there), which is
-    the default where it has one that can be asked, and ``cuda`` fitter's own rules. ``rpc`` names rpc-servers
-    (``host:port``, or several with commas), whose devices stand before all others. ``devices`` chooses among them.
-    ``split_mode`` ``tensor`` has all of them share every tensor; ``auto`` plans with ``layer`` too: the better wins.
+    Parameters that are ``None`` are fitted; all others are kept. Dummy loads of llama.cpp measure every byte of the
+    plan, on ``model`` itself; the search uses a copy of the header without the tokenizer unless ``skeleton`` is false.
+    The plan has the least estimated time for a request of ``prompt`` tokens (2048) and ``generate`` more (512), or is
+    best at another ``objective``.
 
-    What shares the memory is measured too, and the plan's ``shared`` says what it takes. ``model_draft`` is a draft
-    model, which follows the context; it goes to the device with which the plan is the best one, unless
-    ``devices_draft`` (``none`` for the host) and ``n_gpu_layers_draft`` say otherwise. With ``mtp`` the model's own
-    layers for multi-token prediction draft, ``draft_max`` tokens at a time. ``type_k_draft`` and ``type_v_draft`` are
-    the types of either's KV cache. ``mmproj`` is a multimodal projector, on a device that is chosen likewise unless
-    ``mmproj_device`` names it, for images of ``image_min_tokens`` to ``image_max_tokens``. ``lora`` are adapters, and
-    ``lora_scaled`` some as ``FILE:SCALE``. ``reserve`` keeps memory for anything else: bytes, or ``2GiB``, by the name
-    of a device or ``host``.
+    ``gpus`` describes virtual devices (``rtx-4090``, ``2x 24GiB``, or ``none``) that replace this machine's. Their host
+    has unlimited memory, or the memory that such a GPU shares with it, unless ``host_memory`` sets a limit. ``margin``
+    is one number of bytes for all devices, or one for each. Devices of rpc-servers stand before all others.
 
-    ``allow`` names what may be given up to fit, or to be 2 % faster: ``ubatch`` (a smaller ``n_ubatch``), ``kv-q8_0``
-    and ``kv-q4_0`` (a KV cache of that type, with flash attention), ``no-op-offload``, ``context`` (less than
-    ``n_ctx``, ``fit_ctx`` at least); none of them changes another parameter that is set. ``paging`` lets weights on the
-    host exceed its memory. The plan's ``levers`` say what was used.
+    A draft model, a projector and LoRA adapters are measured too; ``Plan.shared`` lists their memory. Unless their
+    devices are named, they go where the plan is best. ``reserve`` maps a device or ``host`` to bytes (or ``2GiB``) that
+    stay free for other programs. ``allow`` names concessions that the plan may make to fit or to be 2 % faster;
+    ``Plan.levers`` lists those that it made.
 
-    The plan is the one with the least estimated time for a request of ``prompt`` tokens and ``generate`` more (2048 and
-    512, or what the smallest context holds; a context is chosen that holds those that are given). ``objective`` asks
-    for the fastest ``generation`` or ``prompt`` alone, or the most ``context``; with the ``strategy`` ``llama.cpp``
-    upstream's own placement is made. ``host_bandwidth``: bytes per second, or ``60GB/s``, in place of what this machine
-    was measured to read, or of the default for a described one. ``rpc_bandwidth``: the same of remote devices, one for
-    all or one for each, in place of what they were measured to reach.
+    ``time_limit`` ends the search early: the best plan until then is confirmed by one more load, and its
+    ``search.is_cut_short`` is true. Threads may call ``fit`` at the same time.
 
-    The search loads a copy of the header without the tokenizer, unless ``skeleton`` is false; the plan is measured on
-    ``model`` itself either way. ``timeout``: seconds for one dummy load. ``time_limit``: seconds for the whole search;
-    the best plan that fits by then is confirmed, which is one load more, and its ``search.is_cut_short``. ``on_log``
-    gets every line of llama.cpp's log. A ``worker`` that is given stays open for many fits, and is told ``gpus`` anew.
+    Args:
+        model: Path or address of a GGUF file.
+        on_progress: Called at each step.
+        on_log: Called with every line of llama.cpp's log.
+        worker: A worker to use for many fits; it stays open, and takes the devices of each call.
+        parameters: The keywords below.
 
-    ``embedding`` plans for ``Llama(embedding=True)``: unless they are set, a micro batch as large as the batch, and 256
-    sequences with one cache.
+    Returns:
+        The plan; ``Plan.fits`` is false where no parameters fit, and ``Plan.problems`` says why.
 
-    The plan's ``fits`` says whether there is one that fits. Safe to call from several threads at once.
-
-    Raises ``UsageError`` (a parameter makes no sense), ``ModelError`` (the model cannot be read), ``LlamaCppError``
-    (llama.cpp refused or crashed), ``WorkerError`` (its process was killed, ran out of memory or hung),
-    ``TimeLimitError`` (nothing that fits was found within ``time_limit``), ``LibraryError`` (libllama is missing or
-    another one), ``RemoteError`` (an rpc-server cannot be used).
+    Raises:
+        UsageError: A parameter makes no sense.
+        ModelError: The model cannot be read.
+        LlamaCppError: llama.cpp refused the load, or crashed.
+        WorkerError: The worker process was killed, ran out of memory or hung.
+        TimeLimitError: No plan that fits was found within ``time_limit``.
+        LibraryError: libllama is missing or not usable.
+        RemoteError: An rpc-server cannot be used.
     """
     started = time.monotonic()
     model = os.fsdecode(model)
@@ -108,7 +98,7 @@ def fit(
         limited(worker, deadline),
         early_load.begun(ask, model, first=worker, is_given=is_given, on_log=on_log) as second,
     ):
-        # the header that was read last is at hand for its skeleton
+        # the worker copies the header that it read last: read the model's after the draft's
         drafts = open_draft(ask.sharing, worker)
         opened = open_model(model, worker.header)
         check_mtp(ask.sharing, opened)

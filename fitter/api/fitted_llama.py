@@ -1,4 +1,4 @@
-"""From a model's path to a ``llama_cpp.Llama``: ``fitter.Llama``."""
+"""``fitter.Llama``: fit a model and load it as a ``llama_cpp.Llama``."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _DOWNLOAD_KEYWORDS = ("local_dir", "local_dir_use_symlinks", "cache_dir")
 
 
 def _fitted(model_path: str | os.PathLike[str], keywords: Mapping[str, Any]) -> Llama:
-    """What ``Llama`` makes of its arguments."""
+    """Fit and load for ``Llama``."""
     from fitter import api
     from fitter.api import load_plan
     from fitter.llama.build.build_folder import PYTHON
@@ -74,21 +74,24 @@ def _fitted(model_path: str | os.PathLike[str], keywords: Mapping[str, Any]) -> 
     check_is_here(os.fsdecode(model_path))
     asked, rest = _split(keywords)
     if rest.get("draft_model") is not None:
-        # Llama then needs the logits of every token
+        # a draft model makes Llama need the logits of every token
         asked.setdefault("logits_all", True)
     asked = {name: _as_fit_says(name, value) for name, value in asked.items()}
-    # Llama's word for a default; fit has others
+    # None is Llama's default; fit's own defaults differ
     asked = {name: value for name, value in asked.items() if value is not None}
-    # It is llama-cpp-python that loads it, whatever the environment names.
+    # llama-cpp-python will load the plan, whatever the environment names
     plan = api.fit(model_path, **{"llama_cpp": PYTHON, "program": LlamaCppPython.name, **asked})
     loaded: Llama = load_plan.load(plan, rest, api.fit)  # type: ignore[assignment]
     return loaded
 
 
 def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The keywords that ``fitter.fit`` knows, and those for ``llama_cpp.Llama``, which would take any and do nothing.
+    """Split ``keywords`` into those of ``fitter.fit`` and those of ``llama_cpp.Llama``.
 
-    Raises ``UsageError`` for one that neither knows.
+    ``llama_cpp.Llama`` itself ignores unknown keywords.
+
+    Raises:
+        UsageError: Neither call has the keyword.
     """
     from fitter import api
     from fitter.api import load_plan
@@ -104,14 +107,14 @@ def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def _downloaded(repo_id: str, filename: str | None, additional_files: Any, where: Mapping[str, Any]) -> str:
-    """The path of a file of Hugging Face's hub, downloaded by llama-cpp-python."""
+    """Download a file of Hugging Face's hub by llama-cpp-python; return its path."""
 
     def path_of(model_path: str, **_: Any) -> str:
         return model_path
 
     from fitter.api import load_plan
 
-    # It ends with a call of its class.
+    # from_pretrained ends by calling its class: give it a function that returns the path
     download = load_plan.native().llama_cpp.Llama.from_pretrained.__func__
     try:
         path: str = download(path_of, repo_id, filename, additional_files, **where)
@@ -125,9 +128,11 @@ def _downloaded(repo_id: str, filename: str | None, additional_files: Any, where
 
 
 def _as_fit_says(name: str, value: Any) -> Any:
-    """``value`` in ``fit``'s words, where it is in ``Llama``'s: ggml's numbers, and a ``bool`` for flash attention.
+    """Convert a value of ``Llama`` to ``fit``'s: numbers of ggml's types to names, a ``bool`` of flash attention to a
+    word.
 
-    Raises ``UsageError`` for a number that says nothing.
+    Raises:
+        UsageError: The number names nothing.
     """
     from fitter.parameters.table import CACHE_TYPES, POOLING, SPLIT_MODES
 

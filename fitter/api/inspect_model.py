@@ -1,4 +1,4 @@
-"""Say what a model is made of: tensors by role, and the bytes of each layer."""
+"""``fitter.inspect``: list a model's tensors by role, and the bytes of each layer."""
 
 from __future__ import annotations
 
@@ -25,11 +25,19 @@ def inspect(
     timeout: float = DEFAULT_TIMEOUT,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Inspection:
-    """What a model is made of: tensors by role, each layer's weights and its part of the KV cache at ``n_ctx``.
+    """List the tensors of ``model`` by role, and each layer's weights and part of the KV cache.
 
-    ``n_ctx`` ``None`` or 0 is the model's own context. Weights are the bytes in the file; caches and compute buffers
-    are what llama.cpp asks for with everything on the host. ``on_progress`` is told how far the header of a model is
-    that is elsewhere. Raises what ``fit`` raises.
+    Weights are bytes in the file. Caches and compute buffers are measured by llama.cpp with everything on the host.
+
+    Args:
+        model: Path or address of a GGUF file.
+        n_ctx: Context in tokens; ``None`` or 0 is the model's own.
+        llama_cpp: The llama.cpp to use, as in ``fit``.
+        timeout: Seconds for one answer of llama.cpp.
+        on_progress: Called as the header of a remote model arrives.
+
+    Raises:
+        FitterError: As ``fit`` raises it.
     """
     fetch(os.fsdecode(model), timeout, on_progress)
     with Worker(timeout=timeout, llama_cpp=llama_cpp) as worker:

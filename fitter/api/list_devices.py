@@ -1,4 +1,4 @@
-"""List the devices of this machine, or described ones. Bytes."""
+"""``fitter.devices``: list the devices of this machine, or virtual ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,17 @@ def devices(
     llama_cpp: Path | None = None,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> tuple[tuple[DeviceInfo, ...], DeviceInfo]:
-    """The devices that a model would be offloaded to, and the host with the memory that it has available."""
+    """List the devices that llama.cpp offloads to by default, and the host with its available memory.
+
+    Args:
+        gpus: Descriptions of virtual devices, in place of this machine's.
+        rpc: Addresses of rpc-servers whose devices are listed too.
+        llama_cpp: The llama.cpp to use, as in ``fit``.
+        timeout: Seconds for one answer of llama.cpp.
+
+    Returns:
+        The devices, and the host; memory in bytes.
+    """
     virtual = virtual_devices(gpus)
     with Worker(virtual, timeout=timeout, rpc=rpc, llama_cpp=llama_cpp) as worker:
         found = worker.devices() if virtual or rpc or not gpus else ()

@@ -1,4 +1,4 @@
-"""From a plan to a ``llama_cpp.Llama``: what ``Plan.load`` does, and may fit again for."""
+"""``Plan.load``: load a plan as a ``llama_cpp.Llama``, and fit again where memory has gone."""
 
 from __future__ import annotations
 
@@ -19,23 +19,32 @@ if TYPE_CHECKING:
     from fitter.llama.this_process.plan_load import PlannedLlama
 
 REFITS = 2
-"""How often a load that was refused memory is fitted again."""
+"""Most fits after a device refused memory."""
 
 _EVERY_OUTPUT = {
     "logits_all": "logits_all=True",
     "draft_model": "logits_all=True, which a draft model needs",
 }
-"""Parameters of ``Llama`` that make every token of a batch an output, and how to fit for each."""
+"""Parameters of ``Llama`` that make every token of a batch an output, and the keyword of ``fit`` for each."""
 
 _UNMEASURED = {
     "lora_path": "fit with it",
     "vocab_only": "leave it out",
 }
-"""Parameters of ``Llama`` that change what llama.cpp allocates, and what to do where a plan does not count them."""
+"""Parameters of ``Llama`` that take memory outside the plan, and the remedy for each."""
 
 
 def load(plan: Plan, kwargs: Mapping[str, Any], fit: Callable[..., Plan]) -> PlannedLlama:
-    """Load ``plan``, or what ``fit`` makes fit now where a device refuses memory that it counts on."""
+    """Load ``plan``; where a device refuses memory, fit again with the memory that is free now, twice at most.
+
+    Args:
+        plan: The plan.
+        kwargs: Keywords for ``llama_cpp.Llama``.
+        fit: ``fitter.fit``.
+
+    Raises:
+        FitterError: As ``load_once`` and ``fit`` raise it.
+    """
     check_is_here(plan)
     timeout = plan.fit_keywords.get("timeout", DEFAULT_TIMEOUT)
     for again in range(REFITS + 1):
@@ -54,19 +63,24 @@ def load(plan: Plan, kwargs: Mapping[str, Any], fit: Callable[..., Plan]) -> Pla
 
 
 def load_once(plan: Plan, model_path: str, kwargs: Mapping[str, Any], timeout: float | None = None) -> PlannedLlama:
-    """Load ``model_path`` with all parameters of ``plan``, those included that ``llama_cpp.Llama`` has no name for.
+    """Load a model with all parameters of ``plan``, also those that ``llama_cpp.Llama`` has no name for.
 
-    ``kwargs`` go to ``llama_cpp.Llama``. ``use_mmap`` is what the plan's load mode says, by default true: host weights
-    are mapped from the file rather than allocated; with ``use_mmap=False`` every buffer type takes exactly the
-    predicted bytes. ``timeout``: seconds in which rpc-servers may be silent.
+    ``use_mmap`` follows the plan's load mode. With mmap, host weights are mapped from the file; without it every buffer
+    type takes exactly the predicted bytes. Adapters of the plan are applied. The caller gives a draft model and a chat
+    handler with a projector to ``Llama``; the plan only has room for them. No failure ends the process.
 
-    What shares the memory has its place in the plan, and loading it is the caller's business: a draft model and a chat
-    handler's projector are given to ``Llama``. An adapter of the plan is applied.
+    Args:
+        plan: The plan.
+        model_path: The file to load.
+        kwargs: Keywords for ``llama_cpp.Llama``.
+        timeout: Seconds in which rpc-servers may be silent.
 
-    Raises :class:`PlanError` where the plan does not fit or is for devices that are not here, :class:`UsageError` for
-    ``kwargs`` that contradict the plan, :class:`OutOfMemoryError` where a device refuses memory, :class:`RemoteError`
-    where an rpc-server fails, :class:`LlamaCppError` where llama.cpp cannot load the model for another reason. None of
-    these ends the process, whatever llama.cpp does.
+    Raises:
+        PlanError: The plan does not fit, or its devices are not here.
+        UsageError: A keyword contradicts the plan.
+        OutOfMemoryError: A device refused memory.
+        RemoteError: An rpc-server failed.
+        LlamaCppError: llama.cpp cannot load the model.
     """
     check_fits(plan)
     native_module, fixed = native(), keywords(plan)
@@ -106,7 +120,11 @@ def _is_shared(plan: Plan, kind: str, path: str) -> bool:
 
 
 def native() -> ModuleType:
-    """What needs llama-cpp-python. Raises ``LibraryError`` where that is missing, or another version."""
+    """Import the module that needs llama-cpp-python.
+
+    Raises:
+        LibraryError: llama-cpp-python is missing, or has another version than the one supported.
+    """
     from fitter.llama.build import library
 
     library.libraries()
@@ -116,7 +134,7 @@ def native() -> ModuleType:
 
 
 def check_unchanged(plan: Plan) -> None:
-    """Raise ``ModelError`` where the plan's model is gone, or no longer what was fitted."""
+    """Raise ``ModelError`` if a file of the plan's model is gone or has changed."""
     model_files(plan.model.path)
     for stamp in plan.files:
         try:

@@ -1,4 +1,4 @@
-"""Measure or price one load with exactly the parameters that are given. Bytes and seconds."""
+"""``fitter.measure`` and ``fitter.estimate``: the memory and the time of one load with exact parameters."""
 
 from __future__ import annotations
 
@@ -33,17 +33,23 @@ def measure(
     worker: Worker | None = None,
     **parameters: Unpack[Measuring],
 ) -> Breakdown:
-    """Memory that llama.cpp would take with exactly these parameters: one dummy load, rows per buffer type in bytes.
+    """Measure the memory that llama.cpp takes with exactly these parameters, by one dummy load.
 
-    Each row has both figures for its compute buffer: ``compute`` is the dummy load's, as llama-fit-params and a plan
-    say, ``reserved`` what a real load of llama.cpp reserves, more or less. ``.real`` has all rows as of a real load.
+    A row's ``compute`` is the compute buffer of the dummy load, as in llama-fit-params and in plans; its ``reserved``
+    is the buffer that a real load reserves. ``Breakdown.real`` has all rows with the real buffers.
 
-    ``parameters`` are those of ``fit`` that llama.cpp has too, none of them fitted, each with llama.cpp's own default
-    (``n_ctx`` 0, the model's own; ``n_gpu_layers`` -1, all), and ``load_mtp``, ``n_rs_seq`` and ``n_outputs_max``. A
-    ``worker`` that is given is used and stays open, for many measurements in a row; it is told of ``gpus`` and ``rpc``
-    anew.
+    Args:
+        model: Path or address of a GGUF file.
+        on_log: Called with every line of llama.cpp's log.
+        worker: A worker to use for many calls; it stays open, and takes the devices of each call.
+        parameters: llama.cpp's own parameters among those of ``fit``, with llama.cpp's defaults (``n_ctx`` 0: the
+            model's own; ``n_gpu_layers`` -1: all), and ``load_mtp``, ``n_rs_seq`` and ``n_outputs_max``.
 
-    Raises what ``fit`` raises.
+    Returns:
+        Bytes by buffer type.
+
+    Raises:
+        FitterError: As ``fit`` raises it.
     """
     with one_load(Ask.of_a_load(parameters), os.fsdecode(model), worker, on_log) as load:
         return load.worker.measure(str(load.model.path), load.params, reserve=True)
@@ -58,15 +64,22 @@ def estimate(
     worker: Worker | None = None,
     **parameters: Unpack[Estimating],
 ) -> Price:
-    """The time that a request is estimated to take with exactly these parameters, and the memory that they take.
+    """Estimate the time of a request with exactly these parameters, and measure their memory.
 
-    ``parameters`` and ``worker`` are those of ``measure``. The request is one of ``prompt`` tokens and ``generate``
-    more, by default 2048 and 512, or what the context holds. ``live_tokens``: tokens in the cache when generation is
-    priced, by default what the request has there on average. ``load_mode`` is ``none`` unless it is set, as in plans.
-    ``host_bandwidth``: bytes per second, or ``60GB/s``, in place of what this machine was measured to read, or of the
-    default for a described one; ``rpc_bandwidth`` the same of remote devices. Its ``sources`` say where each is from.
+    Args:
+        model: Path or address of a GGUF file.
+        live_tokens: Tokens in the cache while a token is generated; by default the request's average.
+        on_log: Called with every line of llama.cpp's log.
+        worker: A worker to use for many calls; it stays open, and takes the devices of each call.
+        parameters: As for ``measure``, with the request's ``prompt`` (2048) and ``generate`` (512) tokens, or what the
+            context holds, and the bandwidths of host and remote devices. ``load_mode`` is ``none`` by default, as in
+            plans.
 
-    Raises what ``fit`` raises.
+    Returns:
+        Seconds and bytes; ``Price.sources`` says where each speed comes from.
+
+    Raises:
+        FitterError: As ``fit`` raises it.
     """
     ask = Ask.of_a_load(parameters)
     check_split_mode(ask.load.split_mode)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Methods:
-    """What the methods of a plan do; what only some of them need is imported by those."""
+    """The methods; each imports only the modules that it needs."""
 
     def text(self, plan: Plan, as_html: bool) -> str:
         from fitter.output.pages import report_page
@@ -67,5 +67,5 @@ def _restored(values: dict[str, Any]) -> Plan:
 
 
 provide(Plan, _Methods())
-# a plan that is read from a pickle has its methods: this module is imported for it
+# unpickling a plan imports this module, so that the plan has its methods
 copyreg.pickle(Plan, lambda plan: (_restored, (dict(vars(plan)),)))

@@ -1,4 +1,4 @@
-"""``fitter.repository``: every model in a repository of Hugging Face's hub, or in a directory, each with a plan."""
+"""``fitter.repository``: plan every model of a repository of Hugging Face's hub, or of a directory."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 provide(Repository, SimpleNamespace(to_dict=REPOSITORY.write))
 
 _AT_ONCE = 4
-"""Models whose headers are fetched at the same time, and files of each."""
+"""Models whose headers are fetched at the same time, and files fetched at the same time for each."""
 _MOST_WORKERS = 4
 _MOST_MODELS = 1000
 _RUNS = ("llama-server", "llama-cli")
-"""Programs that a command runs."""
+"""Programs that the printed command runs."""
 _IN_REPOSITORY = ("mmproj", "model_draft")
-"""Files beside the model that may be named as they are in the repository."""
+"""Keywords whose value may be the name of a file in the repository."""
 
 
 @checked_worker_call(Fitting)
@@ -67,16 +67,26 @@ def repository(
 ) -> Repository:
     """Plan every model of a repository of Hugging Face's hub (``hf://org/repo``), or of a directory.
 
-    Only the headers are fetched. Projectors, importance matrices and draft models are listed apart (``beside``), and
-    may be named by their path in the repository as ``mmproj`` and ``model_draft``. Every plan is confirmed by llama.cpp
-    on a copy of the header without the tokenizer, that of the ``best`` on the model itself. ``parameters`` and
-    ``worker`` are those of ``fit``, for each of the plans; without ``worker``, several plan at the same time, unless
-    they would share real devices.
+    Only headers are fetched. Each plan is measured on a copy of the header without the tokenizer; the best one is then
+    confirmed on the model itself. Several workers plan at the same time, unless ``worker`` is given or they would share
+    real devices. A model without a plan has its ``problem``.
 
-    ``types`` names file types (``Q4_K_M``), as the files' names say them, in place of all. With ``tokens_per_second``
-    the best is one that is estimated to generate that fast.
+    Args:
+        model: Address of the repository, or path of the directory.
+        types: File types to plan (``Q4_K_M``, or several), as the files' names say them; all by default.
+        tokens_per_second: Least estimated speed of generation for the ``best`` model.
+        on_progress: Called at each step.
+        on_log: Called with every line of llama.cpp's log.
+        worker: A worker to use; it stays open.
+        parameters: Keywords of ``fit`` for each plan. ``mmproj`` and ``model_draft`` may be names in the repository.
 
-    A model that cannot be planned says why (``problem``). Raises what ``fit`` raises, where that is so for all of them.
+    Returns:
+        The models with their plans, the ``best`` one, and projectors, importance matrices and draft models
+        (``beside``).
+
+    Raises:
+        UsageError: A parameter makes no sense, or no model is left to plan.
+        FitterError: As ``fit`` raises it, where no model can be planned.
     """
     check_speed(tokens_per_second)
     wanted = wanted_types(types)
@@ -103,7 +113,7 @@ def repository(
         count = max(1, min(processors(), _MOST_WORKERS, len(chosen))) if several else 1
         workers = [stack.enter_context(worker_for(ask, worker, on_log)) for _ in range(count)]
         for each in workers:
-            # A process that was started early may only be taken by one thread at a time.
+            # only one thread at a time may take a process that was started early
             each.start()
         told = {**without_timeout(dict(parameters)), "skeleton": False}
         planning = _Planning(chosen, directory, told, ask.timeout, say)
@@ -122,7 +132,7 @@ def repository(
 
 
 def _with_its_files(parameters: Fitting, listing: Listing) -> Fitting:
-    """``parameters`` with what opens a file beside the model that is named as it is in the repository."""
+    """Replace names of files in the repository by their paths or addresses."""
     keywords: dict[str, Any] = dict(parameters)
     for name in _IN_REPOSITORY:
         given = keywords.get(name)
@@ -143,7 +153,7 @@ def _only(listing: Listing, wanted: tuple[str, ...] | None) -> tuple[Listed, ...
 
 
 class _Planning:
-    """Fetches the headers of models, and plans each as soon as it is here."""
+    """Fetch the headers of models in threads, and plan each model when its header has arrived."""
 
     def __init__(
         self,
@@ -166,9 +176,14 @@ class _Planning:
         self._errors: dict[str, FitterError] = {}
 
     def run(self, workers: Sequence[Worker], *, is_own: bool) -> list[RepositoryFile]:
-        """Every model with its plan, or with the reason why it has none. ``is_own``: nobody needs the workers later.
+        """Plan every model; return each with its plan or its problem.
 
-        Raises that of the first one where there is no plan for any.
+        Args:
+            workers: Workers that plan at the same time.
+            is_own: Whether the workers may be ended after an error.
+
+        Raises:
+            FitterError: The first model's, where no model has a plan.
         """
         self._say(Progress(0, f"reading the headers of {len(self._chosen)} models", 0.0))
         left = iter(self._chosen)
@@ -228,14 +243,14 @@ class _Planning:
                 said = f"planned {done} of {count}: {made.name}"
                 self._say(Progress(worker.dummy_loads, said))
                 if done < count:
-                    # a bar, on a terminal
+                    # draws a bar on a terminal
                     self._say(Progress(worker.dummy_loads, said, done / count))
 
     def _planned(self, made: RepositoryFile, worker: Worker) -> RepositoryFile:
         opened = open_model(made.path, worker.header)
         check_drafts_alone(opened)
         weights = sum(math.prod(tensor.shape) for tensor in opened.tensors)
-        # as long as it is, whatever a list says
+        # the file's own size: a list of files may be wrong
         made = replace(
             made,
             bytes=sum(file.stat().st_size for file in opened.files),
@@ -266,7 +281,7 @@ def _reason(error: FitterError, made: RepositoryFile) -> str:
 
 
 def _confirmed(best: RepositoryFile, told: dict[str, Any]) -> RepositoryFile:
-    """The same with a plan that was confirmed on the model itself."""
+    """Plan the model itself in place of its header."""
     try:
         plan: Plan = api.fit(best.path, **told)
     except LibraryError:

@@ -1,4 +1,4 @@
-"""``fitter.Planner``: many questions about one model, each of which costs what is new in it. Bytes."""
+"""``fitter.Planner``: answer many questions about one model, and remember every measurement."""
 
 from __future__ import annotations
 
@@ -31,18 +31,22 @@ _T = TypeVar("_T")
 
 
 class Planner:
-    """Answers questions about ``model`` as ``fit``, ``measure`` and ``estimate`` do, and remembers what it measured.
+    """Answers ``fit``, ``measure`` and ``estimate`` for one model, and remembers what it measured.
 
-    The keywords are those of ``fit``: they hold for every question that does not say otherwise; ``None`` in a question
-    is not set. The answers are the same, but for the number of dummy loads and the seconds that they took: for another
-    context, KV type or margin some tens of milliseconds, where the devices are virtual ones.
+    Answers equal those of the functions, but for the numbers of dummy loads and seconds: another context, KV type or
+    margin takes some tens of milliseconds on virtual devices.
 
-    Its processes of llama.cpp start with the first question, and again after a crash; ``release`` ends them until the
-    next one, ``close`` for good, as leaving ``with`` does. A model's file that has changed is read anew. Several
-    threads may ask: their questions wait for each other, and ``cancel`` ends them all. A fork of the process has a
-    planner of its own, which remembers nothing.
+    The processes of llama.cpp start with the first question, and again after a crash. ``release`` ends them until the
+    next question; ``close``, or the end of ``with``, ends them for good. A changed model file is read anew. Threads may
+    ask at the same time: their questions wait for each other. A fork of the process gets a planner without memory.
 
-    Raises ``UsageError`` for a keyword that ``fit`` does not have, or a value that makes no sense.
+    Args:
+        model: Path or address of a GGUF file.
+        on_log: Called with every line of llama.cpp's log.
+        defaults: Keywords of ``fit``, for every question that does not set them.
+
+    Raises:
+        UsageError: A keyword is unknown, or its value makes no sense.
     """
 
     def __init__(
@@ -52,12 +56,12 @@ class Planner:
         self._own = {"on_log": on_log} if on_log else {}
         self._begin()
         self.asked = 0
-        """How many questions it was asked so far."""
+        """Questions asked until now."""
         self._cancelled = 0
         self._is_closed = False
 
     def _begin(self) -> None:
-        """Have a worker of this process, and nobody who waits for it."""
+        """Create the worker and the locks of this process."""
         self._worker = RememberingWorker(
             timeout=self._defaults.get("timeout", DEFAULT_TIMEOUT),
             on_log=self._own.get("on_log"),
@@ -69,45 +73,51 @@ class Planner:
         self._process = os.getpid()
 
     def _begin_in_fork(self) -> None:
-        """Begin anew where this process is a fork: it has none of the threads, and the worker answers its parent."""
+        """Create a new worker after a fork: the old one answers the parent, and its threads are gone."""
         if self._process != os.getpid():
             self._begin()
 
     @property
     def model(self) -> str:
-        """The model that it is about, as it was named."""
+        """The model's path or address, as given."""
         return self._model
 
     @property
     def dummy_loads(self) -> int:
-        """How many dummy loads it has made so far."""
+        """Dummy loads made until now."""
         return self._worker.dummy_loads
 
     def fit(self, *, on_progress: Callable[[Progress], None] | None = None, **parameters: Unpack[Fitting]) -> Plan:
-        """What ``fitter.fit`` answers. Raises what that raises, and ``CancelledError``."""
+        """Answer as ``fitter.fit``. Raises what that raises, and ``CancelledError``."""
         return self._ask(api.fit, Fitting, parameters, {"on_progress": on_progress})
 
     def measure(self, **parameters: Unpack[Measuring]) -> Breakdown:
-        """What ``fitter.measure`` answers. Raises what that raises, and ``CancelledError``."""
+        """Answer as ``fitter.measure``. Raises what that raises, and ``CancelledError``."""
         return self._ask(api.measure, Measuring, parameters, {})
 
     def estimate(self, *, live_tokens: int | None = None, **parameters: Unpack[Estimating]) -> Price:
-        """What ``fitter.estimate`` answers. Raises what that raises, and ``CancelledError``."""
+        """Answer as ``fitter.estimate``. Raises what that raises, and ``CancelledError``."""
         return self._ask(api.estimate, Estimating, parameters, {"live_tokens": live_tokens})
 
     def layer_map(self, plan: Plan) -> LayerMap | None:
-        """Where each layer of ``plan`` is, which it has made; ``None`` where that is not known, as of a split tensor.
+        """Map the layers of a ``plan`` of this planner to devices, by one dummy load at most.
 
-        That takes one dummy load at most. Raises what ``fit`` raises, and ``CancelledError``.
+        Returns:
+            The map; ``None`` where several devices share a tensor.
+
+        Raises:
+            FitterError: As ``fit`` raises it; ``CancelledError``.
         """
         with self._turn(), header_cache.reading(), naming_addresses():
             return report_plan.layer_map(plan, open_model(self._model, self._worker.header), self._worker)
 
     def cancel(self, *, at_once: bool = False) -> None:
-        """End the question that is being answered, before its next dummy load, and those that wait.
+        """End the current question before its next dummy load, and all waiting ones; each raises ``CancelledError``.
 
-        Each raises ``CancelledError``. What was measured for it is kept, and the next question is answered. With
-        ``at_once`` the processes of llama.cpp are killed, whatever they do; the next question starts them again.
+        The planner keeps what was measured, and answers the next question.
+
+        Args:
+            at_once: Kill the processes of llama.cpp in the middle of a load; the next question starts them again.
         """
         self._begin_in_fork()
         with self._counting:
@@ -116,13 +126,13 @@ class Planner:
             self._worker.interrupt()
 
     def release(self) -> None:
-        """End the processes of llama.cpp after the question that is being answered; what was measured is kept."""
+        """End the processes of llama.cpp after the current question, and keep the measurements."""
         self._begin_in_fork()
         with self._alone():
             self._worker.release()
 
     def close(self) -> None:
-        """Cancel what is being asked, and end the processes of llama.cpp for good."""
+        """Cancel all questions, and end the processes of llama.cpp for good."""
         self._begin_in_fork()
         self._is_closed = True
         self.cancel()
@@ -150,7 +160,7 @@ class Planner:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Wait until no other question is asked, and have this one end where it is cancelled."""
+        """Wait for the other questions, and let ``cancel`` end this one."""
         with self._counting:
             self.asked += 1
             number = self.asked
@@ -169,7 +179,7 @@ class Planner:
             finally:
                 self._worker.check = None
                 if self._is_closed:
-                    # by what the question has called, such as on_progress
+                    # on_progress or on_log has closed it
                     self._worker.close()
                 elif self._worker.rpc:
                     # an rpc-server talks to one process only
@@ -177,7 +187,7 @@ class Planner:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Wait until no other question is asked. Raises ``UsageError`` in the middle of one."""
+        """Wait for the other questions. Raises ``UsageError`` inside a callback of a question."""
         if self._asker == threading.get_ident():
             raise UsageError(
                 "a planner answers one question at a time: ask it after on_progress and on_log have returned"
@@ -191,7 +201,7 @@ class Planner:
 
 
 _INSTEAD = {"worker": "", "timeout": ", and give it to fitter.Planner", "on_log": ", and give it to fitter.Planner"}
-"""What is said of a keyword that holds for every question of a planner."""
+"""Where to give a keyword that belongs to the planner."""
 
 
 def _without(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,7 +210,7 @@ def _without(given: Mapping[str, Any]) -> dict[str, Any]:
 
 @checked_call(Fitting, called="Planner")
 def _checked(model: AnyPath, **defaults: Unpack[Fitting]) -> tuple[str, dict[str, Any]]:
-    """The model and the keywords, each checked by itself."""
+    """Check the model and each keyword."""
     name = os.fsdecode(model)
     if not name:
         raise UsageError("the model has no name: give a path or an address")

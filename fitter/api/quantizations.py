@@ -1,4 +1,4 @@
-"""``fitter.quants``: a model in every file type that llama-quantize makes of it, each with a plan."""
+"""``fitter.quants``: plan a model in every file type that llama-quantize can make of it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 provide(Quantizations, SimpleNamespace(to_dict=QUANTIZATIONS.write))
 
 _NEVER = ("F32",)
-"""Nobody runs it: it has twice the bytes of the weights that models are published with."""
+"""Types that are not planned: F32 doubles the bytes of the published weights."""
 
 
 @checked_worker_call(Fitting)
@@ -62,17 +62,28 @@ def quants(
     worker: Worker | None = None,
     **parameters: Unpack[Fitting],
 ) -> Quantizations:
-    """Plan ``model`` in every file type that llama-quantize makes of it, before any of the files exists.
+    """Plan ``model`` in every file type that llama-quantize makes, before any of the files exists.
 
-    One header is enough, that of any file of the model: best the BF16 or F16 one, since of a quantized one it is
-    assumed what the original has (``notes``). llama.cpp's own rule says which tensor gets which type, without an
-    importance matrix; a header with those types is planned as ``fit`` would plan the file. ``parameters`` and
-    ``worker`` are those of ``fit``, for each of the plans; ``skeleton`` has no meaning here.
+    One header is enough: best of the BF16 or F16 file, since a quantized file does not say the types of the original
+    (``notes`` names the assumptions). llama.cpp's own rule chooses the type of each tensor, without an importance
+    matrix. A header with those types is planned as ``fit`` would plan the file.
 
-    ``types`` names file types (``Q4_K_M``) in place of all. The result's ``best`` fits with every layer on devices;
-    with ``tokens_per_second`` it is one that is estimated to generate that fast, wherever its weights are.
+    Args:
+        model: Path or address of a GGUF file.
+        types: File types to plan (``Q4_K_M``, or several); all by default.
+        tokens_per_second: Least estimated speed of generation for the ``best`` type, wherever its weights are. Without
+            it, the best type has every layer on devices.
+        on_progress: Called at each step.
+        on_log: Called with every line of llama.cpp's log.
+        worker: A worker to use; it stays open.
+        parameters: Keywords of ``fit`` for each plan; ``skeleton`` has no effect.
 
-    Raises what ``fit`` raises, and ``LibraryError`` where this build of llama.cpp does not tell its rule.
+    Returns:
+        The types with their plans, and the ``best`` one.
+
+    Raises:
+        LibraryError: This build of llama.cpp has no rule that can be asked.
+        FitterError: As ``fit`` raises it.
     """
     check_speed(tokens_per_second)
     names = wanted_types(types)
@@ -80,7 +91,7 @@ def quants(
         parameters["program"] = programs.chosen("llama-cpp-python")
     ask = Ask.of(parameters)
     say = on_progress or (lambda _: None)
-    # what is quantized is the model as it is converted
+    # llama-quantize starts from the converted model
     model = as_converted(os.fsdecode(model))
     fetch(model, ask.timeout, on_progress)
     with (
@@ -117,7 +128,7 @@ def quants(
 
 
 def check_speed(tokens_per_second: object) -> None:
-    """Raise ``UsageError`` for what is no number above 0."""
+    """Raise ``UsageError`` unless ``tokens_per_second`` is ``None`` or a number above 0."""
     is_number = isinstance(tokens_per_second, (int, float)) and not isinstance(tokens_per_second, bool)
     if tokens_per_second is not None and not (is_number and tokens_per_second > 0):  # type: ignore[operator]
         raise UsageError(
@@ -127,7 +138,7 @@ def check_speed(tokens_per_second: object) -> None:
 
 
 def wanted_types(types: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """The file types that are asked for, as llama-quantize writes their names."""
+    """Split and check names of file types; return them in llama-quantize's spelling, ``None`` for all."""
     if types is None:
         return None
     given = types.split(",") if isinstance(types, str) else types
@@ -153,7 +164,7 @@ def _only(found: list[Quantization], wanted: tuple[str, ...] | None) -> list[Qua
 
 
 def _planned(each: Quantization, model: Model, directory: Path, told: dict[str, Any]) -> Quantization:
-    """The same with a plan, or with llama.cpp's reason why there is none."""
+    """Plan one type; a refusal of llama.cpp becomes its problem."""
     header = directory / f"{each.name}.gguf"
     try:
         plan = api.fit(header, **{**told, "skeleton": False})
@@ -169,7 +180,11 @@ def _planned(each: Quantization, model: Model, directory: Path, told: dict[str, 
 
 
 def longest_context(plan: Plan, model: Model, header: Path, told: dict[str, Any]) -> int | None:
-    """The longest context with which it fits."""
+    """Find the longest context with which ``model`` fits, in tokens.
+
+    Returns:
+        ``plan``'s context where a longer one is excluded or nothing longer fits; ``None`` where the plan does not fit.
+    """
     if not plan.fits:
         return None
     context, most = plan.params.n_ctx or plan.breakdown.n_ctx, own_context(model.n_ctx_train, 1)
@@ -178,7 +193,7 @@ def longest_context(plan: Plan, model: Model, header: Path, told: dict[str, Any]
     told = {**told, "skeleton": False}
     is_shared = plan.params.n_seq_max == 1 or plan.params.kv_unified
     if is_shared and told.get("n_gpu_layers") is None:
-        # Where even this fits there is nothing to search for, and it takes a few loads.
+        # if the model's own context fits with all layers on the host, a few loads replace the search
         on_host = {**told, "n_ctx": most, "n_gpu_layers": 0}
         try:
             if api.fit(header, **on_host).fits:
@@ -186,14 +201,14 @@ def longest_context(plan: Plan, model: Model, header: Path, told: dict[str, Any]
         except WorkerError:
             raise
         except FitterError:
-            # then it is searched for
+            # does not load: search
             pass
     other = api.fit(header, **{**told, "objective": "context"})
     return max(context, other.params.n_ctx or other.breakdown.n_ctx) if other.fits else context
 
 
 def named(path: Path, file_type: str) -> Path:
-    """Where a file of another type of the model at ``path`` would be: beside it, with that type in its name."""
+    """Return the path of the model in another file type: in the same folder, with the type in its name."""
     from fitter.model.files.source import split_name
 
     split = split_name(path)

@@ -1,4 +1,4 @@
-"""Exactly the load of a plan, once more: its keywords, and what it lacks if it takes something else. Bytes."""
+"""Repeat the load of a plan: its keywords for ``measure``, and the memory that is missing if it takes more. Bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ from fitter.text import mib_up
 
 
 def same_load(plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords of ``measure`` for exactly the load of ``plan``, on the machine of the keywords ``told`` to ``fit``."""
+    """Return the keywords of ``measure`` for exactly the load of ``plan``.
+
+    Args:
+        plan: The plan.
+        told: Keywords of the ``fit`` that made it; those of the machine are kept.
+    """
     known = {each.name for each in taken_by(Measuring)}
     machine = {name: value for name, value in told.items() if name in MachineKeywords.__annotations__}
     load = {name: value for name, value in fit_kwargs(plan).items() if name in known}
@@ -27,14 +32,19 @@ def same_load(plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_timeout(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords without those that are the worker's own."""
+    """Drop the keyword that a worker has itself."""
     return {name: value for name, value in told.items() if name != "timeout"}
 
 
 def with_every_output(plan: Plan, measure: Callable[..., Breakdown]) -> Plan:
-    """``plan`` with an output for every token, as a ``llama_cpp.Llama`` of one's own has, where it has room for that.
+    """Return ``plan`` with an output for every token, as a plain ``llama_cpp.Llama`` has.
 
-    ``measure`` is ``fitter.measure``. Raises ``PlanError`` where it has not.
+    Args:
+        plan: The plan; other programs' plans return unchanged.
+        measure: ``fitter.measure``.
+
+    Raises:
+        PlanError: A device or the host has no room for the outputs.
     """
     if plan.program != LlamaCppPython.name or not plan.params.n_outputs_max or not plan.fit_keywords:
         return plan
@@ -50,10 +60,18 @@ def with_every_output(plan: Plan, measure: Callable[..., Breakdown]) -> Plan:
 
 
 def missing_of(plan: Plan, breakdown: Breakdown, shared: Sequence[SharedUse] = ()) -> dict[str, int]:
-    """Bytes that are missing where the parameters of ``plan`` take ``breakdown``, and ``shared`` is beside the model.
+    """Compute the bytes that each device and ``host`` lack if the parameters of ``plan`` take ``breakdown``.
 
-    As for a plan: margins are kept by ``compute`` of each row, and what a real load reserves has room in what is free.
-    What a plan that fits may exceed, such as the host's memory with ``paging``, is no limit.
+    As in a plan, each row's ``compute`` leaves the margin free, and each row's ``reserved`` fits into the free memory.
+    A limit that a fitting plan may exceed (host memory with ``paging``) does not count.
+
+    Args:
+        plan: The plan.
+        breakdown: Its memory now.
+        shared: Memory of draft model, projector and others now.
+
+    Returns:
+        Missing bytes by name; empty if all fits.
     """
     real = breakdown.real
     uses = [(use, breakdown.on(use.name).used, real.on(use.name).used) for use in plan.devices]

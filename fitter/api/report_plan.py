@@ -1,4 +1,4 @@
-"""What a report shows beside the plan itself: where each layer is, and what other contexts would take."""
+"""``fitter.report``: the HTML report of a plan, with a map of its layers and plans for other contexts."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from fitter.planning.request.request import Progress
 from fitter.planning.request.summary import ModelSummary
 
 SECONDS = 20.0
-"""After so many seconds no further context is planned."""
+"""Seconds after which no further context is planned."""
 _OWN = ("on_progress", "on_log", "timeout", "n_ctx", "time_limit")
 
 
 @dataclass(frozen=True)
 class ReportExtras:
-    """What stands beside a plan in its report."""
+    """The parts of a report that a plan itself does not have."""
 
     layer_map: LayerMap | None = None
-    """Where each layer is; ``None`` where that is not known."""
+    """The device of each layer; ``None`` if unknown."""
     contexts: tuple[ContextPoint, ...] = ()
-    """The plan and what it would be with other contexts, by context; empty where nothing was asked."""
+    """Plans for other contexts and the plan itself, by context; empty if not requested."""
     notes: tuple[str, ...] = ()
-    """What is missing of it, and why; a sentence each."""
+    """Sentences that name each missing part and its reason."""
 
 
 def beside(
@@ -49,11 +49,17 @@ def beside(
     seconds: float = SECONDS,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> ReportExtras:
-    """What a report of ``plan`` shows beside it, asked of llama.cpp anew: of ``model``, or of the file that it is of.
+    """Ask llama.cpp for the layer map of ``plan``, and plan other contexts.
 
-    The map is from one dummy load. Other contexts are planned as ``fit`` would, with the keywords that ``plan`` was
-    made with, until ``seconds`` have gone; a plan that was read from a file does not have them, and has no curve. A
-    model that is gone, or that llama.cpp cannot load any more, is a note: the plan itself is shown in any case.
+    The map takes one dummy load. Other contexts are planned with the keywords of ``plan``; a plan from a file has none,
+    so its report has no curve. A model that is gone or does not load becomes a note.
+
+    Args:
+        plan: The plan.
+        model: Its file, if not at the plan's path.
+        with_contexts: Whether to plan other contexts.
+        seconds: Time after which no further context is planned.
+        on_progress: Called for each context.
     """
     words = plan.fit_keywords
     where = os.fsdecode(plan.model.path if model is None else model)
@@ -83,14 +89,19 @@ def report(
     contexts: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> str:
-    """The report of a plan as ``fitter report`` writes it: one page of HTML that needs no network.
+    """Write the report of a plan: one HTML page that needs no network.
 
-    It shows the memory of each device, where each layer is, what was chosen over what, and the arguments for each
-    program; with ``contexts`` also what other contexts would take, each planned as ``fit`` would, for 20 seconds at
-    most. llama.cpp is asked anew for it: of ``model``, or of the file that the plan is of. What cannot be asked, as
-    where that file is gone, is left out, and the page says so. ``on_progress`` is told of each context.
+    It shows each device's memory, the device of each layer, the rejected alternatives, and the arguments for each
+    program. llama.cpp is asked again; what it cannot answer is missing, and the page says so.
 
-    Raises ``LibraryError`` where a package is missing: ``pip install 'llama-fitter[report]'``.
+    Args:
+        plan: The plan.
+        model: Its file, if not at the plan's path.
+        contexts: Whether to plan other contexts too, for 20 seconds at most.
+        on_progress: Called for each context.
+
+    Raises:
+        LibraryError: A package is missing: ``pip install 'llama-fitter[report]'``.
     """
     from fitter.output.pages.page import check_installed
     from fitter.output.pages.report_page import plan_page
@@ -101,9 +112,18 @@ def report(
 
 
 def layer_map(plan: Plan, model: Model, worker: Worker) -> LayerMap | None:
-    """Where each layer of ``plan`` is, as ``worker`` says of its ``model``; ``None`` where that is not known.
+    """Map the layers of ``plan`` to devices.
 
-    Raises what a worker raises.
+    Args:
+        plan: The plan.
+        model: Its model.
+        worker: The worker that makes the dummy load.
+
+    Returns:
+        The map; ``None`` where several devices share a tensor.
+
+    Raises:
+        FitterError: As ``Worker.layout`` raises it.
     """
     matches = worker.match(overridden(plan), [tensor.name for tensor in model.tensors])
     layout = worker.layout(Skeleton(tuple(map(str, model.files))), resolved(plan))
@@ -119,7 +139,7 @@ def _why_no_map(plan: Plan) -> str:
 def _contexts(
     plan: Plan, where: str, model: Model, worker: Worker, seconds: float, say: Callable[[Progress], None]
 ) -> tuple[tuple[ContextPoint, ...], tuple[str, ...]]:
-    """The plan's own point and those of other contexts, and what is to be said of them."""
+    """Plan other contexts; return all points with the plan's own, and notes."""
     if not plan.fit_keywords:
         return (), ("other contexts are not shown: the plan is from a file, which does not say what was asked for",)
     words = {name: value for name, value in plan.fit_keywords.items() if name not in _OWN and value is not None}
@@ -144,7 +164,7 @@ def _point(where: str, n_ctx: int, words: Mapping[str, Any]) -> ContextPoint:
         found = point_of(api.fit(where, n_ctx=n_ctx, **words))
         if found.n_ctx >= n_ctx:
             return replace(found, n_ctx=n_ctx)
-        # a lever gave up what this point is about
+        # a concession made the context smaller than this point's
         message = f"only {found.n_ctx} tokens do"
     except TimeLimitError:
         message = "nothing that fits was found in time"

@@ -1,4 +1,4 @@
-"""What a server keeps in host memory after the load: asked of a worker, planned with, and said in the plan. Bytes."""
+"""Host memory that a server fills after the load: measured by a worker, planned for, and listed in the plan. Bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ _FIXED = frozenset({"cache_ram", "ctx_checkpoints"})
 
 
 def facts_of_program(program: str, build: LlamaCpp, llama_cpp: str | None) -> Facts:
-    """What ``program`` of that ``build`` sets; a llama-server that ``llama_cpp`` names is asked for its own help."""
+    """Return the facts about ``program`` in this ``build``; a llama-server that ``llama_cpp`` names prints its own
+    help.
+    """
     from fitter.programs.finding import named_server
 
     return facts(program, build, named_server(llama_cpp) if program == LlamaServer.name else None)
@@ -34,7 +36,7 @@ def facts_of_program(program: str, build: LlamaCpp, llama_cpp: str | None) -> Fa
 
 @dataclass(frozen=True)
 class Keeper:
-    """What the program of ``ask`` keeps of a ``model``, with ``drafts`` beside it, in the version that is ``known``."""
+    """The memory that the program of ``ask`` fills after loading ``model`` and its ``drafts``."""
 
     ask: Ask
     worker: Worker
@@ -43,9 +45,13 @@ class Keeper:
     known: Facts
 
     def reserved(self, request: Request) -> tuple[SharedUse, ...]:
-        """Host memory that a plan for ``request`` keeps for logits and what the user sets; the rest takes what is left.
+        """Return the host memory that a plan for ``request`` reserves: logits, and caches with a size that the user
+        set.
 
-        Raises ``UsageError`` where what is set has no limit and the host has one.
+        Caches without a set size later use the memory that is left.
+
+        Raises:
+            UsageError: A cache has no limit, but the host's memory has one.
         """
         fixed = self.ask.given & _FIXED
         size = sum(each.bytes or 0 for each in self._logits(request.params))
@@ -55,12 +61,12 @@ class Keeper:
             if "cache_ram" in fixed and kept.prompt_cache is None and request.host.free is not None:
                 raise UsageError("-cram -1 has no limit, so no plan has room for it: give the MiB that it may take")
             size += (kept.prompt_cache or 0) if "cache_ram" in fixed else 0
-            # those for drafting cannot be left out, and no memory is left for them where a pool is full
+            # drafting needs its checkpoints, and a full pool would leave no memory for them
             size += kept.checkpoints if "ctx_checkpoints" in fixed else kept.per_draft if drafts else 0
         return (SharedUse(LATER, self.ask.program, (Row(LATER, None, True, 0, 0, size),)),) if size else ()
 
     def with_server_memory(self, plan: Plan) -> Plan:
-        """``plan`` with what is kept, which takes no more than its host has left: by smaller limits where need be."""
+        """Add caches and logits to ``plan``, with limits small enough for the host memory that is left."""
         logits = self._logits(plan.params)
         of_logits = sum(each.bytes or 0 for each in logits)
         host = replace(plan.host, shared=plan.host.shared - later_of(plan.shared), later=of_logits)
@@ -74,7 +80,7 @@ class Keeper:
         try:
             own = self._own(plan.params)
         except LlamaCppError as error:
-            # all that is known is the limit of the prompt cache
+            # only the limit of the prompt cache is known
             own = self._limited(plan.params, ())
             notes = (*notes, f"what {self.ask.program} keeps of each slot later is not in the plan: {error}")
         kept = own
@@ -102,7 +108,7 @@ class Keeper:
         )
 
     def _logits(self, params: Params) -> tuple[Later, ...]:
-        """What is put out of a batch, where the program reads that."""
+        """Return the output buffer of a batch, if the program reads logits."""
         if not PROGRAMS[self.ask.program].reads_logits:
             return ()
         rows, model = params.n_outputs_max or params.n_batch, self.model
@@ -130,7 +136,7 @@ class Keeper:
         return (Later("logits", size, size // rows, rows),)
 
     def _own(self, params: Params) -> Keeps:
-        """What the program keeps with its own limits, or those that are set. Raises ``LlamaCppError``."""
+        """Return the caches with the user's limits or the program's own. Raises ``LlamaCppError``."""
         return self._limited(params, () if params.embeddings else self._states(params))
 
     def _limited(self, params: Params, states: tuple[SequenceState, ...]) -> Keeps:
@@ -152,7 +158,7 @@ class Keeper:
         )
 
     def _states(self, params: Params) -> tuple[SequenceState, ...]:
-        """The state of a slot: in the model's context, and in that which drafts."""
+        """Measure the state of one slot: of the model's context, and of the draft's."""
         own = Skeleton(tuple(map(str, self.model.files)))
         found = [state_of(self.worker.caches(own, params), swa_full=params.swa_full)]
         drafting = drafting_params(self.ask.sharing, self.drafts, params)

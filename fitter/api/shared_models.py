@@ -1,4 +1,4 @@
-"""What ``fit`` is asked to leave memory for: from what is asked to what planning counts, with a worker to ask."""
+"""Draft models, projectors and reserved memory: from the parameters of ``fit`` to what planning adds to each device."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ from fitter.planning.request.shared import (
 from fitter.planning.request.summary import SharedUse
 
 _HEADS = ("eagle3", "dflash", "gemma4-assistant")
-"""Architectures of draft models that only run beside a context of the main one."""
+"""Architectures of draft models that run only with a context of the main model."""
 
 
 _TABLE = (Row("ngram-mod", None, True, 0, 0, 4 * 2**22),)
-"""Its table of 2**22 tokens of 4 bytes (``common_speculative_impl_ngram_mod``); the others grow with the prompts."""
+"""The table of 2**22 tokens of 4 bytes (``common_speculative_impl_ngram_mod``); other n-gram tables grow with prompts.
+"""
 
 
 class Drafts:
-    """Dummy loads of a draft model, counted apart from those of the model: each placement and context once."""
+    """Dummy loads of a draft model, counted apart from the model's own; each placement and context is loaded once."""
 
     def __init__(self, worker: Worker, model: Model) -> None:
         self.model = model
@@ -48,16 +49,17 @@ class Drafts:
     def _measure(self, params: Params) -> Breakdown:
         before = self._worker.dummy_loads
         try:
-            # one model is kept for each place
+            # the worker keeps one model for each role
             return self._worker.measure(str(self.model.path), params, role=f"draft on {','.join(params.devices or ())}")
         finally:
             self.loads += self._worker.dummy_loads - before
 
 
 def open_draft(sharing: Sharing, worker: Worker) -> Drafts | None:
-    """Loads of the draft model, ``None`` without one.
+    """Open the draft model; return ``None`` if there is none.
 
-    Raises ``ModelError`` where llama-server would not draft with it alone.
+    Raises:
+        ModelError: llama-server cannot draft with this model alone.
     """
     if sharing.model_draft is None:
         return None
@@ -67,7 +69,7 @@ def open_draft(sharing: Sharing, worker: Worker) -> Drafts | None:
 
 
 def check_drafts_alone(model: Model) -> None:
-    """Raise ``ModelError`` for a model that only runs beside a context of another one, with which it drafts."""
+    """Raise ``ModelError`` for a draft model that runs only with a context of the main model."""
     names = {tensor.name for tensor in model.tensors}
     has_heads_alone = any(".nextn." in name for name in names) and "blk.0.attn_norm.weight" not in names
     if model.architecture in _HEADS or has_heads_alone:
@@ -78,13 +80,13 @@ def check_drafts_alone(model: Model) -> None:
 
 
 def check_mtp(sharing: Sharing, model: Model) -> None:
-    """Raise ``ModelError`` where layers for multi-token prediction are asked for and the model has none."""
+    """Raise ``ModelError`` if the user wants multi-token prediction and ``model`` has no layers for it."""
     if sharing.mtp and not (model.n_layer_nextn and any(".nextn." in tensor.name for tensor in model.tensors)):
         raise ModelError(f"{show(model.path)} has no layers for multi-token prediction: leave --mtp out")
 
 
 def drafting_params(sharing: Sharing, drafts: Drafts | None, main: Params) -> Params | None:
-    """The parameters of the context that drafts beside one with those of ``main``, wherever it is placed."""
+    """Return the parameters of the drafting context for the main context ``main``; ``None`` without drafting."""
     type_k, type_v = sharing.type_k_draft or Params.type_k, sharing.type_v_draft or Params.type_v
     if drafts is not None:
         return _draft(sharing, drafts, (), type_k, type_v).params(main)
@@ -100,9 +102,19 @@ def choices(
     request: Request,
     more: tuple[SharedUse, ...] = (),
 ) -> tuple[Companions, ...]:
-    """What shares the memory, once for each choice of places; nothing where nothing but LoRA adapters does.
+    """List what shares the devices with the model, once for each choice of places.
 
-    ``more`` is reserved beside what ``sharing`` says.
+    Args:
+        sharing: The draft model, projector and reserved memory that the user wants.
+        worker: Measures the projector.
+        model: The main model.
+        drafts: The opened draft model.
+        machine: All devices and the host.
+        request: The request that is planned.
+        more: Further reserved memory.
+
+    Returns:
+        The choices; none where nothing shares the devices.
     """
     reserved = (*reservation(parse_reserve(sharing.reserve), machine.devices, machine.host_total), *more)
     type_k, type_v = sharing.type_k_draft or Params.type_k, sharing.type_v_draft or Params.type_v
@@ -150,7 +162,7 @@ def _draft(sharing: Sharing, drafts: Drafts, at: tuple[str, ...] | None, type_k:
 
 
 def _projector(sharing: Sharing, worker: Worker, flash_attn: FlashAttn) -> Callable[[str | None], Projector]:
-    """The projector in the place that is asked for."""
+    """Return a function that makes the projector for a device."""
     path = sharing.mmproj or ""
     file = str(location.model_files(path)[0]) if location.is_address(path) else path
     least, most = sharing.image_min_tokens, sharing.image_max_tokens

@@ -1,4 +1,4 @@
-"""Load a plan for real and compare what it takes with what was predicted. Bytes."""
+"""``fitter.verify``: load a plan for real, and compare its memory with the prediction."""
 
 from __future__ import annotations
 
@@ -44,23 +44,33 @@ def verify(
     on_log: Callable[[str], None] | None = None,
     **parameters: Unpack[Fitting],
 ) -> Verification:
-    """Load a plan for real, compute with it, and compare every number of bytes with the predicted one.
+    """Load a plan for real, compute with it, and compare every number of bytes with its prediction.
 
-    The plan is one that ``fit`` finds for ``model`` with ``options``, its keywords, or the given ``plan``: one of
-    ``fit``'s, or a file that ``fitter --json`` wrote; it is then of ``model``, or of the model at its own path. The
-    load is in a worker process, without mmap as the plan was measured, with prompts of a micro batch and single tokens.
-    The result's ``exceeding`` has the numbers that are more than ``tolerance`` (bytes, or ``1MiB``) beyond their
-    prediction; ``holds`` says that there are none. A plan that does not fit, now or ever, is not loaded: ``problems``.
+    A worker process loads the model without mmap, as the plan was measured, and computes prompts of a micro batch and
+    single tokens. With the ``program`` ``llama-server``, that program loads the plan instead: it gets the plan's
+    arguments and a free port, then prompts of random tokens, as many at once as it has slots, each for at most 7.5
+    seconds. The server is always ended.
 
-    With the ``program`` ``llama-server``, the plan is loaded by that: the one at ``server`` (a file or directory), else
-    that of ``llama_cpp``, else the one on the PATH. It gets the plan's arguments and a free port of this machine, then
-    ``prompts`` (40) of random tokens, as many at once as it has slots, for at most 7.5 seconds each. The result's
-    ``server`` says what it kept of them, and its process took. It is ended in any case.
+    Args:
+        model: The model to fit and verify, or the model of ``plan`` at another path.
+        plan: A plan, or a file that ``fitter --json`` wrote; without it, ``fit`` makes one.
+        tolerance: Bytes (or ``1MiB``) by which a number may exceed its prediction.
+        server: The llama-server (file or directory); by default the one of ``llama_cpp``, else the one on the PATH.
+        prompts: Prompts for the llama-server; 40 by default.
+        on_progress: Called at each step.
+        on_log: Called with every line of llama.cpp's log.
+        parameters: Keywords of ``fit``. ``timeout`` is in seconds for a dummy load; a real load gets one more second
+            for each 20 MB.
 
-    ``timeout``: seconds for one dummy load; the real one has as much and a second more for each 20 MB.
+    Returns:
+        Each number with its prediction. ``exceeding`` lists numbers beyond the tolerance; ``holds`` is true without
+        any. ``server`` has the caches of a llama-server. A plan that does not fit, or no longer fits, is not loaded;
+        ``problems`` says why.
 
-    Raises what ``fit`` raises, ``LlamaCppError`` too where the real load fails, and ``PlanError`` where the plan is for
-    devices that are not here, or the llama-server is another build than it was made with.
+    Raises:
+        LlamaCppError: The real load failed.
+        PlanError: The plan's devices are not here, or the llama-server is another build than the plan's.
+        FitterError: As ``fit`` raises it.
     """
     from fitter.planning.checked import verification
 

@@ -1,4 +1,4 @@
-"""Verifying a plan with the user's own llama-server: started with the plan's arguments, fed, heard, ended."""
+"""Verify a plan with the user's llama-server: start it with the plan's arguments, send prompts, and read its log."""
 
 from __future__ import annotations
 
@@ -30,10 +30,14 @@ from fitter.text import printable
 
 @dataclass(frozen=True)
 class Serving:
-    """How a llama-server is verified.
+    """How to verify with a llama-server.
 
-    ``server`` and ``llama_cpp``: where it is (see ``find_server``). ``prompts``: how many it is sent. ``patience``:
-    seconds that it has to load. ``tolerance``: bytes by which a number may exceed its prediction.
+    Attributes:
+        server: Its file or directory, if given.
+        llama_cpp: The llama.cpp that may contain it (see ``find_server``).
+        prompts: Number of prompts to send.
+        patience: Seconds for the load.
+        tolerance: Bytes by which a number may exceed its prediction.
     """
 
     server: str | None
@@ -46,11 +50,19 @@ class Serving:
 
 
 def verify(plan: Plan, model: Model, worker: Worker, how: Serving) -> Verification:
-    """Start a llama-server with ``plan``, send it prompts, and compare what it takes with what the plan says.
+    """Start a llama-server with ``plan``, send it prompts, and compare its memory with the plan.
 
-    ``worker`` has the llama.cpp of the plan, and is closed. A plan that does not fit, or not any more, is not loaded.
-    Raises ``UsageError`` or ``LibraryError`` where there is no llama-server that starts, ``PlanError`` where it is
-    another build than planned with or a device is not here, ``LlamaCppError`` where it fails.
+    Args:
+        plan: The plan; one that does not fit, or no longer fits, is not loaded.
+        model: Its model.
+        worker: A worker with the plan's llama.cpp; it is closed.
+        how: The server, and how to verify.
+
+    Raises:
+        UsageError: There is no llama-server.
+        LibraryError: The llama-server does not start.
+        PlanError: It is another build than the plan's, or a device is not here.
+        LlamaCppError: The llama-server failed.
     """
     program = asked(find_server(how.server, how.llama_cpp))
     check_same_build(plan.llama_cpp, program)
@@ -60,7 +72,7 @@ def verify(plan: Plan, model: Model, worker: Worker, how: Serving) -> Verificati
         return replace(answer, problems=plan.problems)
     uses = tuple(use for use in plan.devices if use.name in (params.devices or ()))
     sizes = _sizes(worker, model, params, plan)
-    # What it keeps for such a question is no part of the memory that is free, and nothing of it is in the server's way:
+    # The worker's models would count as used memory, and must not be in the server's way:
     # no context of its own on a card, no connection to an rpc-server, which has one client at a time.
     worker.restart()
     before, host_before = worker.memory(), host_memory().available
@@ -84,11 +96,11 @@ def verify(plan: Plan, model: Model, worker: Worker, how: Serving) -> Verificati
 
 
 _FILE, _FILES = ("-m", "-md", "--mmproj"), ("--lora", "--lora-scaled")
-"""Options whose value is a path, or several with commas."""
+"""Options whose value is one path, or several with commas."""
 
 
 def _from_anywhere(words: Sequence[str]) -> Iterator[str]:
-    """``words`` with paths in full: the server does not run in the current directory."""
+    """Make paths absolute: the server does not run in the current directory."""
     for before, word in pairwise(("", *words)):
         if before in _FILES:
             yield ",".join(map(os.path.abspath, word.split(",")))
@@ -97,7 +109,7 @@ def _from_anywhere(words: Sequence[str]) -> Iterator[str]:
 
 
 def _sizes(worker: Worker, model: Model, params: Params, plan: Plan) -> Sizes:
-    """What is written of a sequence; not known where a draft has a state as well."""
+    """Measure the state of one sequence; unknown where a draft has a state as well."""
     if params.embeddings or any(use.kind in DRAFTS for use in plan.shared):
         return Sizes()
     state = state_of(worker.caches(Skeleton(tuple(map(str, model.files))), params), swa_full=params.swa_full)
@@ -108,7 +120,7 @@ def _feed(server: Running, params: Params, model: Model, number: int) -> Fed:
     props, models = _answer(server, "/props"), _answer(server, "/v1/models")
     slots = props.get("total_slots") or params.n_seq_max
     if dict(params.more).get("pooling_type") == "rank":
-        # it reads pairs of texts, and keeps nothing of them
+        # a reranker reads pairs of texts, and caches nothing
         return Fed(0, 0, 0, slots)
     room = (params.n_ctx or model.n_ctx_train) // slots
     n_vocab = _n_vocab(models) or _n_tokens(model)
@@ -140,7 +152,7 @@ def _n_tokens(model: Model) -> int:
 
 
 def _memory_now(uses: tuple[DeviceUse, ...], plan: Plan, how: Serving) -> tuple[DeviceInfo, ...]:
-    """The devices of this machine that the plan uses; an rpc-server answers the llama-server alone."""
+    """Read the free memory of this machine's devices; an rpc-server answers only the llama-server now."""
     if all(_is_remote(use, plan) for use in uses):
         return ()
     with Worker(timeout=how.patience, llama_cpp=how.llama_cpp) as worker:

@@ -1,4 +1,4 @@
-"""Several workers at the same time, each asked by a thread of its own."""
+"""Ask several workers at the same time, each in a thread."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ def ask_in_threads(
     """Call ``ask`` with every worker, each call in a thread, and wait until all have returned.
 
     Args:
-        workers: Workers that have been started: a process that was started early may only be taken by one thread at a
-            time.
-        ask: Asks one worker all that is left to ask.
-        stop: Is called where a call raises; the other calls must then return.
-        dismiss: Whether the workers are dismissed as well where a call raises.
+        workers: Started workers: only one thread at a time may take a process that was started early.
+        ask: Asks one worker all remaining questions.
+        stop: Called after the first error; makes the other calls return.
+        dismiss: Whether to dismiss the workers after an error.
 
     Raises:
-        Exception: the first error of ``ask``.
+        Exception: The first error of ``ask``.
     """
     with ThreadPoolExecutor(len(workers)) as pool:
         try:
             for done in [pool.submit(ask, worker) for worker in workers]:
                 done.result()
         except BaseException:
-            # The pool waits for its threads, so they must have nothing left to do or to wait for.
+            # the pool waits for its threads, so they must end
             stop()
             for worker in workers if dismiss else ():
                 worker.dismiss()

@@ -1,4 +1,4 @@
-"""``fitter.explore``: a grid of models, machines and parameters, each cell a plan that llama.cpp measured. Bytes."""
+"""``fitter.explore``: plan a grid of models, machines and parameters; llama.cpp measures each cell. Bytes."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ from fitter.text import LONGEST_NAME, printable
 provide(Exploration, SimpleNamespace(to_dict=EXPLORATION.write, to_html=exploration_fragment))
 
 MAX_CELLS = 2000
-"""The most cells of a grid, unless another number is given."""
+"""Default limit of the cells in a grid."""
 
 OnCell = Callable[[ExploredCell, int, int], None]
-"""Is told of each cell that is done, how many are, and of how many."""
+"""Called with each finished cell, the number of finished cells, and the number of all cells."""
 
 _LOOK_SECONDS = 1.0
-"""How often it is asked whether an executor is still there, while no cell comes back."""
+"""Seconds between two checks that an executor is still there."""
 _LAST_SECONDS = 30.0
-"""How long cells are waited for that are being planned when an exploration ends early."""
+"""Seconds to wait for running cells when an exploration ends early."""
 
 
 def explore(
@@ -73,26 +73,32 @@ def explore(
     on_cell: OnCell | None = None,
     **parameters: Any,
 ) -> Exploration:
-    """Plan every model on every machine with every context, KV type, micro batch and file type that is named.
+    """Plan every model on every machine with every combination of the given parameters.
 
-    Each of ``machines`` is one machine: ``rtx-4090``, ``2x rtx-3090``, ``rtx-4090 + rtx-3060-12gb``, or ``none`` for
-    one without a GPU. ``parameters`` are keywords of ``fit``, of which ``n_ctx``, ``type_k``, ``type_v`` and
-    ``n_ubatch`` may be a list of values. ``types`` names file types of llama-quantize to plan each model in, by
-    llama.cpp's own rule. The cells are planned on the model's header; one that cannot be planned has its ``problem``.
+    Cells are planned on the model's header. A cell without a plan has its ``problem``; so do the cells of a model that
+    cannot be read, if there are other models.
 
-    ``prices`` (in any currency) or ``watts`` are those of one card, by its name. ``answer`` asks for a machine, such as
-    ``32k context at 20 t/s``: the cheapest one that does it, or the one with the least memory where no prices or watts
-    are given, is confirmed on the model itself.
+    Args:
+        models: Paths or addresses.
+        machines: Machines, each with all its GPUs: ``rtx-4090``, ``2x rtx-3090``, ``rtx-4090 + rtx-3060-12gb``, or
+            ``none`` for a machine without a GPU.
+        types: File types of llama-quantize in which to plan each model, by llama.cpp's own rule.
+        prices: Price of one card by its name, in any currency.
+        watts: Power of one card by its name, in place of prices.
+        answer: A requirement such as ``32k context at 20 t/s``. The cheapest machine that meets it (by price, watts, or
+            else memory) is confirmed on the model itself.
+        resume: File that stores finished cells, one per line; stored cells are not planned again.
+        executor: Plans the cells: a ``concurrent.futures.Executor``, or ``dask://HOST:PORT``. By default, threads with
+            a process of llama.cpp each.
+        jobs: Number of those threads; one for each processor by default.
+        max_cells: Limit of the cells in the grid.
+        on_cell: Called after each cell.
+        parameters: Keywords of ``fit``; ``n_ctx``, ``type_k``, ``type_v`` and ``n_ubatch`` may be lists.
 
-    ``resume`` names a file that gets a line for each cell that is done, and whose cells are not planned again.
-    ``executor`` plans the cells: any of ``concurrent.futures``, or ``dask://HOST:PORT`` for the scheduler of a Dask
-    cluster; by default ``jobs`` threads, each with a process of llama.cpp, one for each processor. ``on_cell`` is
-    called with each cell that is done, how many are done, and how many there are.
-
-    Of several models, those that cannot be read have that as the ``problem`` of their cells.
-
-    Raises ``UsageError`` where there is no cell, or more than ``max_cells``, and for what makes no sense; what ``fit``
-    raises where no model can be read; ``LibraryError`` where the executor cannot be reached or is lost.
+    Raises:
+        UsageError: The grid is empty or too large, or a parameter makes no sense.
+        LibraryError: The executor cannot be reached, or was lost.
+        FitterError: As ``fit`` raises it, where no model can be read.
     """
     started = time.monotonic()
     asked = None if answer is None else parse_requirement(_text("answer (--answer)", answer))
@@ -118,7 +124,12 @@ def explore(
 
 
 def _check_how(executor: object, jobs: object, on_cell: object) -> None:
-    """Raise ``UsageError`` for what plans no cells, ``LibraryError`` where its package is missing."""
+    """Check the executor, the number of jobs and the callback.
+
+    Raises:
+        UsageError: One of them is not valid.
+        LibraryError: The executor's package is missing.
+    """
     if isinstance(executor, str):
         executors.check_executor(executor)
     elif executor is not None and not isinstance(executor, Executor):
@@ -144,7 +155,7 @@ def _text(called: str, value: object) -> str:
 
 @dataclass
 class _Headers:
-    """The header of each model in each file type, or why there is none, and what holds for all cells."""
+    """The header of each model in each file type, or the reason why there is none."""
 
     of: dict[tuple[str, str | None], CellHeader | str]
     names: dict[str, str]
@@ -153,7 +164,7 @@ class _Headers:
     needing_imatrix: frozenset[tuple[str, str | None]] = frozenset()
 
     def keywords(self, cell: ExploredCell) -> dict[str, Any]:
-        """The keywords of ``fit`` for a cell."""
+        """Return the keywords of ``fit`` for a cell."""
         own = {name: getattr(cell, attribute) for name, attribute in AXES.items()}
         own = {name: value for name, value in own.items() if value is not None}
         return {**self.grid.fixed, **own, "gpus": self.grid.machines[cell.machine]}
@@ -162,7 +173,7 @@ class _Headers:
         return self.of[cell.model, cell.file_type]
 
     def noted(self, cell: ExploredCell) -> ExploredCell:
-        """``cell`` with what is known of its file type."""
+        """Return ``cell`` with the facts about its file type."""
         return replace(cell, needs_imatrix=(cell.model, cell.file_type) in self.needing_imatrix)
 
     def called(self, cell: ExploredCell) -> str:
@@ -170,7 +181,7 @@ class _Headers:
         return name if cell.file_type is None else f"{name} as {cell.file_type}"
 
     def key(self, cell: ExploredCell) -> Key:
-        """What a cell is known by in a file."""
+        """Return the key of a cell in the file of finished cells."""
         header = self.header(cell)
         digest = header.digest if isinstance(header, CellHeader) else ""
         name = self.names.get(cell.model, "")
@@ -179,7 +190,7 @@ class _Headers:
 
 @contextmanager
 def _opened(grid: Grid) -> Iterator[_Headers]:
-    """Every model's header, read once. Raises what the first one does where none can be read."""
+    """Read the header of every model once. Raises the first model's error where none can be read."""
     timeout, llama_cpp = grid.fixed.get("timeout"), grid.fixed.get("llama_cpp")
     known = {} if timeout is None else {"timeout": timeout}
     found: dict[tuple[str, str | None], CellHeader | str] = {}
@@ -211,7 +222,9 @@ def _opened(grid: Grid) -> Iterator[_Headers]:
 def _headers_of(
     model: Model, types: Sequence[str | None], worker: Worker
 ) -> dict[str | None, tuple[CellHeader | str, bool]]:
-    """The header of ``model`` in each of the file types, or why there is none; and if it needs an importance matrix."""
+    """Return the header of ``model`` in each file type or the reason why there is none, and whether it needs an
+    imatrix.
+    """
     with Directory() as directory:
         if types == (None,):
             path = Path(directory) / "skeleton.gguf"
@@ -220,7 +233,7 @@ def _headers_of(
             except LlamaCppError as error:
                 if len(model.files) > 1:
                     return {None: (str(error), False)}
-                # with its tokenizer it takes longer, and is planned all the same
+                # the whole header works too, only slower
                 path = Path(model.files[0])
             return {None: (CellHeader.of(path, worker.header(path).data_offset), False)}
         check_source(model)
@@ -244,7 +257,7 @@ def _headers_of(
 
 
 class _Done:
-    """The cells that are done, by what they are about, of those that have ``keys``."""
+    """The finished cells, by ``ExploredCell.asked``."""
 
     def __init__(self, state: State, keys: Mapping[tuple[object, ...], Key], on_cell: OnCell | None) -> None:
         self.found: dict[tuple[object, ...], ExploredCell] = {}
@@ -253,12 +266,12 @@ class _Done:
         self._on_cell = on_cell
 
     def keep(self, cell: ExploredCell, is_lasting: bool) -> None:
-        """Write ``cell`` down where it would be the same once more."""
+        """Store ``cell`` unless another run could find something else."""
         if is_lasting:
             self._state.add(cell, self._keys[cell.asked])
 
     def tell(self, cell: ExploredCell) -> None:
-        """Count ``cell``, and say so."""
+        """Count ``cell``, and call ``on_cell``."""
         self.found[cell.asked] = cell
         if self._on_cell is not None:
             self._on_cell(cell, len(self.found), len(self._keys))
@@ -267,7 +280,7 @@ class _Done:
 def _plan(
     cells: Sequence[ExploredCell], headers: _Headers, executor: Executor | str | None, jobs: int | None, done: _Done
 ) -> None:
-    """Plan ``cells``, each of which is told as soon as it is ``done``."""
+    """Plan ``cells``, and report each as soon as it is finished."""
     waiting = []
     for cell in cells:
         header = headers.header(cell)
@@ -307,9 +320,9 @@ _Futures = dict[Future[tuple[dict[str, Any], bool]], ExploredCell]
 
 
 def _keep_last(futures: _Futures, done: _Done) -> None:
-    """Keep the cells that are done or being planned when an exploration ends early: nobody is to plan them again.
+    """Store finished and running cells when an exploration ends early.
 
-    What ended it is said, and no error after that.
+    Errors in here are dropped: the error that ended the exploration is the one to report.
     """
     begun = [future for future in futures if not future.cancel()]
     wait(begun, timeout=_LAST_SECONDS)
@@ -327,13 +340,13 @@ def _keep_last(futures: _Futures, done: _Done) -> None:
 
 @contextmanager
 def _naming_loss() -> Iterator[None]:
-    """Raise ``LibraryError`` for whatever an executor raises that a cell does not."""
+    """Turn every error of an executor itself into a ``LibraryError``."""
     try:
         yield
     except FitterError:
         raise
     except Exception as error:
-        # each has errors of its own
+        # executors have their own classes of errors
         said = f"{type(error).__name__}: {printable(' '.join(str(error).split()), LONGEST_NAME)}".removesuffix(": ")
         raise LibraryError(f"the executor was lost ({said}): start it again, and go on with --resume") from error
 
@@ -342,7 +355,7 @@ def _naming_loss() -> Iterator[None]:
 def _executor(
     given: Executor | str | None, jobs: int | None, most: int
 ) -> Iterator[tuple[Executor, Callable[[], None]]]:
-    """What plans the cells, and what raises ``LibraryError`` where it is no longer there."""
+    """Return the executor of the cells, and a check that raises ``LibraryError`` where it is gone."""
     if isinstance(given, str):
         with executors.executor_of(given) as found:
             yield found
@@ -363,7 +376,7 @@ def _executor(
 def _answers(
     cells: Sequence[ExploredCell], asked: Requirement, cost: str, headers: _Headers
 ) -> Iterator[ExploredAnswer]:
-    """For each model the first of its cells that the model itself confirms."""
+    """For each model, find the cheapest cell that the model itself confirms."""
     for model in dict.fromkeys(cell.model for cell in cells):
         own = [cell for cell in cells if cell.model == model]
         yield _confirmed(model, cheapest_first(own, asked, cost), asked, headers)

@@ -1,4 +1,4 @@
-"""What there is to explore: the cells of a grid, counted before any is made, and what its machines cost."""
+"""The cells of a grid, counted before any is made, and the costs of its machines."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ from fitter.planning.request.ask import Ask
 from fitter.planning.tables.exploration import ExploredCell
 
 AXES = {"n_ctx": "asked_context", "type_k": "type_k", "type_v": "type_v", "n_ubatch": "n_ubatch"}
-"""Parameters that a grid has several values of, with the attribute of a cell that has its own."""
+"""Parameters with several values in a grid, and the attribute of a cell that holds the value."""
 
 _NOT_OF_A_CELL = frozenset({"gpus", "devices", "rpc", "rpc_bandwidth", "skeleton", "model_draft", "mmproj"})
-"""Keywords of ``fit`` that a grid says itself, or that are about this machine or files of it."""
+"""Keywords of ``fit`` that a grid sets itself, or that depend on this machine or its files."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What there is to explore, and what holds for all of it.
+    """The grid to explore.
 
-    ``models`` are what each is called, which has no credentials, with what was named; ``machines`` have the
-    descriptions of their GPUs, ``axes`` the values of each parameter that has several.
+    Attributes:
+        models: Paths or addresses, by name without credentials.
+        file_types: File types to plan; ``None`` is the file's own.
+        machines: Descriptions of each machine's GPUs, by the machine's text.
+        axes: The values of each parameter with several values.
+        fixed: Keywords of ``fit`` for all cells.
     """
 
     models: Mapping[str, str]
@@ -39,7 +43,7 @@ class Grid:
     fixed: Mapping[str, Any]
 
     def cells(self) -> tuple[ExploredCell, ...]:
-        """Every cell, in the order of the grid."""
+        """List every cell, in the order of the grid."""
         return tuple(
             ExploredCell(model, file_type, machine, **dict(zip(AXES.values(), values, strict=True)))
             for model, file_type, machine in itertools.product(self.models, self.file_types, self.machines)
@@ -48,7 +52,11 @@ class Grid:
 
 
 def grid_of(models: Any, machines: Any, types: Any, parameters: Mapping[str, Any], most: object) -> Grid:
-    """The grid of what is named. Raises ``UsageError`` for an empty one, and for one of more cells than ``most``."""
+    """Check the parameters of ``explore``, and make the grid.
+
+    Raises:
+        UsageError: The grid is empty, has more than ``most`` cells, or a value makes no sense.
+    """
     if not isinstance(most, int) or isinstance(most, bool) or most < 1:
         raise UsageError(f"max_cells (--max-cells) is {shown(most)}: give a whole number above 0")
     known = {each.name for each in taken_by(Fitting)}
@@ -75,7 +83,7 @@ def grid_of(models: Any, machines: Any, types: Any, parameters: Mapping[str, Any
 def _check_count(
     names: Sequence[str], machines: Sequence[str], types: Sequence[Any], axes: Mapping[str, tuple[Any, ...]], most: int
 ) -> None:
-    """Raise ``UsageError`` where there are more cells than ``most``."""
+    """Raise ``UsageError`` if there are more than ``most`` cells."""
     counts = {"model": len(names), "file type": len(types), "machine": len(machines), "context": len(axes["n_ctx"])}
     counts |= {"KV type": len(axes["type_k"]) * len(axes["type_v"]), "micro batch": len(axes["n_ubatch"])}
     if (count := math.prod(counts.values())) <= most:
@@ -87,7 +95,7 @@ def _check_count(
 
 
 def _called(names: list[str]) -> dict[str, str]:
-    """What each model is called, with its name. Raises ``UsageError`` for two that are called the same."""
+    """Map each model's name without credentials to its address. Raises ``UsageError`` where two have the same name."""
     found: dict[str, str] = {}
     for name in names:
         if found.setdefault(called(name), name) != name:
@@ -99,7 +107,11 @@ def _called(names: list[str]) -> dict[str, str]:
 
 
 def split_machine(text: str) -> list[str]:
-    """The GPUs of a machine, as ``--gpu`` of ``fit`` takes them: ``rtx-4090 + 2x rtx-3090`` has two descriptions."""
+    """Split a machine into its GPUs as ``--gpu`` of ``fit`` takes them, such as ``rtx-4090 + 2x rtx-3090``.
+
+    Raises:
+        UsageError: A GPU is missing beside a ``+``.
+    """
     parts = [part.strip() for part in text.split("+")]
     if not all(parts):
         raise UsageError(f"--gpu {text!r}: name a GPU on both sides of each +, such as 'rtx-4090 + rtx-3060-12gb'")
@@ -111,7 +123,7 @@ def _machine(text: str) -> str:
 
 
 def _several(called: str, given: Any, kinds: tuple[Any, ...] = ()) -> list[Any]:
-    """A list of texts, each once. Raises ``UsageError`` for anything else, and where there is none."""
+    """Return the distinct texts of a list or of one text. Raises ``UsageError`` for anything else or nothing."""
     values = [given] if isinstance(given, (str, *kinds)) else given
     if isinstance(values, Iterable) and not isinstance(values, (str, bytes, Mapping)):
         every: list[Any] = list(values)
@@ -123,7 +135,7 @@ def _several(called: str, given: Any, kinds: tuple[Any, ...] = ()) -> list[Any]:
 
 
 def _values(name: str, given: Any) -> tuple[Any, ...]:
-    """The values of one axis, each once and checked."""
+    """Check the values of one axis; return each once."""
     values = list(given) if isinstance(given, (list, tuple)) else [given]
     if not values:
         raise UsageError(f"{name} is empty, so there is no cell to plan: give a value, or leave it out")
@@ -134,9 +146,14 @@ def _values(name: str, given: Any) -> tuple[Any, ...]:
 
 
 def costs_of(machines: Mapping[str, tuple[str, ...]], prices: Any, watts: Any) -> tuple[dict[str, dict[str, Any]], str]:
-    """The memory of each machine, and its cost where each of its cards has one; what is meant by cost.
+    """Compute the memory and the cost of each machine.
 
-    Raises ``UsageError`` for a cost of something that is no card of theirs, and for one that is none.
+    Returns:
+        By machine, ``memory`` in bytes and ``cost`` (``None`` unless each card has one); and what a cost means:
+            ``price``, ``watts`` or ``memory``.
+
+    Raises:
+        UsageError: A cost is not a number, or its card is in no machine.
     """
     if prices and watts:
         raise UsageError("prices (--price) and watts (--watts) are both given: one of them says what a machine costs")
@@ -152,7 +169,7 @@ def costs_of(machines: Mapping[str, tuple[str, ...]], prices: Any, watts: Any) -
 
 
 def _checked(given: Any, option: str, machines: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
-    """The cost of one card of each name."""
+    """Return the cost of one card, by the card's name."""
     if not isinstance(given, Mapping):
         name = {"--price": "prices", "--watts": "watts"}[option]
         raise UsageError(f"{name} ({option}) is {shown(given)}: give the number of each card, by its name")
@@ -179,7 +196,7 @@ def _checked(given: Any, option: str, machines: Mapping[str, tuple[str, ...]]) -
 
 
 def _number(value: object) -> float | None:
-    """A cost; ``None`` for what is none."""
+    """Return a cost as a number; ``None`` if it is not valid."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     try:
@@ -190,7 +207,7 @@ def _number(value: object) -> float | None:
 
 
 def _cards(name: str) -> tuple[str, ...]:
-    """What the cards of a description are called; none where it is not one."""
+    """Return the names of the cards in a description; none where it is not valid."""
     try:
         return cards_of(name)
     except UsageError:

@@ -1,6 +1,6 @@
-"""Cells of a grid where they are planned: in a thread, another process, or another machine. Bytes.
+"""Plan one cell of a grid: in a thread, another process, or on another machine.
 
-A cell travels as a ``Task``, which has the model's header, so that nobody needs the model's file.
+A cell travels as a ``Task`` with the model's header, so that no other machine needs the model's file.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from fitter.storage.temporary import Directory
 
 @dataclass(frozen=True)
 class CellHeader:
-    """The header of a model without its tokenizer: enough to plan it. ``packed`` is compressed."""
+    """A model's header without the tokenizer, compressed (``packed``): enough to plan the model."""
 
     packed: bytes = field(repr=False)
     size: int
-    """Bytes of a file with that header."""
+    """Bytes of the model file."""
     digest: str
-    """Another one where the header or the size is."""
+    """SHA-256 of the header and the size."""
 
     @classmethod
     def of(cls, path: Path, data_offset: int) -> CellHeader:
-        """The header in the file at ``path``, which ends at ``data_offset``."""
+        """Read the first ``data_offset`` bytes of the file at ``path``, its header."""
         with open(path, "rb") as file:
             header = file.read(data_offset)
         size = path.stat().st_size
@@ -47,7 +47,7 @@ class CellHeader:
         return cls(zlib.compress(header, 1), size, digest)
 
     def write(self, path: Path) -> None:
-        """Write a file with it, all or nothing."""
+        """Write a sparse file with this header and size, all or nothing. Raises ``WorkerError``."""
         try:
             with replacing(path) as file:
                 file.write(zlib.decompress(self.packed))
@@ -61,9 +61,13 @@ class CellHeader:
 
 @dataclass(frozen=True)
 class Task:
-    """A cell to be planned: its header and the keywords of ``fit``. ``called``: the model, for messages.
+    """One cell to plan.
 
-    ``version`` is that of the llama.cpp that has to plan it.
+    Attributes:
+        header: The model's header.
+        called: The model's name in messages.
+        keywords: Keywords of ``fit``.
+        version: The llama.cpp that must plan the cell.
     """
 
     header: CellHeader
@@ -73,9 +77,14 @@ class Task:
 
 
 def run(task: Task) -> tuple[dict[str, Any], bool]:
-    """What is found for a cell, as ``ExploredCell.figures`` has it, and whether it would be the same once more.
+    """Plan one cell.
 
-    What llama.cpp refuses is the cell's problem. Raises ``LibraryError`` where another llama.cpp is here, or none.
+    Returns:
+        The cell's figures as in ``ExploredCell.figures``, and whether another run would find the same. A refusal of
+        llama.cpp becomes the cell's problem.
+
+    Raises:
+        LibraryError: llama.cpp is missing here, or is another version.
     """
     with _workers.one(task) as worker:
         version = worker.build().version
@@ -99,7 +108,7 @@ def run(task: Task) -> tuple[dict[str, Any], bool]:
 
 
 def figures_of(plan: Plan, called: str = "", path: str = "") -> dict[str, Any]:
-    """What a cell says of ``plan``. Its messages name a file at ``path`` as it is ``called``."""
+    """Return the figures of ``plan`` for its cell; ``called`` replaces ``path`` in messages."""
     price, problem = plan.estimate if plan.fits else None, None
     if plan.problems:
         problem = plan.problems[0].message.replace(path, called) if path else plan.problems[0].message
@@ -117,11 +126,11 @@ def figures_of(plan: Plan, called: str = "", path: str = "") -> dict[str, Any]:
 
 
 _IDLE_SECONDS = 60.0
-"""How long workers wait for the next cell, in processes that outlive the grid."""
+"""Seconds after which idle workers end, in processes that outlive the grid."""
 
 
 class _Workers:
-    """The workers of this process that wait for the next cell, and the files of the headers that it was sent."""
+    """The idle workers of this process, and the files of the headers that it received."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -133,7 +142,7 @@ class _Workers:
 
     @contextmanager
     def one(self, task: Task) -> Iterator[RememberingWorker]:
-        """One that nobody else asks."""
+        """Lend a worker that nobody else uses."""
         self._begin()
         llama_cpp, timeout = task.keywords.get("llama_cpp"), task.keywords.get("timeout")
         key = llama_cpp, timeout
@@ -161,7 +170,7 @@ class _Workers:
             self._ending.start()
 
     def path(self, header: CellHeader) -> Path:
-        """Where a header is."""
+        """Return the file of a header; write it first if needed."""
         self._begin()
         with self._lock:
             if self._folder is None:
@@ -172,7 +181,7 @@ class _Workers:
         return path
 
     def close(self) -> None:
-        """End those that wait, and remove the files."""
+        """End the idle workers, and remove the files."""
         if self._owner != os.getpid():
             return
         with self._lock:
@@ -182,7 +191,7 @@ class _Workers:
             idle, self._idle = self._idle, {}
             folder = self._folder
             if self._busy:
-                # somebody reads a header there
+                # a busy worker still reads a header there
                 folder = None
             else:
                 self._folder = None
@@ -192,7 +201,7 @@ class _Workers:
             folder.cleanup()
 
     def _begin(self) -> None:
-        """A fork has nothing of what its parent had."""
+        """Start with nothing in a new process: a fork cannot use its parent's workers."""
         if self._owner != os.getpid():
             self.__init__()  # type: ignore[misc]
             self._owner = os.getpid()
@@ -202,4 +211,4 @@ class _Workers:
 _workers = _Workers()
 
 close: Callable[[], None] = _workers.close
-"""End the workers of this process, and remove the headers that it was sent."""
+"""End the idle workers of this process, and remove the files of headers."""

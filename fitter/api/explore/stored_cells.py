@@ -1,4 +1,4 @@
-"""The file in which the cells of a grid are kept while they are planned: a line of JSON for each."""
+"""The file of ``--resume``: finished cells of a grid, one line of JSON for each."""
 
 from __future__ import annotations
 
@@ -23,28 +23,31 @@ _HEAD = {"format": "fitter explore", "version": 1}
 _HEAD_LINE = (json.dumps(_HEAD) + "\n").encode()
 
 _KEPT = {"key": str, "header": str, "found": dict}
-"""What a line needs to have."""
+"""Keys that every line has, with the types of their values."""
 
 _LONGEST_LINE = 1 << 20
-"""Bytes; those of a cell are a thousand."""
+"""Most bytes of a line; a cell takes about a thousand."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """What a cell is known by: all that what is found for it follows from, and what it is ``called`` in messages."""
+    """The facts that determine a cell's figures.
+
+    Attributes:
+        header: Digest of the model's header.
+        llama_cpp: Version and key of the build of llama.cpp.
+        called: The model's name.
+        keywords: Keywords of ``fit``.
+    """
 
     header: str
-    """The digest of the model's header."""
     llama_cpp: str
-    """The version of the build of llama.cpp, and what tells its files from those of any other."""
     called: str
-    """The name of the model."""
     keywords: Mapping[str, Any]
-    """Those of ``fit``."""
 
     @property
     def digest(self) -> str:
-        """The same for the same cell, planned by the same version of fitter."""
+        """SHA-256 of the key and of fitter's version."""
         text = json.dumps(
             [VERSION, self.header, self.llama_cpp, self.called, self.keywords], sort_keys=True, default=str
         )
@@ -52,7 +55,7 @@ class Key:
 
 
 class State:
-    """Cells that are known, and the file that new ones are added to; without a file none are."""
+    """Stored cells, and the file to which new ones are added, if any."""
 
     def __init__(self, path: Path | None, file: BinaryIO | None, lines: Iterator[dict[str, Any]]) -> None:
         self._path = path
@@ -68,10 +71,11 @@ class State:
     @classmethod
     @contextmanager
     def opened(cls, path: AnyPath | None) -> Iterator[State]:
-        """The file at ``path``, made with the first cell if it is not there; nobody else may add to it meanwhile.
+        """Open and lock the file at ``path``; the first cell creates it.
 
-        Raises ``UsageError`` where it is something else, or another process has it, and ``AnswerError`` where it cannot
-        be written.
+        Raises:
+            UsageError: The file is something else, or another process has locked it.
+            AnswerError: The file cannot be written.
         """
         if path is None:
             yield cls(None, None, iter(()))
@@ -80,7 +84,7 @@ class State:
         is_new = not where.exists()
         with contextlib.ExitStack() as stack:
             try:
-                # unbuffered: what cannot be written fails once, and not again when the file is closed
+                # unbuffered: a failed write must not be repeated when the file is closed
                 file = stack.enter_context(open(where, "ab+", buffering=0))
             except OSError as error:
                 raise _unwritten(where, error) from None
@@ -92,7 +96,7 @@ class State:
                     where.unlink(missing_ok=True)
 
     def check(self, headers: set[str]) -> None:
-        """Raise ``UsageError`` where all cells of the file are of other models, or of files that have changed."""
+        """Raise ``UsageError`` if all stored cells belong to other models or to changed files."""
         if self._cells and self._headers.isdisjoint(headers):
             raise UsageError(
                 f"{self._path} has cells of another model, or of a file that has changed since: name another file with "
@@ -100,7 +104,7 @@ class State:
             )
 
     def known(self, cell: ExploredCell, key: Key) -> ExploredCell | None:
-        """``cell`` with what the file has of it; ``None`` where it has nothing."""
+        """Return ``cell`` with its stored figures; ``None`` if there are none."""
         found = self._cells.get(key.digest)
         if found is None:
             return None
@@ -112,7 +116,7 @@ class State:
         return known
 
     def add(self, cell: ExploredCell, key: Key) -> None:
-        """Write ``cell`` down once, in one write, so that an interrupt leaves whole lines. Raises ``AnswerError``."""
+        """Append ``cell`` by one write, so that an interrupt leaves whole lines. Raises ``AnswerError``."""
         if self._file is None or self._path is None or key.digest in self._added:
             return
         by: dict[str, Any] = {"header": key.header, "fitter": VERSION, "llama_cpp": key.llama_cpp}
@@ -130,7 +134,7 @@ class State:
 
 
 def _place(path: AnyPath) -> Path:
-    """The path of the file. Raises ``UsageError`` where something else is there, which may have no end."""
+    """Check the path of the file. Raises ``UsageError`` where it is not a regular file."""
     if not isinstance(path, (str, bytes, os.PathLike)):
         raise UsageError(f"resume (--resume) is {shown(path)}: give a path")
     where = Path(os.fsdecode(path))
@@ -149,7 +153,7 @@ def _place(path: AnyPath) -> Path:
 
 
 def _lock(path: Path, file: BinaryIO) -> None:
-    """Have other processes refuse the file until it is closed, where files can be locked."""
+    """Lock the file until it is closed, where the file system has locks. Raises ``UsageError`` if it is locked."""
     import fcntl
 
     try:
@@ -164,10 +168,7 @@ def _lock(path: Path, file: BinaryIO) -> None:
 
 
 def _lines(path: Path, file: BinaryIO) -> Iterator[dict[str, Any]]:
-    """The cells in a file, whose last line is removed if it is not whole. Raises ``UsageError``.
-
-    A damaged line is as if it were not there.
-    """
+    """Read the cells of a file, skip damaged lines, and remove an incomplete last line. Raises ``UsageError``."""
     with contextlib.ExitStack() as stack:
         try:
             reader = stack.enter_context(open(os.dup(file.fileno()), "rb"))
@@ -179,7 +180,7 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[dict[str, Any]]:
                 if not line.endswith(b"\n"):
                     if len(line) == _LONGEST_LINE:
                         raise _not_of_ours(path)
-                    # what an interrupt has left
+                    # an interrupt cut the line
                     file.truncate(length)
                     return
                 if length and (cell := _cell(line)) is not None:
@@ -190,7 +191,7 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[dict[str, Any]]:
 
 
 def _is_head(line: bytes) -> bool:
-    """Whether a file that begins with ``line`` is one of ours, or what an interrupt has left of it."""
+    """Return whether ``line`` is the head of such a file, or an interrupted part of it."""
     if not line.endswith(b"\n"):
         return _HEAD_LINE.startswith(line)
     try:
