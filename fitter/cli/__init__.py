@@ -28,9 +28,9 @@ def cli() -> None:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line ``args`` (by default the process's own) and return its exit status.
+    """Run the command line ``args`` (by default the process's own); return its exit status.
 
-    Every error is one line on stderr. A shell asks for completions with an environment variable.
+    Every error is one line on stderr. With the environment variable of ``complete``, answer a shell instead.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -39,7 +39,7 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         if COMPLETE in os.environ:
             return complete(cli)
-        # Not cli.main(): it exits with status 1, "does not fit", if the reader of stdout is gone.
+        # not cli.main(), which exits with status 1 ("does not fit") when the reader of stdout is gone
         with cli.make_context("fitter", list(sys.argv[1:] if args is None else args)) as ctx:
             status: int = cli.invoke(ctx)
         sys.stdout.flush()
@@ -56,7 +56,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # The reader of stdout is gone: nothing may try to write to it again at exit.
+        # the reader of stdout is gone: the flush at exit must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
 

@@ -1,13 +1,12 @@
-"""``fitter calibrate``: real devices against their virtual twins."""
+"""``fitter calibrate``: compare real devices with their virtual twins."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
 
-from fitter.cli import options
+from fitter.cli import answers, options
 from fitter.errors import EXIT_FITS, EXIT_REGRESSION
 
 _EPILOG = """\
@@ -32,23 +31,19 @@ def calibrate(model: str | None, as_json: bool | None, verbose: int, no_store: b
     such a device: the stored size plus 512 MiB, at least 1024 MiB.
     """
     from fitter import api
-    from fitter.output import progress
-    from fitter.output.tables import plan_table
 
-    with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
-        on_log = options.log_line if verbose > 1 else None
-        calibration = api.calibrate(
-            model, store=not no_store, on_progress=on_progress, on_log=on_log, **options.given(given)
-        )
+    with answers.asking(verbose) as callbacks:
+        calibration = api.calibrate(model, store=not no_store, **callbacks, **options.given(given))
     for device in calibration.devices:
         if device.twin is None:
             why = f"fitter has no profile for this {device.info.backend} device; choose one, such as --twin cuda:8.6"
             click.echo(f"fitter: warning: {device.info.name} cannot be compared: {why}", err=True)
     if as_json:
         from fitter.output.documents.calibration_document import CALIBRATION
-        from fitter.output.documents.document import dumps
 
-        click.echo(dumps(CALIBRATION.write(calibration)))
+        answers.print_json(CALIBRATION.write(calibration))
     else:
-        plan_table.print_to(sys.stdout, plan_table.calibration_table(calibration))
+        from fitter.output.tables import plan_table
+
+        answers.print_table(plan_table.calibration_table(calibration))
     return EXIT_FITS if calibration.is_exact else EXIT_REGRESSION

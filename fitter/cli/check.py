@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fitter.cli import options
+from fitter.cli import answers, options
 
 _EPILOG = """\
 -k takes parts of names, combined with and, or, not and parentheses:
@@ -59,9 +59,7 @@ def check(
     for line in check_report.error_lines(outcomes):
         click.echo(f"fitter: {line}", err=True)
     if as_json:
-        from fitter.output.documents.document import dumps
-
-        click.echo(dumps(check_report.check_to_dict(outcomes)))
+        answers.print_json(check_report.check_to_dict(outcomes))
     elif as_markdown:
         click.echo(check_report.markdown(outcomes), nl=False)
     else:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
 
-from fitter.cli import options
+from fitter.cli import answers, options
 from fitter.errors import EXIT_FITS, UsageError
 
 
@@ -36,25 +35,23 @@ def devices(as_json: bool | None, catalogue: bool | None, **given: Any) -> int:
     found, host = api.devices(**options.given(given))
     if as_json:
         from fitter.output.documents.device_documents import DEVICES, Devices
-        from fitter.output.documents.document import dumps
 
-        click.echo(dumps(DEVICES.write(Devices(found, host))))
+        answers.print_json(DEVICES.write(Devices(found, host)))
     else:
         from fitter.output.tables import plan_table
 
-        plan_table.print_to(sys.stdout, plan_table.devices_table(found, host))
+        answers.print_table(plan_table.devices_table(found, host))
     return EXIT_FITS
 
 
 def _catalogue(as_json: bool | None) -> int:
     from fitter.machine import gpu_catalogue as catalogue
     from fitter.output.documents.device_documents import CATALOGUE, Catalogue
-    from fitter.output.documents.document import dumps
     from fitter.output.tables import plan_table
 
     gpus = catalogue.gpus().values()
     if as_json:
-        click.echo(dumps(CATALOGUE.write(Catalogue(tuple(gpus)))))
+        answers.print_json(CATALOGUE.write(Catalogue(tuple(gpus))))
     else:
-        plan_table.print_to(sys.stdout, plan_table.catalogue_table(gpus))
+        answers.print_table(plan_table.catalogue_table(gpus))
     return EXIT_FITS

@@ -1,4 +1,4 @@
-"""``fitter diff``: the differences between two plans, or between two builds of llama.cpp."""
+"""``fitter diff``: compare two plans, or two builds of llama.cpp."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from fitter.cli import options
+from fitter.cli import answers, options
 from fitter.cli.history import compared
 from fitter.errors import EXIT_FITS, EXIT_REGRESSION, UsageError
-from fitter.parameters.table import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, PROGRAM, SHARED, SPEED
+from fitter.parameters.table import PARAMETERS
 
 _EPILOG = """\
 Examples:
@@ -30,7 +30,7 @@ result cannot be written.
 @options.builds_option
 @options.subject_options
 @options.selection_option
-@options.sections(PROGRAM, CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT, without="llama_cpp")
+@options.fitting_options_on_builds
 @options.markdown_option
 @options.json_option
 def diff(
@@ -62,9 +62,7 @@ def diff(
 
     found = compared(files, builds, cases_file, expression, jobs, words, trust=trust)
     if as_json:
-        from fitter.output.documents.document import dumps
-
-        click.echo(dumps(build_report.to_dict(found, builds)))
+        answers.print_json(build_report.to_dict(found, builds))
     elif as_markdown:
         click.echo(build_report.markdown(found, builds), nl=False)
     else:
@@ -86,10 +84,9 @@ def _diff_of_plans(files: tuple[str, ...], as_json: bool | None, as_markdown: bo
 
     found = plans.diff(*map(read_plan, files))
     if as_json:
-        from fitter.output.documents.document import dumps
         from fitter.regression.regression_documents import DIFF
 
-        click.echo(dumps(DIFF.write(found)))
+        answers.print_json(DIFF.write(found))
     else:
         check_report.print_diff(sys.stdout, found)
     return EXIT_FITS if found.is_empty else EXIT_REGRESSION

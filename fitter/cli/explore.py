@@ -1,4 +1,4 @@
-"""``fitter explore``: models on machines with every combination of contexts, KV types and file types."""
+"""``fitter explore``: plan models on machines, with every combination of contexts, KV types and file types."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fitter.cli import options
+from fitter.cli import answers, options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, UsageError
 from fitter.parameters.table import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PROGRAM, SPEED
 
@@ -36,11 +36,11 @@ _FIXED = {
     SPEED: ("prompt", "generate", "host_bandwidth", "objective"),
     OUTPUT: ("timeout",),
 }
-"""Parameters that are the same for every cell, by section."""
+"""Parameters with one value for all cells, by section."""
 
 
 def _list_of(name: str) -> Callable[..., Any]:
-    """A callback that splits a list with commas, and checks each of its values."""
+    """Make a callback that splits a list at commas, and checks each value."""
 
     def split(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> list[Any] | None:
         kind = PARAMETERS[name].kind
@@ -54,7 +54,7 @@ def _list_of(name: str) -> Callable[..., Any]:
 
 
 def _costs(option: str) -> Callable[..., Any]:
-    """A callback for ``CARD=NUMBER``."""
+    """Make a callback that parses ``CARD=NUMBER``."""
 
     def parse(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> dict[str, float] | None:
         found: dict[str, float] = {}
@@ -236,13 +236,9 @@ def explore(
     if output is not None:
         exploration_table.write(exploration, output)
     if as_json:
-        from fitter.output.documents.document import dumps
-
-        click.echo(dumps(exploration.to_dict()))
+        answers.print_json(exploration.to_dict())
     else:
-        from fitter.output.tables import plan_table
-
-        plan_table.print_to(sys.stdout, exploration_table.exploration_table(exploration, verbose=verbose > 0))
+        answers.print_table(exploration_table.exploration_table(exploration, verbose=verbose > 0))
     if page_file is not None:
         from fitter.output.pages.exploration_page import exploration_page
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fitter.cli import llama_options, options
-from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, LlamaCppError, UsageError
+from fitter.cli import answers, llama_options, options
+from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, UsageError
 from fitter.model import location
-from fitter.parameters.table import CONTEXT, DEVICES, OUTPUT, PLACEMENT, PROGRAM, SHARED, SPEED
 from fitter.text import printable
 
 if TYPE_CHECKING:
@@ -35,15 +34,15 @@ Exit status: 0 fits, 1 does not fit, 2 usage error, 3 the model cannot be read o
 _FOR_SERVER = ("args", "shell", "ini")
 """Formats that llama-server reads."""
 _PROGRAMS = {"python": "llama-cpp-python", "ik_llama": "any"}
-"""What a plan in a format is for, where nothing is said, unless it is for llama-server."""
+"""The default program of a plan in a format; llama-server for all others."""
 _PASSING_ON = ("args", "shell")
-"""Formats that llama.cpp's other options are passed on in."""
+"""Formats that contain llama.cpp's other options as well."""
 
 
 @click.command(cls=llama_options.Command, epilog=_EPILOG)
 @options.model_argument
 @options.repository_options
-@options.sections(PROGRAM, CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT)
+@options.fitting_options
 @options.json_option
 @options.format_option
 @options.anyway_option
@@ -109,22 +108,13 @@ def _fitted(model: str, output_format: str, verbose: int, given: dict[str, Any])
     from fitter import api, programs
 
     given["program"] = given["program"] or programs.unless_named(_PROGRAMS.get(output_format, "llama-server"))
-    from fitter.output import progress
-
     options.import_meanwhile("fitter.output.tables.plan_table", is_long=True)
-    with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
-        on_log = options.log_line if verbose > 1 else None
-        try:
-            return api.fit(model, on_progress=on_progress, on_log=on_log, **options.given(given))
-        except LlamaCppError as error:
-            if verbose == 1:
-                for line in error.log:
-                    options.log_line(line)
-            raise
+    with answers.asking(verbose) as callbacks:
+        return api.fit(model, **callbacks, **options.given(given))
 
 
 def _print(plan: Plan, output_format: str, anyway: bool | None) -> None:
-    """Print ``plan`` to stdout as it is wanted, with llama.cpp's other options where they are passed on."""
+    """Print ``plan`` to stdout in a format, with llama.cpp's other options where the format has them."""
     from fitter.output import arguments, formats
 
     others = llama_options.used()

@@ -1,4 +1,4 @@
-"""The commands of ``fitter``: looking them up, help, misspelt names, and completion in a shell."""
+"""The commands of ``fitter``: find them, write their help, correct misspelt names, and complete words in a shell."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from fitter.errors import EXIT_FITS, EXIT_USAGE, UsageError
 
 COMPLETE = "_FITTER_COMPLETE"
-"""The environment variable with which a shell asks for completions; its name and values are click's."""
+"""The environment variable with which a shell asks for completions (click's own name and values)."""
 
 COMMANDS = {
     "fit": "Find the parameters that fit (the default).",
@@ -34,10 +34,10 @@ COMMANDS = {
     "history": "Compare many builds of llama.cpp.",
     "llama-cpp": "List the builds of llama.cpp to plan with.",
 }
-"""The help for each. A command is a function in a file, both of that name, imported when the command is called."""
+"""The help of each command. A command is a function in a file of the same name, imported on use."""
 
 DOCUMENTATION = "https://OWNER.github.io/llama-fitter/"
-"""Where the documentation is, as in the distribution's metadata."""
+"""Address of the documentation, as in the distribution's metadata."""
 
 _EPILOG = f"""\
 Examples:
@@ -61,11 +61,11 @@ Documentation: {DOCUMENTATION}
 
 
 class Group(click.Group):
-    """All commands. A command line that does not begin with the name of one is passed to ``fit``."""
+    """All commands; a command line that does not begin with a command runs ``fit``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:
-            # A command line that is being completed is parsed, not run.
+            # completion parses the command line and does not run it
             return super().parse_args(ctx, args if not args or args[0] in COMMANDS else ["fit", *args])
         if not args:
             click.echo(ctx.get_help(), err=True)
@@ -98,7 +98,7 @@ class Group(click.Group):
         formatter.write_usage(ctx.command_path, "COMMAND [ARGUMENTS]", prefix=" " * len("Usage: "))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Commands and files, or the options of ``fit``."""
+        """Complete commands and files, or the options of ``fit``."""
         if incomplete.startswith("-"):
             fit = self.get_command(ctx, "fit")
             assert fit is not None
@@ -108,9 +108,10 @@ class Group(click.Group):
 
 
 def complete(cli: click.Command) -> int:
-    """Answer a shell that asks for completions with the variable ``COMPLETE``; returns the exit status.
+    """Answer a shell that asks for completions; return the exit status.
 
-    Raises ``UsageError`` if the variable has another value than a shell would give it.
+    Raises:
+        UsageError: The environment variable has a value that no shell sets.
     """
     from click.shell_completion import shell_complete
 
@@ -121,10 +122,7 @@ def complete(cli: click.Command) -> int:
 
 
 def _check_spelling(args: Sequence[str]) -> None:
-    """Raise ``click.UsageError`` if the first word must be a misspelt command.
-
-    A word that is a file, or that looks like a file's name, is a model.
-    """
+    """Raise ``click.UsageError`` if the first word must be a misspelt command, not a model."""
     word = args[0]
     if not re.fullmatch(r"[A-Za-z][A-Za-z_-]*", word) or os.path.lexists(word):
         return

@@ -1,4 +1,4 @@
-"""``fitter history``: what models take with one build of llama.cpp after another."""
+"""``fitter history``: compare the memory of models with many builds of llama.cpp."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fitter.cli import options
+from fitter.cli import answers, options
 from fitter.errors import UsageError
-from fitter.parameters.table import CONTEXT, DEFAULTS, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, PROGRAM, SHARED, SPEED
+from fitter.parameters.table import DEFAULTS, PARAMETERS
 
 if TYPE_CHECKING:
     from fitter.regression.build_comparison import Compared
@@ -32,7 +32,7 @@ the last build failed, 4 something takes more, or does not fit any more, 5 the r
 @options.builds_option
 @options.subject_options
 @options.selection_option
-@options.sections(PROGRAM, CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT, without="llama_cpp")
+@options.fitting_options_on_builds
 @options.history_options
 @options.markdown_option
 @options.json_option
@@ -71,7 +71,7 @@ def history(
         )
     found = compared(models, builds, cases_file, expression, jobs, options.given(given), own_plans=False, trust=trust)
     if as_json:
-        click.echo(dumps(build_report.to_dict(found, builds)))
+        answers.print_json(build_report.to_dict(found, builds))
     elif as_markdown:
         click.echo(build_report.markdown(found, builds), nl=False)
     else:
@@ -88,7 +88,7 @@ def history(
 
 
 def _split(files: Sequence[str], cases_file: Path | None) -> tuple[tuple[str, ...], Path | None]:
-    """The models among ``files``, and the one file with cases."""
+    """Split the files into models and the one file with cases."""
     tables = [*(Path(file) for file in files if file.endswith(".toml")), *([cases_file] if cases_file else [])]
     if len(tables) > 1:
         raise UsageError(f"{tables[0]} and {tables[1]} are two files with cases: give one")
@@ -106,7 +106,11 @@ def compared(
     own_plans: bool = True,
     trust: bool | None = None,
 ) -> tuple[Compared, ...]:
-    """Models, or the cases of a file, with several builds; errors go to stderr."""
+    """Compare models, or the cases of a file, with several builds; print errors to stderr.
+
+    Raises:
+        UsageError: There is nothing to compare, or options contradict each other.
+    """
     from fitter import programs
     from fitter.output.progress import counted
     from fitter.regression import build_comparison as over

@@ -1,13 +1,12 @@
-"""``fitter inspect``: a model's metadata, tensors and layers."""
+"""``fitter inspect``: show a model's metadata, tensors and layers."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
 
-from fitter.cli import options
+from fitter.cli import answers, options
 from fitter.errors import EXIT_FITS
 
 
@@ -23,19 +22,17 @@ def inspect(model: str, as_json: bool | None, **given: Any) -> int:
     KV cache and compute buffers are measured for a context of -c tokens, with everything in host memory.
     """
     from fitter import api
-    from fitter.output import progress
 
     writer = "fitter.output.documents.inspection_document" if as_json else "fitter.output.tables.plan_table"
     options.import_meanwhile(writer)
-    with progress.progress(sys.stderr) as on_progress:
-        inspection = api.inspect(model, on_progress=on_progress, **options.given(given))
+    with answers.asking() as callbacks:
+        inspection = api.inspect(model, on_progress=callbacks["on_progress"], **options.given(given))
     if as_json:
-        from fitter.output.documents.document import dumps
         from fitter.output.documents.inspection_document import INSPECTION
 
-        click.echo(dumps(INSPECTION.write(inspection)))
+        answers.print_json(INSPECTION.write(inspection))
     else:
         from fitter.output.tables import plan_table
 
-        plan_table.print_to(sys.stdout, plan_table.inspection_table(inspection))
+        answers.print_table(plan_table.inspection_table(inspection))
     return EXIT_FITS

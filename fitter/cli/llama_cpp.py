@@ -1,13 +1,12 @@
-"""``fitter llama-cpp``: the builds of llama.cpp that there are."""
+"""``fitter llama-cpp``: list the builds of llama.cpp on this machine."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
 
-from fitter.cli import options
+from fitter.cli import answers, options
 from fitter.errors import EXIT_FAILURE, EXIT_FITS
 
 _EPILOG = """\
@@ -32,11 +31,7 @@ def llama_cpp(where: tuple[str, ...], as_json: bool | None, **_: Any) -> int:
 
     found = inspect_build.look_around(where)
     if as_json:
-        from fitter.output.documents.document import dumps
-
-        click.echo(dumps(builds_table.builds_to_dict(found)))
+        answers.print_json(builds_table.builds_to_dict(found))
     else:
-        from fitter.output.tables import plan_table
-
-        plan_table.print_to(sys.stdout, builds_table.builds_table(found))
+        answers.print_table(builds_table.builds_table(found))
     return EXIT_FAILURE if inspect_build.is_any_unusable(found, where) else EXIT_FITS

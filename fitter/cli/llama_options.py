@@ -1,4 +1,4 @@
-"""llama.cpp's options that fitter has no parameter for: they are passed on, reported as ignored, or refused.
+"""llama.cpp's options that are no parameters of fitter: each is passed on, ignored or refused.
 
 ``llama_options.toml`` lists them.
 """
@@ -26,9 +26,14 @@ _REFUSALS = {
 
 @dataclass(frozen=True)
 class LlamaOption:
-    """An option of llama.cpp. ``values``: how many words follow it; ``use``: the table of the file that lists it.
+    """An option of llama.cpp.
 
-    ``same``: what fitter's own options for some of its values are, whatever its use is otherwise.
+    Attributes:
+        names: All its names.
+        values: Number of words that follow it.
+        use: The table of ``llama_options.toml`` that lists it.
+        instead: The option to use in its place.
+        same: fitter's own options for some of its values.
     """
 
     names: tuple[str, ...]
@@ -42,7 +47,10 @@ class LlamaOption:
 class Used:
     """llama.cpp's own options on a command line.
 
-    ``passed``: words to pass on, ``names``: the options among them, ``ignored``: options that have no effect.
+    Attributes:
+        passed: Words to pass on to llama.cpp.
+        names: The options among those words.
+        ignored: Options without effect on a plan.
     """
 
     passed: tuple[str, ...] = ()
@@ -51,12 +59,12 @@ class Used:
 
 
 class Command(options.Command):
-    """A command that takes llama.cpp's other options as well: a llama-server command line works as it is."""
+    """A command that accepts all options of llama-server."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take llama.cpp's options out of ``args``, and parse the rest."""
+        """Remove llama.cpp's options from ``args``, and parse the rest."""
         try:
-            # A command line that is being completed may still have an option that is refused later.
+            # completion accepts options that a run refuses
             rest, ctx.meta[_META] = split(args, options.words_after(self, ctx), refuses=not ctx.resilient_parsing)
         except click.UsageError as error:
             if ctx.resilient_parsing:
@@ -67,20 +75,20 @@ class Command(options.Command):
 
 
 def used() -> Used:
-    """llama.cpp's own options on the command line that is running."""
+    """Return llama.cpp's own options on the current command line."""
     own: Used = click.get_current_context().meta.get(_META, Used())
     return own
 
 
 def report_ignored(names: Sequence[str], why: str = "they have no effect on a plan") -> None:
-    """Report on one line of stderr which options were ignored."""
+    """Name ignored options in one line on stderr."""
     if names:
         click.echo(f"fitter: ignored options: {', '.join(dict.fromkeys(names))} ({why})", err=True)
 
 
 @cache
 def all_options() -> dict[str, LlamaOption]:
-    """Every option of ``llama_options.toml`` by each of its names."""
+    """Read ``llama_options.toml``; return every option by each of its names."""
     document = read_data(__file__)
     every = [
         LlamaOption(tuple(row["names"]), row["values"], use, row.get("instead", ""), row.get("same", {}))
@@ -91,11 +99,18 @@ def all_options() -> dict[str, LlamaOption]:
 
 
 def split(words: Sequence[str], own: dict[str, int], *, refuses: bool = True) -> tuple[list[str], Used]:
-    """``words`` without llama.cpp's options, and those options.
+    """Separate llama.cpp's options from fitter's. Underscores in long options become dashes, as in llama.cpp.
 
-    ``own`` has fitter's options, with how many words follow each. As in llama.cpp, underscores in a long option are
-    dashes. Raises ``click.UsageError`` for an option without its value and, with ``refuses``, for an option that would
-    change the plan and that fitter does not support.
+    Args:
+        words: The command line.
+        own: fitter's options, each with the number of words that follow it.
+        refuses: Whether to refuse options that fitter cannot plan for.
+
+    Returns:
+        The words without llama.cpp's options, and those options.
+
+    Raises:
+        click.UsageError: An option is refused, or its value is missing.
     """
     rest: list[str] = []
     passed: list[str] = []
@@ -137,7 +152,7 @@ def split(words: Sequence[str], own: dict[str, int], *, refuses: bool = True) ->
 
 
 def _values(option: LlamaOption, name: str, given: list[str] | None, left: list[str]) -> list[str]:
-    """The values of an option: those ``given`` after its equals sign, or else the first words of ``left``."""
+    """Return the value after the equals sign, or take the first words of ``left``."""
     if given is None:
         given = left[: option.values]
         del left[: option.values]

@@ -1,7 +1,6 @@
-"""Options that several commands share, named as in llama.cpp; a parameter's name is its keyword in the Python API.
+"""Options of several commands, named as in llama.cpp; a parameter's name is its keyword in the Python API.
 
-An option that is not given is ``None`` and is not passed on, so that defaults are defined once, in
-``fitter.parameters.table``.
+An absent option is ``None`` and is not passed on: only ``fitter.parameters.table`` has defaults.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from fitter.output.formats import FORMATS
 from fitter.parameters import kinds, table
 from fitter.parameters.kinds import Kind
 from fitter.parameters.table import DEVICES, OUTPUT, Parameter
-from fitter.text import as_log_line
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -35,7 +33,7 @@ else:
 
 
 class SectionOption(click.Option):
-    """An option, with the section of ``--help`` that lists it."""
+    """An option, and the section of ``--help`` that lists it."""
 
     def __init__(self, *args: Any, section: str = "Output", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -43,10 +41,10 @@ class SectionOption(click.Option):
 
 
 class Command(click.Command):
-    """A command whose ``--help`` has its options in sections, in the order in which they were declared."""
+    """A command whose ``--help`` lists its options in sections, in the order of their declaration."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, and report an unknown option in full: click would read ``-mx`` as ``-m`` and ``-x``."""
+        """Parse, and name an unknown option in full: click would read ``-mx`` as ``-m`` and ``-x``."""
         words = list(args)
         try:
             _check_model_option(self, ctx, words)
@@ -76,14 +74,13 @@ class Command(click.Command):
 
 
 class _KindType(_ParamType):
-    """click's type for a parameter: its kind parses the word."""
+    """click's type for a parameter; the parameter's kind parses the word."""
 
     def __init__(self, kind: Kind) -> None:
         self.name = kind.metavar or "text"
         self._kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The value."""
         try:
             return self._kind.parse(value)
         except UsageError as error:
@@ -91,34 +88,28 @@ class _KindType(_ParamType):
 
 
 class _ChoiceType(_Choice):
-    """click's type for a parameter that is one of some words, or another spelling of one."""
+    """click's type for a parameter with a few values, each with other spellings."""
 
     def __init__(self, kind: kinds.Choice) -> None:
         super().__init__(tuple(kind.words))
         self._kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The word."""
         return super().convert(self._kind.parse(value), param, ctx)
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:
-    """Those of ``options`` that were given."""
+    """Drop options that are ``None``."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def import_meanwhile(module: str, *, is_long: bool = False) -> None:
-    """Import ``module`` while a worker is busy with the first question, or with the first long one (``is_long``)."""
+    """Import ``module`` while a worker computes its first answer, or its first long one (``is_long``)."""
     process.meanwhile(lambda: import_module(module), is_long=is_long)
 
 
-def log_line(line: str) -> None:
-    """Show a line of llama.cpp's log."""
-    click.echo(as_log_line(line), err=True)
-
-
 def stacked(*options: Callable[[_Function], _Function]) -> Callable[[_Function], _Function]:
-    """Several option decorators as one, shown in this order."""
+    """Combine option decorators into one, in this order of ``--help``."""
 
     def decorate(function: _Function) -> _Function:
         for option in reversed(options):
@@ -133,7 +124,7 @@ def _option(section: str, *names: str, **settings: Any) -> Callable[[_Function],
 
 
 grid_option = _option
-"""An option of one command, in a section of its help."""
+"""Declare an option of a single command."""
 
 
 def _flag(section: str, *names: str, **settings: Any) -> Callable[[_Function], _Function]:
@@ -153,7 +144,7 @@ _MODEL = "Model"
 
 
 class _RequiredModel(click.Argument):
-    """A MODEL that is required. It may be given with ``-m`` instead, so click itself cannot require it."""
+    """A required MODEL. click itself cannot require it, because ``-m`` may replace it."""
 
 
 _model_option = _option(
@@ -202,7 +193,7 @@ optional_model_argument = stacked(
 
 
 def words_after(command: click.Command, ctx: click.Context) -> dict[str, int]:
-    """How many words follow each of the options of ``command``, by each of their names."""
+    """Count the words that follow each option of ``command``, by each of the option's names."""
     return {
         name: 0 if param.is_flag or param.count else param.nargs
         for param in command.get_params(ctx)
@@ -247,7 +238,7 @@ def _take_model_option(command: click.Command, ctx: click.Context) -> None:
 
 
 def parameter(name: str, **settings: Any) -> Callable[[_Function], _Function]:
-    """The option of the parameter ``name``; ``settings`` replace click's settings that the table would give."""
+    """Declare the option of the parameter ``name``; ``settings`` replace click's settings from the table."""
     return _option_of(table.PARAMETERS[name], **settings)
 
 
@@ -267,11 +258,15 @@ def _option_of(each: Parameter, **settings: Any) -> Callable[[_Function], _Funct
     return _option(all_settings.pop("section", each.section), each.name, *each.options, **all_settings)
 
 
-def sections(*titles: str, without: str = "") -> Callable[[_Function], _Function]:
-    """The options of all parameters of a fit in these sections of ``--help``, in this order, but for one of them."""
+def _options_of_fit(without: str = "") -> Callable[[_Function], _Function]:
     offered = [each for each in table.taken_by(table.Fitting) if each.options and each.name != without]
-    return stacked(*(_option_of(each) for title in titles for each in offered if each.section == title))
+    sections = (table.PROGRAM, table.CONTEXT, table.PLACEMENT, table.SHARED, DEVICES, table.SPEED, OUTPUT)
+    return stacked(*(_option_of(each) for title in sections for each in offered if each.section == title))
 
+
+fitting_options = _options_of_fit()
+fitting_options_on_builds = _options_of_fit(without="llama_cpp")
+"""For commands whose ``--llama-cpp`` names several builds."""
 
 gpu_option = parameter("gpus")
 rpc_option = parameter("rpc")
@@ -421,47 +416,29 @@ history_options = stacked(
     _file("badge_file", "--badge", "Also write what shields.io shows as a badge, as JSON.", OUTPUT),
 )
 
-quantization_options = stacked(
-    _option(
-        "Model",
-        "types",
-        "--type",
-        multiple=True,
-        callback=_split_commas,
-        metavar="TYPE",
-        help="Only this file type of llama-quantize, such as Q4_K_M. Repeatable. [default: all]",
-    ),
-    _option(
-        "Model",
-        "tokens_per_second",
-        "--tokens-per-second",
-        type=float,
-        metavar="N",
-        help="Mark as the best the one with the most bits per weight that generates N tokens per second, wherever its "
-        "weights are. [default: one with every layer on the devices]",
-    ),
-)
 
-repository_options = stacked(
-    _option(
-        "Repository",
-        "types",
-        "--type",
-        multiple=True,
-        callback=_split_commas,
-        metavar="TYPE",
-        help="Only the models of this file type, such as Q4_K_M, by the names of their files. Repeatable. "
-        "[default: all]",
-    ),
-    _option(
-        "Repository",
-        "tokens_per_second",
-        "--tokens-per-second",
-        type=float,
-        metavar="N",
-        help="Mark as the best the one with the most bits per weight that generates N tokens per second, wherever its "
-        "weights are. [default: one with every layer on the devices]",
-    ),
+def _choice_options(section: str, types: str) -> Callable[[_Function], _Function]:
+    """Options that choose among plans in several file types; ``types`` is the help for ``--type``."""
+    return stacked(
+        _option(section, "types", "--type", multiple=True, callback=_split_commas, metavar="TYPE", help=types),
+        _option(
+            section,
+            "tokens_per_second",
+            "--tokens-per-second",
+            type=float,
+            metavar="N",
+            help="Mark as the best the one with the most bits per weight that generates N tokens per second, wherever "
+            "its weights are. [default: one with every layer on the devices]",
+        ),
+    )
+
+
+quantization_options = _choice_options(
+    "Model", "Only this file type of llama-quantize, such as Q4_K_M. Repeatable. [default: all]"
+)
+repository_options = _choice_options(
+    "Repository",
+    "Only the models of this file type, such as Q4_K_M, by the names of their files. Repeatable. [default: all]",
 )
 
 json_option = _flag(OUTPUT, "as_json", "--json", help="JSON on stdout, sizes in bytes.")

@@ -1,15 +1,13 @@
-"""``fitter quants``: a model in every file type of llama-quantize."""
+"""``fitter quants``: plan a model in every file type of llama-quantize."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
 
-from fitter.cli import options
+from fitter.cli import answers, options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS
-from fitter.parameters.table import CONTEXT, DEVICES, OUTPUT, PLACEMENT, PROGRAM, SHARED, SPEED
 
 _EPILOG = """\
 Examples:
@@ -24,7 +22,7 @@ Exit status: 0 a file type fits, 1 none fits, 2 usage error, 3 the model cannot 
 @click.command(cls=options.Command, epilog=_EPILOG)
 @options.model_argument
 @options.quantization_options
-@options.sections(PROGRAM, CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT)
+@options.fitting_options
 @options.json_option
 @options.verbose_option
 def quants(
@@ -44,27 +42,19 @@ def quants(
     """
     from fitter import programs
     from fitter.api import quantizations
-    from fitter.output import progress
 
     given["program"] = given["program"] or programs.chosen("llama-server")
     options.import_meanwhile("fitter.output.tables.plan_table", is_long=True)
-    with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
+    with answers.asking(verbose) as callbacks:
         found = quantizations.quants(
-            model,
-            types=types,
-            tokens_per_second=tokens_per_second,
-            on_progress=on_progress,
-            on_log=options.log_line if verbose > 1 else None,
-            **options.given(given),
+            model, types=types, tokens_per_second=tokens_per_second, **callbacks, **options.given(given)
         )
     if as_json:
-        from fitter.output.documents.document import dumps
-
-        click.echo(dumps(found.to_dict()))
+        answers.print_json(found.to_dict())
     else:
-        from fitter.output.tables import plan_table, quantizations_table
+        from fitter.output.tables import quantizations_table
 
-        plan_table.print_to(sys.stdout, quantizations_table.quantizations_table(found, verbose=verbose > 0))
+        answers.print_table(quantizations_table.quantizations_table(found, verbose=verbose > 0))
         for line in quantizations_table.commands(found):
             click.echo(line)
     return EXIT_FITS if found.fits else EXIT_DOES_NOT_FIT

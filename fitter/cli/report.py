@@ -1,16 +1,15 @@
-"""``fitter report``: a plan as a page of HTML, or as a picture."""
+"""``fitter report``: write a plan as an HTML page or as a picture."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fitter.cli import options, report_file
+from fitter.cli import answers, options, report_file
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, UsageError
-from fitter.parameters.table import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, PROGRAM, SHARED, SPEED
+from fitter.parameters.table import PARAMETERS
 
 if TYPE_CHECKING:
     from fitter.planning.plan.plan import Plan
@@ -29,7 +28,7 @@ failed, or a package is missing for reports, 5 the report cannot be written.
 
 @click.command(cls=options.Command, epilog=_EPILOG)
 @options.model_argument
-@options.sections(PROGRAM, CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT)
+@options.fitting_options
 @options.page_options
 @options.verbose_option
 def report(
@@ -52,7 +51,7 @@ def report(
         raise UsageError("there is nothing to write: give -o report.html, or --svg plan.svg")
     report_file.check({"-o": page_file, "--svg": svg_file}, model, may_print=True)
     words = options.given(given)
-    # config:// has one of a model
+    # the address of a model's config.json ends with .json too
     if model.lower().endswith(".json") and "://" not in model:
         plan = _read(model, words)
         where = None
@@ -75,11 +74,10 @@ def _read(file: str, words: dict[str, Any]) -> Plan:
 
 def _fitted(model: str, words: dict[str, Any], verbose: int) -> Plan:
     from fitter import api, programs
-    from fitter.output import progress
 
     words.setdefault("program", programs.unless_named("llama-server"))
-    with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
-        return api.fit(model, on_progress=on_progress, on_log=options.log_line if verbose > 1 else None, **words)
+    with answers.asking(verbose) as callbacks:
+        return api.fit(model, **callbacks, **words)
 
 
 def write(
@@ -90,13 +88,12 @@ def write(
     *,
     with_contexts: bool = True,
 ) -> None:
-    """Write the page of ``plan`` and its picture, or one of them. Raises ``AnswerError`` and ``LibraryError``."""
+    """Write the page of ``plan``, its picture, or both. Raises ``AnswerError`` and ``LibraryError``."""
     from fitter.api.report_plan import beside
-    from fitter.output import progress
     from fitter.output.pages import report_page as pages
 
-    with progress.progress(sys.stderr) as on_progress:
-        found = beside(plan, model, with_contexts=with_contexts, on_progress=on_progress)
+    with answers.asking() as callbacks:
+        found = beside(plan, model, with_contexts=with_contexts, on_progress=callbacks["on_progress"])
     if page_file is not None:
         report_file.write(page_file, pages.plan_page(plan, found.layer_map, found.contexts, found.notes))
     if svg_file is not None:

@@ -1,4 +1,4 @@
-"""Where a report goes: what is wrong with the place is said before anything is planned."""
+"""Check the files of a report before anything is planned, and write them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fitter.errors import AnswerError, UsageError
 from fitter.output.pages import page
 
 STDOUT = Path("-")
-"""Where a page goes that is to be piped on."""
+"""The name that stands for stdout."""
 
 _GGUF = b"GGUF"
 
@@ -24,11 +24,18 @@ def check(
     others: Mapping[str, Path | None] | None = None,
     may_print: bool = False,
 ) -> None:
-    """Check the files that are to be written, by the options that name them, and that no package is missing for them.
+    """Check the files that a command will write, and that the packages for HTML are installed.
 
-    ``inputs``: what the command reads. ``others``: what else it writes. ``may_print``: a page may go to stdout. Raises
-    ``AnswerError`` where no file can be written, ``UsageError`` for one that would replace what is read or is named
-    twice, and ``LibraryError`` where a package is missing for a page.
+    Args:
+        files: The files, by the options that name them.
+        inputs: Files that the command reads.
+        others: Further files that it writes.
+        may_print: Whether a page may go to stdout.
+
+    Raises:
+        AnswerError: A file cannot be written.
+        UsageError: A file would replace an input, or two options name it.
+        LibraryError: A package is missing.
     """
     named = {option: file for option, file in files.items() if file is not None}
     for option, file in named.items():
@@ -48,7 +55,7 @@ def check(
 
 
 def _check_kept(option: str, file: Path, inputs: Iterable[str | Path | None]) -> None:
-    """Raise ``UsageError`` where ``file`` is one that should stay."""
+    """Raise ``UsageError`` if ``file`` is an input or a model."""
     if any(source is not None and _is_same(file, source) for source in inputs):
         raise UsageError(f"{option} {file} would replace what is read: name another file")
     if _is_model(file):
@@ -56,7 +63,7 @@ def _check_kept(option: str, file: Path, inputs: Iterable[str | Path | None]) ->
 
 
 def check_place(option: str, file: Path) -> None:
-    """Raise ``AnswerError`` if ``file``, which ``option`` names, cannot be written."""
+    """Raise ``AnswerError`` if ``file``, the value of ``option``, cannot be written."""
     try:
         kind = file.stat().st_mode
     except FileNotFoundError:
@@ -68,7 +75,7 @@ def check_place(option: str, file: Path) -> None:
         raise AnswerError(f"{option} {file} cannot be written: it is a directory: name a file in it")
     if not os.path.isdir(folder):
         raise AnswerError(f"{option} {file} cannot be written: there is no directory {folder}")
-    # a file is replaced at once, for which its directory must let it; a pipe or a device is written to
+    # replacing a file needs a writable directory; a pipe or a device is written to
     written = folder if kind is None or stat.S_ISREG(kind) else file
     if not os.access(written, os.W_OK):
         raise AnswerError(f"{option} {file} cannot be written: Permission denied: name another file")
@@ -82,7 +89,7 @@ def _is_same(file: Path, source: str | Path) -> bool:
 
 
 def _is_model(file: Path) -> bool:
-    # a pipe is not opened, which could wait forever
+    # opening a pipe could wait forever
     if not os.path.isfile(file):
         return False
     try:

@@ -1,4 +1,4 @@
-"""``fitter serve``: the planner in a browser."""
+"""``fitter serve``: plan in the browser."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def serve(allow_private_addresses: bool | None, **given: Any) -> int:
         raise LibraryError(
             f"fitter serve needs the package {error.name}, which is missing: pip install 'llama-fitter[web]'"
         ) from None
-    # switched off for commands that end at once
+    # __main__ turns collection off for short commands
     gc.enable()
     run(
         **options.given(given),

@@ -1,12 +1,10 @@
-"""``fitter shapes``: the models that can be planned without a file."""
+"""``fitter shapes``: list the models that can be planned without a file."""
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from fitter.cli import options
+from fitter.cli import answers, options
 from fitter.errors import EXIT_FITS
 
 _EPILOG = """\
@@ -28,14 +26,12 @@ def shapes(words: tuple[str, ...], as_json: bool | None) -> int:
     as on the file that would be downloaded.
     """
     from fitter.model.shapes import listing
-    from fitter.output.documents.document import dumps
     from fitter.output.documents.shape_document import SHAPES, Shapes
-    from fitter.output.tables import plan_table
     from fitter.output.tables import shapes_table as output
 
     found = listing.shapes(*words)
     if as_json:
-        click.echo(dumps(SHAPES.write(Shapes(tuple(found)))))
+        answers.print_json(SHAPES.write(Shapes(tuple(found))))
     else:
-        plan_table.print_to(sys.stdout, output.shapes_table(found))
+        answers.print_table(output.shapes_table(found))
     return EXIT_FITS

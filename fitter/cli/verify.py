@@ -1,4 +1,4 @@
-"""``fitter verify``: load a plan for real and compare its memory."""
+"""``fitter verify``: load a plan for real, and compare its memory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from fitter.cli import llama_options, options
-from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, EXIT_REGRESSION, LlamaCppError, UsageError
-from fitter.parameters.table import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, PROGRAM, SHARED, SPEED
+from fitter.cli import answers, llama_options, options
+from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, EXIT_REGRESSION, UsageError
+from fitter.parameters.table import PARAMETERS
 
 _EPILOG = """\
 Examples:
@@ -27,7 +27,7 @@ _WITH_PLAN = ("timeout", "llama_cpp", "program")
 
 @click.command(cls=llama_options.Command, epilog=_EPILOG)
 @options.optional_model_argument
-@options.sections(PROGRAM, CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT)
+@options.fitting_options
 @options.verification_options
 @options.page_option
 @options.json_option
@@ -66,36 +66,21 @@ def verify(
 
         report_file.check({"--report": page_file}, model, plan)
     from fitter import api
-    from fitter.output import progress
-    from fitter.output.tables import plan_table
 
-    with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
-        on_log = options.log_line if verbose > 1 else None
-        try:
-            verification = api.verify(
-                model,
-                plan=plan,
-                tolerance=tolerance or 0,
-                server=server,
-                prompts=prompts,
-                on_progress=on_progress,
-                on_log=on_log,
-                **words,
-            )
-        except LlamaCppError as error:
-            if verbose == 1:
-                for line in error.log:
-                    options.log_line(line)
-            raise
+    with answers.asking(verbose) as callbacks:
+        verification = api.verify(
+            model, plan=plan, tolerance=tolerance or 0, server=server, prompts=prompts, **callbacks, **words
+        )
     for problem in verification.problems:
         click.echo(f"fitter: does not fit: {problem.message}", err=True)
     if as_json:
-        from fitter.output.documents.document import dumps
         from fitter.output.documents.verification_document import VERIFICATION
 
-        click.echo(dumps(VERIFICATION.write(verification)))
+        answers.print_json(VERIFICATION.write(verification))
     elif verification.fits:
-        plan_table.print_to(sys.stdout, plan_table.verification_table(verification))
+        from fitter.output.tables import plan_table
+
+        answers.print_table(plan_table.verification_table(verification))
     if page_file is not None:
         from fitter.output.pages.verification_page import verification_page
 

@@ -1,0 +1,51 @@
+"""How commands ask and answer: progress and llama.cpp's log on stderr, the result on stdout."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fitter.errors import LlamaCppError
+from fitter.text import as_log_line
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@contextmanager
+def asking(verbose: int = 0) -> Iterator[dict[str, Any]]:
+    """Show progress on stderr, and llama.cpp's log with ``-vv``, or with ``-v`` after an error.
+
+    Yields the keywords ``on_progress`` and ``on_log`` for the call inside the block.
+    """
+    from fitter.output import progress
+
+    with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
+        try:
+            yield {"on_progress": on_progress, "on_log": _log_line if verbose > 1 else None}
+        except LlamaCppError as error:
+            for line in error.log if verbose == 1 else ():
+                _log_line(line)
+            raise
+
+
+def _log_line(line: str) -> None:
+    click.echo(as_log_line(line), err=True)
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """Print a document to stdout."""
+    from fitter.output.documents.document import dumps
+
+    click.echo(dumps(document))
+
+
+def print_table(table: RenderableType) -> None:
+    """Print a table to stdout."""
+    from fitter.output.tables import plan_table
+
+    plan_table.print_to(sys.stdout, table)
