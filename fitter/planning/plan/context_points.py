@@ -1,4 +1,4 @@
-"""What other contexts would take: the points of a curve, each a plan of its own. Sizes in bytes."""
+"""The curve of other contexts in a report; each point is a plan. Bytes."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from fitter.planning.plan.plan import Plan, resolved
 from fitter.text import human
 
 MOST_POINTS = 9
-"""Contexts beside the chosen one, each twice the one before."""
+"""Most contexts beside the chosen one; each doubles the one before."""
 
 
 @dataclass(frozen=True)
 class ContextPoint:
-    """The best plan with one context, all else being as it was asked for."""
+    """The best plan for one context, with all other parameters unchanged."""
 
     n_ctx: int
-    """Tokens of context, of all sequences together."""
+    """Tokens of context, for all sequences together."""
     fits: bool
-    """Whether there is a plan that fits."""
+    """Whether a plan fits."""
     devices: int
-    """Bytes that it takes of all devices."""
+    """Bytes on all devices."""
     host: int
-    """Bytes that it takes of host memory."""
+    """Bytes of host memory."""
     on_host: int
-    """Bytes of weights and cache of those, which slow it down."""
+    """Bytes of weights and cache in host memory, which slow the plan down."""
     prompt_tokens_per_second: float | None
-    """Estimated; ``None`` where it does not fit."""
+    """Estimated speed; ``None`` if it does not fit."""
     generation_tokens_per_second: float | None
-    """Estimated; ``None`` where it does not fit."""
+    """Estimated speed; ``None`` if it does not fit."""
     message: str = ""
-    """Why it does not fit, or could not be planned."""
+    """Why it does not fit or has no plan."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The point as JSON-ready data."""
+        """Return the point for JSON."""
         return asdict(self)
 
 
 def point_of(plan: Plan) -> ContextPoint:
-    """The point of a plan."""
+    """Return the point of a plan."""
     price = plan.estimate
     return ContextPoint(
         resolved(plan).n_ctx,
@@ -54,12 +54,12 @@ def point_of(plan: Plan) -> ContextPoint:
 
 
 def contexts_to_try(n_ctx_train: int, n_streams: int, smallest: int, chosen: int) -> list[int]:
-    """Contexts from the ``smallest`` of each sequence to the model's own, each twice the one before."""
+    """List contexts from the ``smallest`` per sequence to the model's own, each twice the one before."""
     most = max(n_ctx_train * n_streams, 1)
     context = min(max(smallest * n_streams, 1), most)
     found = []
     while context < most:
         found.append(context)
         context *= 2
-    # the largest ones say more than the smallest
+    # of too many, keep the largest
     return [each for each in [*found, most][-MOST_POINTS:] if each != chosen]

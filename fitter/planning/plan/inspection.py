@@ -1,4 +1,4 @@
-"""What a model is made of: its tensors by role, and what each layer takes. Sizes in bytes."""
+"""An inspection of a model: its tensors by role, and the bytes of each layer."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ class RoleSize:
     """The tensors of one role."""
 
     role: str
-    """What they are for, such as ``attention`` or ``experts``."""
+    """The role, such as ``attention`` or ``experts``."""
     count: int
-    """How many there are."""
+    """Number of tensors."""
     bytes: int
     """Bytes of their weights in the file."""
 
 
 @dataclass(frozen=True)
 class LayerSize:
-    """One repeating layer, or what belongs to none."""
+    """One repeating layer, or everything outside the layers."""
 
     index: int | None
-    """The layer's number from 0; ``None`` for what belongs to no layer, such as embeddings and output."""
+    """The layer's number from 0; ``None`` for tensors outside layers, such as embeddings and output."""
     weights: tuple[RoleSize, ...]
     """Bytes of its weights by role."""
     context: int
-    """Bytes of its part of the KV cache at the inspection's ``n_ctx``."""
+    """Bytes of its KV cache at the inspection's ``n_ctx``."""
 
     @property
     def bytes(self) -> int:
@@ -43,24 +43,24 @@ class LayerSize:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a model is made of."""
+    """The tensors and layers of a model."""
 
     model: ModelSummary
     """The model."""
     metadata: Mapping[str, MetadataValue]
-    """Every key of its header."""
+    """Every key of the header."""
     roles: tuple[RoleSize, ...]
     """Its tensors by role."""
     layers: tuple[LayerSize, ...]
-    """Its layers in order, what belongs to none of them first."""
+    """The layers in order, after an entry for tensors outside layers."""
     n_ctx: int
-    """The context in tokens that caches and ``rows`` are for."""
+    """Context of the caches and ``rows``, in tokens."""
     rows: tuple[Row, ...]
-    """One dummy load with everything on the host; its compute bytes belong to no layer."""
+    """Memory of one dummy load with everything on the host; compute bytes belong to no layer."""
 
 
 def inspection_of(model: Model, breakdown: Breakdown, layout: Layout) -> Inspection:
-    """What ``model`` is made of: ``breakdown`` and ``layout`` are of a load with everything on the host."""
+    """Build the inspection from a load of ``model`` with everything on the host."""
     units = units_of(layout, model.n_layer)
     layers = [_layer_size(model, None, units[-1].cache)]
     layers += [_layer_size(model, unit.index, unit.cache) for unit in units[:-1]]

@@ -1,4 +1,4 @@
-"""How weights get into host memory: mapped from the file, or read into memory that devices copy from faster."""
+"""The load mode of a plan: weights mapped from the file, or read into memory that devices copy from faster."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from fitter.planning.speed.cost import MIN_OFFLOAD_BATCH
 from fitter.text import MIB
 
 _PINNED = "_Host"
-"""What the name of a buffer type of pinned host memory ends with: ``CUDA_Host``, ``ROCm_Host``, ``Vulkan_Host``."""
+"""End of the names of pinned host buffer types: ``CUDA_Host``, ``ROCm_Host``, ``Vulkan_Host``."""
 _WORTH = 32 * MIB
-"""Bytes of weights that are worth another argument."""
+"""Bytes of weights that justify another argument."""
 
 
 def with_its_mode(plan: Plan, request: Request, model: Model, *, is_free: bool) -> Plan:
-    """``plan`` with the load mode that it needs, or else the fastest where ``is_free``: nothing sets one.
+    """Set the load mode that ``plan`` needs, or the fastest one if the user and the build leave it open (``is_free``).
 
-    Raises ``UsageError`` where the mode that is set maps what the plan has no room for, or does not map what has to be.
+    Raises:
+        UsageError: The user's load mode maps weights that the plan has no room for.
     """
     has = plan.params.of_parameter(PARAMETERS["load_mode"])
     if has == "auto" and _pages_where_nothing_is_mapped(plan, request):
@@ -39,9 +40,9 @@ def with_its_mode(plan: Plan, request: Request, model: Model, *, is_free: bool) 
 
 
 def _pages_where_nothing_is_mapped(plan: Plan, request: Request) -> bool:
-    """Whether weights are to be read again and again on a machine where ``auto`` comes to ``none``.
+    """Return whether weights must be paged on a machine where ``auto`` becomes ``none``.
 
-    It does where a device shares the host's memory and is not Apple's: ggml's backends have no ``mmap_support`` there
+    It does where a device other than Apple's shares the host's memory: ggml's backends have no ``mmap_support`` there
     (``load_tensors`` in ``llama-model.cpp``).
     """
     is_short = any(not pool.fits for pool in plan.pools) or not plan.host.fits
@@ -54,15 +55,14 @@ def _with(plan: Plan, mode: str) -> Plan:
 
 
 def _copies(plan: Plan, request: Request, model: Model) -> bool:
-    """Whether a device copies weights of the host in prompts, which it does faster with ``none``.
+    """Return whether a device copies host weights in prompts, which is faster with ``none``.
 
-    llama.cpp maps host weights by default, and then has them in plain memory, from which a driver copies each byte
-    twice; with ``none`` they are in pinned memory (``select_weight_buft`` in ``llama-model-loader.cpp``). The dummy
-    load that measured the plan had that mode, so the host has room for it. Weights that are to be read from disk again
-    and again have to be mapped.
+    By default llama.cpp maps host weights into pageable memory, from which a driver copies each byte twice; ``none``
+    puts them into pinned memory (``select_weight_buft`` in ``llama-model-loader.cpp``). The plan's dummy load had this
+    mode, so the host has room. Paging needs mapped weights.
     """
     is_long = min(plan.params.n_ubatch, request.workload.prompt) >= MIN_OFFLOAD_BATCH
-    # what llama.cpp makes of devices that split every tensor takes nothing over from the host
+    # llama.cpp's device for split mode tensor does not compute with host weights
     is_taken_over = plan.params.op_offload and plan.params.split_mode != "tensor"
     if not (plan.fits and is_taken_over and is_long) or request.host.paging:
         return False

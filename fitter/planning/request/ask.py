@@ -1,7 +1,4 @@
-"""What a call is asked, checked without libllama: the parameters of a load, the machine, and what the best plan is.
-
-Bytes.
-"""
+"""The checked parameters of a call, before libllama is needed: load, machine and objective. Bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ from fitter.programs import PROGRAMS, Asked, Facts, Program, facts
 
 @dataclass(frozen=True)
 class Sharing:
-    """What is to share the memory with the model; named as the keywords of ``fit``."""
+    """Models and memory that share the devices with the model; named as the keywords of ``fit``."""
 
     reserve: Mapping[str, int] | tuple[str, ...] = DEFAULTS["reserve"]
     model_draft: str | None = DEFAULTS["model_draft"]
@@ -52,7 +49,7 @@ class Sharing:
     spec_ngram_mod_n_max: int | None = DEFAULTS["spec_ngram_mod_n_max"]
 
     def check(self) -> None:
-        """Raise ``UsageError`` for what makes no sense whatever the model and the machine."""
+        """Raise ``UsageError`` if the parameters contradict each other on any machine."""
         parse_reserve(self.reserve)
         if self.model_draft is not None and self.mtp:
             raise UsageError("-md and --mtp exclude each other: leave one of them out")
@@ -89,7 +86,7 @@ class Sharing:
 
     @property
     def ngrams(self) -> dict[str, tuple[str, ...]]:
-        """Ways to draft without a model, each once, with llama-server's arguments for it."""
+        """The ways to draft without a model, with llama-server's arguments for each."""
         found = {}
         for word in (word for word in self.spec_type if word in _NGRAMS):
             size = getattr(self, name) if (name := _NGRAMS[word]) else None
@@ -98,11 +95,11 @@ class Sharing:
 
     @property
     def drafts_with_a_model(self) -> bool:
-        """Whether a draft model drafts, or the model's own layers."""
+        """Whether a draft model or the model's own layers draft."""
         return self.mtp or self.model_draft is not None
 
     def drafted(self, known: Facts) -> int:
-        """The most tokens that a program drafts at a time (``common_speculative_n_max``)."""
+        """Return the most tokens that a program drafts at a time (``common_speculative_n_max``)."""
         most = [(self.draft_max or known.draft_n_max) if self.drafts_with_a_model else 0]
         for word in self.ngrams:
             size = getattr(self, name) if (name := _NGRAMS[word]) else None
@@ -111,36 +108,39 @@ class Sharing:
 
     @property
     def n_rs_seq(self) -> int:
-        """States of a recurrent model that llama-server keeps for tokens that are taken back."""
+        """Recurrent states that llama-server keeps to take drafted tokens back."""
         return (self.draft_max or DRAFT_MAX) if self.mtp else 0
 
     @property
     def named_for_draft(self) -> tuple[str, ...] | None:
-        """Devices of the draft model, none for the host; ``None`` where they are to be chosen."""
+        """Devices of the draft model, empty for the host; ``None`` if the fit chooses them."""
         return _named(self.devices_draft)
 
     @property
     def named_for_projector(self) -> tuple[str, ...] | None:
-        """The device of the projector, none for the host; ``None`` where it is to be chosen."""
+        """The device of the projector, empty for the host; ``None`` if the fit chooses it."""
         return None if self.mmproj_device is None else _named((self.mmproj_device,))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Devices that are named for something else than the model."""
+        """Devices that the user names for the draft model or the projector."""
         return tuple(dict.fromkeys((*(self.named_for_draft or ()), *(self.named_for_projector or ()))))
 
     @property
     def may_be_anywhere(self) -> bool:
-        """Whether something else than the model may be on any device of the machine."""
+        """Whether a draft model or projector may use any device of the machine."""
         return self.model_draft is not None or bool(self.mmproj)
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What ``fit`` is asked beside callbacks and a worker; most of it is named as its keywords are.
+    """The checked parameters of one call, without callbacks and worker; fields are named as the keywords.
 
-    ``load`` has the parameters of a load as far as they are known without the model, ``given`` the keywords that were
-    set. ``devices`` and ``main_gpu`` are not in the ``load`` of a fit, which chooses them.
+    Attributes:
+        load: Parameters of the load that need no model. A fit chooses ``devices`` and ``main_gpu`` later.
+        given: Names of the keywords that the user set.
+        sharing: Models and memory that share the devices.
+        words: The keywords as the user set them.
     """
 
     load: Params = field(default_factory=Params)
@@ -173,9 +173,10 @@ class Ask:
 
     @classmethod
     def of(cls, checked: Fitting) -> Ask:
-        """What ``fit`` is asked with these keywords, each checked by itself; ``None`` is not set.
+        """Build the parameters of ``fit`` from keywords that are each checked; ``None`` is not set.
 
-        Raises ``UsageError`` for what makes no sense whatever the model and the machine are.
+        Raises:
+            UsageError: Keywords contradict each other on any machine.
         """
         sharing = Sharing(**_set(Sharing, checked))
         if sharing.spec_type == ("none",):
@@ -189,20 +190,20 @@ class Ask:
         return ask
 
     def with_facts(self, known: Facts) -> Ask:
-        """The same, as the program in the version of ``known`` would load: what a fit is asked, which has a build."""
+        """Return the parameters as a version of the program, with the facts ``known``, loads them."""
         program = PROGRAMS[self.program]
         program.check_facts(self.given, known)
         sharing = self.sharing
         if known.draft_n_max != DRAFT_MAX and sharing.draft_max is None and sharing.drafts_with_a_model:
-            # a default that the arguments do not leave out
+            # this version's default differs, so the arguments must name it
             sharing = replace(sharing, draft_max=known.draft_n_max)
-        # adapters are at hand by now, wherever they are from
+        # keep the local files of adapters, which may have addresses
         load = replace(_begun(self.words, sharing, program, known), lora=self.load.lora)
         return replace(self, sharing=sharing, load=load)
 
     @classmethod
     def of_a_load(cls, checked: Measuring) -> Ask:
-        """What is asked about exactly one load, with nothing to choose. Raises ``UsageError`` as ``of`` does."""
+        """Build the parameters of exactly one load. Raises ``UsageError`` as ``of`` does."""
         load = params_of(None, **_shaped(checked))
         ask = cls(load=load, given=_given(checked), **_set(cls, checked))
         ask.check_machine()
@@ -210,12 +211,12 @@ class Ask:
         return replace(ask, load=replace(ask.load, devices=ask.named))
 
     def check(self) -> None:
-        """Raise ``UsageError`` for what makes no sense whatever the model and the machine are."""
+        """Raise ``UsageError`` if the parameters contradict each other on any machine."""
         check_split_mode(self.load.split_mode)
         sharing = self.sharing
         drafts = "--mtp" if sharing.mtp else "-md" if sharing.model_draft is not None else None
         if self.load.split_mode != "auto":
-            # a fit with it is one with each of those that it stands for
+            # auto becomes two fits, with layer and tensor, which are checked themselves
             check_split_tensors(self.load, "--mmproj" if drafts is None and sharing.mmproj else drafts)
         check_choices(self.objective, self.strategy)
         check_pins(self.load.n_gpu_layers, self.load.tensor_split)
@@ -226,7 +227,7 @@ class Ask:
         self.check_machine()
 
     def check_machine(self) -> None:
-        """Raise ``UsageError`` for a machine that cannot be."""
+        """Raise ``UsageError`` if the described machine is impossible."""
         if self.host_bandwidth is not None:
             speed_of_host(self.host_bandwidth, is_described=True)
         if self.rpc_bandwidth is not None and not self.rpc:
@@ -240,27 +241,27 @@ class Ask:
 
     @cached_property
     def virtual(self) -> tuple[VirtualDevice, ...]:
-        """The devices that are described. Raises ``UsageError``."""
+        """The described devices. Raises ``UsageError``."""
         return virtual_devices(self.gpus)
 
     @property
     def is_described(self) -> bool:
-        """Whether the machine is another one than this."""
+        """Whether the user describes a machine instead of using this one."""
         return bool(self.gpus)
 
     @property
     def is_without_devices(self) -> bool:
-        """Whether the machine has no device at all."""
+        """Whether the machine has no device."""
         return self.is_described and not self.virtual and not self.rpc
 
     @property
     def named(self) -> tuple[str, ...] | None:
-        """The devices that the model may be on, as they are named; ``None`` where they are not."""
+        """Devices that the user names for the model; ``None`` without any."""
         return () if self.is_without_devices else self.devices
 
     @property
     def remote_bandwidths(self) -> tuple[float, ...]:
-        """Bytes per second of remote devices, one for all or one for each, where they are given."""
+        """Bytes per second of remote devices that the user sets: one for all, or one for each."""
         if self.rpc_bandwidth is None:
             return ()
         from fitter.machine.rpc_devices import parse_bandwidths
@@ -269,12 +270,12 @@ class Ask:
 
     @property
     def is_workload_given(self) -> bool:
-        """Whether the request to be fast at is said, so that a context has to hold it."""
+        """Whether the user sets the request, so that a context must hold it."""
         return self.prompt is not None or self.generate is not None
 
     @property
     def is_placed(self) -> bool:
-        """Whether something is said of where the model goes, or of which layers are loaded."""
+        """Whether the user decides anything about the model's place, or the layers to load."""
         has_overrides = bool(self.load.tensor_buft_overrides or self.cpu_moe or self.n_cpu_moe)
         is_split = self.load.split_mode != Params.split_mode
         return has_overrides or "n_gpu_layers" in self.given or self.named is not None or is_split or self.sharing.mtp
@@ -285,7 +286,7 @@ def _given(checked: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _set(kind: type[Ask] | type[Sharing], checked: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the keywords that are set and that ``kind`` has a field for."""
+    """Return the keywords that are set and have a field in ``kind``."""
     return {each.name: checked[each.name] for each in fields(kind) if checked.get(each.name) is not None}
 
 
@@ -296,11 +297,11 @@ _NGRAMS = {
     "ngram-mod": "spec_ngram_mod_n_max",
     "ngram-cache": "",
 }
-"""Ways to draft without a model, each with the keyword for the tokens at a time, if it has one."""
+"""Ways to draft without a model, each with the keyword for its tokens at a time, if any."""
 
 
 def _asked(checked: Mapping[str, Any], drafted: int) -> Asked:
-    """What of the keywords a program reads."""
+    """Collect the keywords that a program reads."""
     embedding, reranking = bool(checked.get("embedding")), bool(checked.get("reranking"))
     pooling = checked.get("pooling_type") or "model"
     return Asked(
@@ -316,7 +317,7 @@ def _asked(checked: Mapping[str, Any], drafted: int) -> Asked:
 
 
 def _begun(checked: Fitting, sharing: Sharing, program: Program, known: Facts) -> Params:
-    """The parameters of a load that a fit begins with; devices are chosen later."""
+    """Build the parameters with which a fit begins; it chooses devices later."""
     asked = _asked(checked, sharing.drafted(known))
     if asked.reads_texts and (sharing.mtp or sharing.model_draft is not None or sharing.ngrams):
         what = "--reranking" if checked.get("reranking") else "--embedding"
@@ -336,11 +337,11 @@ def _begun(checked: Fitting, sharing: Sharing, program: Program, known: Facts) -
 
 
 _OF_A_PROGRAM = tuple(each.name for each in taken_by(ServerKeywords) if each.struct and each.key)
-"""Keywords that are a program's own, and in the parameters of a plan."""
+"""Keywords of single programs that are parameters of a plan."""
 
 
 def _shaped(checked: Measuring) -> Measuring:
-    """Keywords of one load with what the ``program`` makes of them, where one is named; what is set stands."""
+    """Add the defaults of the ``program``, if one is set, to keywords of one load."""
     if (name := checked.get("program")) is None:
         return checked
     program = PROGRAMS[name]

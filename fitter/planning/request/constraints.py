@@ -1,4 +1,4 @@
-"""From what a user says to what a fit keeps: parameters, overrides, margins, the levers, the workload. Bytes."""
+"""Check the user's parameters, overrides, margins, levers and workload, and convert them for a fit. Bytes."""
 
 from __future__ import annotations
 
@@ -25,27 +25,29 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _EXPERTS = ".ffn_(up|down|gate|gate_up)_(ch|)exps"
-"""What ``--cpu-moe`` moves (``LLM_FFN_EXPS_REGEX`` upstream); the dot stands for itself."""
+"""Tensors that ``--cpu-moe`` moves (upstream's ``LLM_FFN_EXPS_REGEX``); the dot is not escaped, as a shell would change that."""
 
 SLACK = 512 * MIB
-"""Beside what was measured outside of llama.cpp's accounting: work spaces that a larger model needs, other programs."""
+"""Margin beyond the measured bytes outside llama.cpp's count: work spaces of larger models, other programs."""
 
 
 def default_margin(outside: int | None) -> int:
-    """Upstream's margin; what was measured ``outside`` of llama.cpp's accounting and ``SLACK`` where that is more."""
+    """Return the larger of upstream's margin and ``auto_margin``. ``outside``: bytes outside llama.cpp's count."""
     return max(DEFAULT_MARGIN, auto_margin(outside))
 
 
 def auto_margin(outside: int | None) -> int:
-    """What was measured ``outside`` of llama.cpp's accounting and ``SLACK``; upstream's margin where nothing was."""
+    """Return the measured bytes ``outside`` llama.cpp's count plus ``SLACK``; upstream's margin without a measurement."""
     return DEFAULT_MARGIN if outside is None else outside + SLACK
 
 
 def params_of(devices: Sequence[str] | None, /, **given: Unpack[Measuring]) -> Params:
-    """Parameters of one load, as far as they are known without the model; ``for_model`` says the rest.
+    """Build the parameters of one load that need no model; ``for_model`` adds the others.
 
-    What ``cpu_moe`` and ``n_cpu_moe`` stand for is such a rest, and here they are only checked. ``None`` is not set.
-    Raises ``UsageError`` where one makes no sense.
+    ``cpu_moe`` and ``n_cpu_moe`` need the model, so they are only checked here. ``None`` is not set.
+
+    Raises:
+        UsageError: A parameter makes no sense.
     """
     checked: dict[str, Any] = {
         each.name: each.check(given[each.name])  # type: ignore[literal-required]
@@ -55,7 +57,7 @@ def params_of(devices: Sequence[str] | None, /, **given: Unpack[Measuring]) -> P
     values = {key: each.kind.planned(checked[each.name]) for key, each in of_a_load().items() if each.name in checked}
     # llama.cpp cuts n_ubatch to n_batch; a larger micro batch alone means a larger batch too
     values.setdefault("n_batch", max(Params.n_batch, values.get("n_ubatch", Params.n_ubatch)))
-    # as llama-server does, where it is not told -c
+    # llama-server does so without -c
     if (each_slot := checked.get("kv_unified_per_slot")) and "n_ctx" not in checked:
         values["n_ctx"] = PARAMETERS["n_ctx"].check(each_slot * values.get("n_seq_max", Params.n_seq_max))
     values["lora"] = adapters(checked.get("lora", ()), checked.get("lora_scaled", ()))
@@ -65,7 +67,7 @@ def params_of(devices: Sequence[str] | None, /, **given: Unpack[Measuring]) -> P
 
 
 def context_of_a_sequence(params: Params, n_ctx_train: int) -> int:
-    """Tokens that one sequence may have, in a context that the model's own takes the place of where it is 0."""
+    """Return the most tokens of one sequence; a context of 0 is the model's own."""
     streams = 1 if params.kv_unified else params.n_seq_max
     context = params.n_ctx // streams or n_ctx_train
     each_slot = params.of_parameter(PARAMETERS["kv_unified_per_slot"])
@@ -73,7 +75,7 @@ def context_of_a_sequence(params: Params, n_ctx_train: int) -> int:
 
 
 def adapters(plain: Iterable[str], scaled: Iterable[str]) -> tuple[Lora, ...]:
-    """The LoRA adapters of ``--lora`` and of ``--lora-scaled``. Raises ``UsageError`` for what those cannot say."""
+    """Parse the LoRA adapters of ``--lora`` and ``--lora-scaled``. Raises ``UsageError``."""
     found = [Lora(path) for path in plain]
     for text in scaled:
         path, _, scale = text.rpartition(":")
@@ -84,22 +86,23 @@ def adapters(plain: Iterable[str], scaled: Iterable[str]) -> tuple[Lora, ...]:
         if not path or not abs(found[-1].scale) <= MAX_SCALE:
             raise UsageError(f"'{text}' is not a scaled adapter: write FILE:SCALE, such as style.gguf:0.5")
     for lora in found:
-        # of an address, it is the name of the downloaded file that llama.cpp will see
+        # llama.cpp will see the name of the downloaded file, not the address
         check_adapter_name(local_name(lora.path), lora.scale)
     return tuple(found)
 
 
 def check_adapter_name(path: str, scale: float) -> None:
-    """Raise ``UsageError`` for the path of an adapter that llama.cpp's options cannot name."""
+    """Raise ``UsageError`` if llama.cpp's options cannot name this path."""
     for char in ",:" if scale != 1 else ",":
         if char in path:
             raise UsageError(f"llama.cpp would cut the adapter's path '{path}' at the '{char}': rename the file")
 
 
 def for_model(params: Params, model: Model, cpu_moe: bool, n_cpu_moe: int | None) -> Params:
-    """``params`` held against what ``model`` has, and what ``--cpu-moe`` and ``--n-cpu-moe`` stand for there.
+    """Check ``params`` against ``model``, and add the overrides of ``--cpu-moe`` and ``--n-cpu-moe``.
 
-    Raises ``UsageError`` for a context beyond all reason, or one with less than a token for each sequence.
+    Raises:
+        UsageError: The context is far beyond the model's, or has less than one token for each sequence.
     """
     request_limits.check_context(params.n_ctx, model.n_ctx_train, params.n_seq_max)
     is_causal = model.metadata.get(f"{model.architecture}.attention.causal") is not False
@@ -113,7 +116,7 @@ def for_model(params: Params, model: Model, cpu_moe: bool, n_cpu_moe: int | None
 
 
 def check_split_mode(split_mode: str) -> None:
-    """Raise ``UsageError`` for a split mode that is not planned."""
+    """Raise ``UsageError`` for a split mode that cannot be planned."""
     if split_mode == "row":
         raise UsageError(
             "split mode 'row' cannot be fitted, since llama.cpp has given it up: use 'tensor', which splits every "
@@ -122,9 +125,11 @@ def check_split_mode(split_mode: str) -> None:
 
 
 def check_split_tensors(params: Params, drafts: str | None = None) -> None:
-    """Raise ``UsageError`` for what llama.cpp does not do, or nobody has compared, where ``params`` split every tensor.
+    """Raise ``UsageError`` if split mode ``tensor`` has parameters that llama.cpp refuses or that are not compared.
 
-    ``drafts``: the option that asks for a second model or context.
+    Args:
+        params: Parameters of the load.
+        drafts: The option that adds a second model or context, if any.
     """
     if params.split_mode == "auto":
         raise UsageError("split mode 'auto' is chosen by a fit: name 'layer' or 'tensor' for one load")
@@ -143,7 +148,7 @@ def check_split_tensors(params: Params, drafts: str | None = None) -> None:
 
 
 def check_paging(params: Params, allow: Collection[str]) -> None:
-    """Raise ``UsageError`` where weights are to be read from disk again and again, and the load mode keeps them."""
+    """Raise ``UsageError`` if ``paging`` is allowed and the load mode keeps weights in memory."""
     mode = params.of_parameter(PARAMETERS["load_mode"])
     if "paging" in allow and mode not in ("auto", "mmap"):
         does = "keeps weights in memory" if "mlock" in str(mode) else "reads weights into memory of their own"
@@ -154,7 +159,7 @@ def check_paging(params: Params, allow: Collection[str]) -> None:
 
 
 def check_split_devices(split_mode: str, names: Sequence[str]) -> None:
-    """Raise ``UsageError`` where every tensor is to be split over the only device that there is."""
+    """Raise ``UsageError`` if split mode ``tensor`` has fewer than two devices."""
     if split_mode == "tensor" and len(names) < 2:
         there = f"there is only {names[0]}" if names else "there is none"
         raise UsageError(f"split mode 'tensor' needs two devices or more, and {there}: use --split-mode layer")
@@ -165,7 +170,7 @@ def check_split_targets(
     caught: Iterable[tuple[TensorInfo, TensorBuftOverride]],
     devices: Sequence[DeviceInfo | DeviceLimit],
 ) -> None:
-    """Raise ``UsageError`` where an override puts a tensor on one of the devices that share every tensor."""
+    """Raise ``UsageError`` if an override puts a tensor on one of the devices that split every tensor."""
     names = {device.buffer_type for device in devices} if split_mode == "tensor" else set()
     for tensor, override in caught:
         if override.buffer_type in names:
@@ -176,10 +181,16 @@ def check_split_targets(
 
 
 def workload_of(prompt: int | None, generate: int | None, context: int, *, is_set: bool) -> Workload:
-    """The request to price: what is not given has its default, cut to what a ``context`` of so many tokens has left.
+    """Build the request to price; missing numbers are defaults, cut to the room in the context.
 
-    ``is_set`` tells whether the user chose that context or the model has no larger one. Raises ``UsageError`` for
-    numbers below 1, and where they are more than the context.
+    Args:
+        prompt: Tokens of the prompt, if set.
+        generate: Tokens to generate, if set.
+        context: Tokens of one sequence.
+        is_set: Whether the user chose the context, or the model has no larger one.
+
+    Raises:
+        UsageError: A number is below 1, or both exceed the context.
     """
     for name, value in (("prompt", prompt), ("generate", generate)):
         if value is not None and value < 1:
@@ -203,20 +214,20 @@ def workload_of(prompt: int | None, generate: int | None, context: int, *, is_se
 
 
 def check_live_tokens(live_tokens: int | None, context: int) -> None:
-    """Raise ``UsageError`` for tokens that a ``context`` of so many tokens cannot have."""
+    """Raise ``UsageError`` if the context cannot hold ``live_tokens``."""
     if live_tokens is not None and not 0 <= live_tokens <= context:
         raise UsageError(f"{live_tokens} live tokens do not fit in a context of {context}: give 0 to {context}")
 
 
 def check_choices(objective: str, strategy: str) -> None:
-    """Raise ``UsageError`` for an objective or a strategy that there is not."""
+    """Raise ``UsageError`` for an unknown objective or strategy."""
     for name, value, choices in (("objective", objective, OBJECTIVES), ("strategy", strategy, STRATEGIES)):
         if value not in choices:
             raise UsageError(f"unknown {name} '{value}': choose from {', '.join(choices)}")
 
 
 def check_profile(profile: str | None, virtual: Sequence[VirtualDevice]) -> None:
-    """Raise ``UsageError`` for a profile that there is not, or that the ``virtual`` devices cannot have."""
+    """Raise ``UsageError`` for an unknown profile, or one that the ``virtual`` devices cannot have."""
     if profile is None:
         return
     name = profile.partition(":")[0]
@@ -233,7 +244,7 @@ def check_profile(profile: str | None, virtual: Sequence[VirtualDevice]) -> None
 
 
 def check_pins(n_gpu_layers: int | None, tensor_split: Sequence[float] | None) -> None:
-    """Raise ``UsageError`` for pinned parameters that contradict one another."""
+    """Raise ``UsageError`` if ``n_gpu_layers`` and ``tensor_split`` contradict each other."""
     if n_gpu_layers == 0 and tensor_split and any(tensor_split):
         raise UsageError(
             "-ngl 0 keeps every layer on the host, but -ts splits layers over devices: leave one of the two out"
@@ -241,9 +252,9 @@ def check_pins(n_gpu_layers: int | None, tensor_split: Sequence[float] | None) -
 
 
 def expert_overrides(cpu_moe: bool, n_cpu_moe: int | None, names: Iterable[str]) -> tuple[TensorBuftOverride, ...]:
-    """What ``--cpu-moe`` and ``--n-cpu-moe`` stand for in a model with tensors of these ``names``.
+    """Build the overrides of ``--cpu-moe`` and ``--n-cpu-moe`` for a model with these tensors.
 
-    Layers that it does not have are left out, however many are asked for. Raises ``UsageError`` for a negative number.
+    Layers beyond the model's are ignored. Raises ``UsageError`` for a negative number.
     """
     if n_cpu_moe is not None:
         n_cpu_moe = PARAMETERS["n_cpu_moe"].check(n_cpu_moe)
@@ -262,9 +273,12 @@ def check_targets(
     used: Sequence[DeviceInfo | DeviceLimit],
     every: Sequence[DeviceInfo],
 ) -> None:
-    """Raise ``UsageError`` where an override puts a tensor on a device that cannot have it: llama.cpp would abort.
+    """Raise ``UsageError`` if an override puts a tensor on a device that cannot hold it: llama.cpp would abort.
 
-    ``caught`` pairs tensors with the overrides that are theirs. The model may be on the devices ``used`` of ``every``.
+    Args:
+        caught: Tensors, each with the override that matches it.
+        used: Devices that the model may use.
+        every: All devices.
     """
     allowed = {device.buffer_type: device for device in used}
     others = {device.buffer_type: device for device in every if device.type in ("gpu", "igpu")}
@@ -287,10 +301,12 @@ def check_targets(
 def device_limits(
     devices: Sequence[DeviceInfo], margin: int | Sequence[int] | None, defaults: Sequence[int] | None = None
 ) -> tuple[DeviceLimit, ...]:
-    """Devices with the margin of each: one for all, or one per device; without a word of the user's, ``defaults``.
+    """Give each device its margin: one for all, one per device, or ``defaults`` if the user sets none.
 
-    A margin may be larger than its device, which then has no room for anything. Raises ``UsageError`` for a negative
-    margin, or a list of the wrong length.
+    A margin may exceed its device, which then stays empty.
+
+    Raises:
+        UsageError: A margin is negative, or their number is wrong.
     """
     if margin is None:
         margins = [DEFAULT_MARGIN] * len(devices) if defaults is None else list(defaults)
@@ -320,7 +336,7 @@ def device_limits(
 
 
 def check_margins(devices: Sequence[DeviceLimit], problems: Sequence[Problem]) -> None:
-    """Raise ``UsageError`` where nothing fits, and no device has as much memory as the user wants free of it."""
+    """Raise ``UsageError`` if nothing fits because every margin exceeds its device."""
     if not problems or not devices or any(device.margin <= device.total for device in devices):
         return
     margins = ", ".join(f"{mib(device.margin)} MiB of {device.name} with {mib(device.total)} MiB" for device in devices)
@@ -333,7 +349,7 @@ def check_margins(devices: Sequence[DeviceLimit], problems: Sequence[Problem]) -
 
 
 def levers(allow: Collection[str]) -> frozenset[str]:
-    """What the user lets a fit do. Raises ``UsageError`` for a lever that there is not."""
+    """Check the names of levers. Raises ``UsageError`` for an unknown one."""
     for lever in allow:
         if lever not in LEVERS:
             close = difflib.get_close_matches(lever.lower(), LEVERS, n=2)

@@ -1,8 +1,8 @@
-"""The largest context that is worth asking llama.cpp about. Bytes.
+"""The largest context that is worth a dummy load. Bytes.
 
-The keys, or the values, of a layer for all sequences are one tensor, and some devices (Vulkan's) compute with tensors
-up to a certain size only: llama.cpp ends its process where one is larger. And a load at a context that no memory can
-hold takes seconds, and gigabytes for llama.cpp's list of the cache's cells.
+The keys, or the values, of a layer are one tensor for all sequences, and some devices (Vulkan's) limit the size of a
+tensor: llama.cpp ends its process beyond it. A load at a context that no memory can hold takes seconds, and gigabytes
+for llama.cpp's list of the cache's cells.
 """
 
 from __future__ import annotations
@@ -19,14 +19,21 @@ from fitter.planning.request.request import DeviceLimit, Record, Request
 from fitter.text import mib, mib_up
 
 EXPENSIVE = 1 << 20
-"""Tokens of a context from which a load at it takes longer than finding out whether it can fit."""
+"""From this context, in tokens, a load takes longer than finding out whether it can fit."""
 
 
 @dataclass(frozen=True)
 class Excess:
-    """Why a context of ``requested`` tokens is too large for ``device``: a ``tensor`` of ``bytes``, more than ``most``.
+    """Why a context of ``requested`` tokens is too large for ``device``.
 
-    ``n_ctx`` is the largest context that it takes, 0 where there is none, for ``n_seq_max`` sequences.
+    Attributes:
+        device: Name of the device.
+        n_ctx: The largest context that it accepts; 0 if there is none.
+        requested: The context.
+        tensor: Name of the tensor that is too large.
+        bytes: Its bytes.
+        most: The device's limit for one tensor.
+        n_seq_max: Number of sequences.
     """
 
     device: str
@@ -39,12 +46,12 @@ class Excess:
 
     @property
     def missing(self) -> int:
-        """Bytes by which the tensor is too large."""
+        """Bytes above the limit."""
         return self.bytes - self.most
 
     @property
     def message(self) -> str:
-        """What is wrong, and what to do about it."""
+        """The problem and its remedies."""
         what = "recurrent state" if is_state(self.tensor) else "KV cache"
         remedies = [
             *([f"-c {self.n_ctx} or less"] if self.n_ctx else []),
@@ -60,16 +67,20 @@ class Excess:
 
 
 def limited(request: Request, record: Record) -> tuple[Request, Excess | None]:
-    """``request`` with what each device takes of a context (``context_limits``), and no more than can fit at all.
+    """Limit the contexts of ``request`` to those that devices accept and memory can hold.
 
-    Where no device takes a context that is worth having, the request is for the largest that one does, and the other
-    result says what was in the way. Raises ``LlamaCppError`` where there is no such context.
+    Returns:
+        The request with ``context_limits`` and ``n_ctx_cap``. If no device accepts the smallest useful context, the
+        request is for the largest accepted one, and the second result names the tensor in the way.
+
+    Raises:
+        LlamaCppError: No context is possible.
     """
     if not request.devices or not request.params.offload_kqv or request.params.n_gpu_layers == 0:
         return request, None
     sizes = _sizes(request, record)
     mosts = {device.name: device.largest_tensor for device in request.devices if device.largest_tensor is not None}
-    # whichever allows less comes first: then the other needs no load at a larger context
+    # apply the stricter limit first: the other then needs no load at a larger context
     request = _without_hopeless(request, sizes, min(mosts.values(), default=None))
     is_fixed = "n_ctx" in request.fixed
     top = request.params.n_ctx if is_fixed else request.n_ctx_max
@@ -93,20 +104,20 @@ def limited(request: Request, record: Record) -> tuple[Request, Excess | None]:
 
 
 def usable(request: Request, devices: Sequence[DeviceLimit]) -> tuple[DeviceLimit, ...]:
-    """Those of ``devices`` that take a context that is worth having; none where the user needs another one as well."""
+    """Return the devices that accept a useful context; none if the user also needs another device."""
     needed = request.params.n_ctx if "n_ctx" in request.fixed else request.n_ctx_min
     taking = tuple(device for device in devices if request.context_limits.get(device.name, needed) >= needed)
     return taking if _needed(request, devices) <= {device.name for device in taking} else ()
 
 
 def _needed(request: Request, devices: Sequence[DeviceLimit]) -> set[str]:
-    """Those of ``devices``, by name, that the user has chosen, or has put tensors on."""
+    """Return the names of devices that the user chose, or put tensors on."""
     is_chosen = bool(request.fixed & {"devices", "tensor_split"})
     return {device.name for device in (devices if is_chosen else pinned_devices(request) & set(devices))}
 
 
 def wider(request: Request, devices: Sequence[DeviceLimit], n_ctx: int) -> tuple[DeviceLimit, ...]:
-    """Those of ``devices`` that take more than ``n_ctx``, where it is the others that allow no more; else none."""
+    """Return the devices that accept more than ``n_ctx``, if other devices limit the context; else none."""
     limits = {device: request.context_limits.get(device.name) for device in devices}
     taking = tuple(device for device, limit in limits.items() if limit is None or limit > n_ctx)
     is_wanted = "n_ctx" not in request.fixed and _needed(request, devices) <= {device.name for device in taking}
@@ -114,7 +125,7 @@ def wider(request: Request, devices: Sequence[DeviceLimit], n_ctx: int) -> tuple
 
 
 def within(request: Request, devices: Sequence[DeviceLimit]) -> Request:
-    """``request`` with no more context than all of ``devices`` take; without any that is as much as the host holds."""
+    """Limit ``request`` to contexts that all ``devices`` accept; without devices, only the host limits it."""
     if not devices:
         return replace(request, n_ctx_cap=None)
     limits = [request.context_limits[device.name] for device in devices if device.name in request.context_limits]
@@ -122,12 +133,12 @@ def within(request: Request, devices: Sequence[DeviceLimit]) -> Request:
 
 
 _Sizes = Callable[[int], Mapping[str, int]]
-"""At a context, the bytes of every tensor of the caches that may be on a device, by name."""
+"""For a context, the bytes of every cache tensor that may be on a device, by name."""
 
 
 def _sizes(request: Request, record: Record) -> _Sizes:
     asked = request.params.n_gpu_layers
-    # the last layers are those on devices
+    # devices have the last layers
     first = max(0, request.n_layer + 1 - asked) if "n_gpu_layers" in request.fixed and asked >= 0 else 0
 
     @cache
@@ -149,7 +160,7 @@ def _largest(sizes: Mapping[str, int]) -> int:
 
 
 def _expected(request: Request, sizes: _Sizes, n_ctx: int) -> Mapping[str, int]:
-    """What ``sizes`` has for a large context, or more, by two small ones: a window's cache ends to grow."""
+    """Estimate sizes at a large context from two small ones; never too low, since a window's cache stops growing."""
     low = request.n_ctx_min
     high = 2 * low
     if "n_ctx" in request.fixed or n_ctx <= high:
@@ -159,10 +170,10 @@ def _expected(request: Request, sizes: _Sizes, n_ctx: int) -> Mapping[str, int]:
 
 
 def _without_hopeless(request: Request, sizes: _Sizes, most: int | None = None) -> Request:
-    """``request`` without contexts whose caches alone are more than all devices hold.
+    """Cap the contexts of ``request`` where caches alone exceed all devices.
 
-    Those are never in a plan: a context beyond the smallest is for a model that is on devices as a whole. Not where a
-    tensor of more than ``most`` is in the way before that.
+    No plan has such a context: contexts beyond the smallest are for models wholly on devices. A tensor above ``most``
+    stops the cap, because it comes first.
     """
     low = request.n_ctx_min
     top = max(min(request.n_ctx_max, request.context_limits.get(d.name, request.n_ctx_max)) for d in request.devices)
@@ -177,16 +188,22 @@ def _without_hopeless(request: Request, sizes: _Sizes, most: int | None = None) 
     if n_ctx >= top or (most is not None and _largest(_expected(request, sizes, n_ctx)) > most):
         return request
     if sum(sizes(n_ctx).values()) <= target:
-        # a window's cache has ended to grow
+        # the cache of a sliding window has stopped growing
         return request
     return replace(request, n_ctx_cap=n_ctx)
 
 
 def widest(size: Callable[[int], int], step: int, top: int, expected: int, most: int) -> int:
-    """The largest multiple of ``step`` below ``top`` with a ``size`` of no more than ``most``; 0 without one.
+    """Find the largest multiple of ``step`` below ``top`` with a ``size`` of at most ``most``; 0 if none.
 
-    ``expected`` is the size at ``top``. Most caches grow in proportion to the context: where that one does, two
-    questions are enough.
+    Most caches grow in proportion to the context, so two questions are usually enough.
+
+    Args:
+        size: Bytes at a context.
+        step: Alignment of contexts.
+        top: A context that is too large.
+        expected: Bytes at ``top``.
+        most: Limit in bytes.
     """
     low, high = 0, -(-top // step) * step
     in_proportion = top * most // expected // step * step

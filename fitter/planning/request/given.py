@@ -1,7 +1,4 @@
-"""What is given before anything is searched: what the user fixed, what llama.cpp does by itself, what is left open.
-
-And the parameters that say a placement to llama.cpp, the user's own kept.
-"""
+"""The parts of a plan that are decided before the search: by the user, or by llama.cpp's defaults."""
 
 from __future__ import annotations
 
@@ -15,74 +12,74 @@ from fitter.planning.request.request import DeviceLimit, Request
 
 
 def is_priced(request: Request) -> bool:
-    """Whether placements are compared by what they are estimated to take."""
+    """Return whether the search compares placements by estimated time."""
     return request.strategy == "fastest" and request.facts is not None and request.host_speed is not None
 
 
 def chooses_devices(request: Request, devices: Sequence[DeviceLimit]) -> bool:
-    """Whether it is for the search to say which of ``devices`` have the model."""
+    """Return whether the search chooses among ``devices``."""
     return is_priced(request) and len(devices) > 1 and not request.fixed & {"devices", "tensor_split"}
 
 
 def smallest_context(request: Request) -> int:
-    """The smallest context that a plan may have: the user's own, where there is one."""
+    """Return the smallest context of a plan: the user's, if set."""
     return request.params.n_ctx if "n_ctx" in request.fixed else request.n_ctx_min
 
 
 def pinned_devices(request: Request) -> set[DeviceLimit]:
-    """Devices on which an override of the user's puts tensors: llama.cpp must know them."""
+    """Return the devices on which the user's overrides put tensors; llama.cpp must see them."""
     return {request.devices[target] for target in request.pinned.values() if target != HOST}
 
 
 def user_chose_devices(request: Request) -> bool:
-    """Whether it is the user who says which devices take part."""
+    """Return whether the user decides which devices take part."""
     return bool(request.fixed & {"devices", "tensor_split"} or pinned_devices(request))
 
 
 def wants_layers_on_devices(request: Request) -> bool:
-    """Whether the user asks for layers on devices, so that there must be one."""
+    """Return whether the user wants layers on devices."""
     return "n_gpu_layers" in request.fixed and request.params.n_gpu_layers != 0
 
 
 def usable_devices(request: Request) -> tuple[DeviceLimit, ...]:
-    """The devices that have anything beyond their margin, the largest where there are more than llama.cpp can use."""
+    """Return the devices with room beyond their margin; the largest, if there are more than llama.cpp can use."""
     if request.fixed & {"devices", "tensor_split"}:
         return request.devices
     named = pinned_devices(request)
     by_size = sorted(request.devices, key=lambda device: (device not in named, -device.target))
     usable = [device for device in by_size[:MAX_USED_DEVICES] if device.target > 0 or device in named]
     if not usable and wants_layers_on_devices(request):
-        # what is asked for must be somewhere
+        # the user's layers need some device
         usable = by_size[:MAX_USED_DEVICES]
     return tuple(device for device in request.devices if device in usable)
 
 
 def units_on_devices(request: Request) -> int:
-    """How many layers, the output counted as one, are to be on devices: all, or as many as the user says."""
+    """Return the number of layers on devices, the output included: all, or the user's number."""
     n_units, asked = request.n_layer + 1, request.params.n_gpu_layers
     return n_units if "n_gpu_layers" not in request.fixed or asked < 0 else min(asked, n_units)
 
 
 def split_counts(request: Request, devices: Sequence[DeviceLimit], n_gpu_layers: int) -> tuple[int, ...]:
-    """Layers per device as llama.cpp splits them: by the user's ``tensor_split``, else by free memory."""
+    """Return the layers per device as llama.cpp splits them: by the user's ``tensor_split``, else by free memory."""
     split = request.params.tensor_split if "tensor_split" in request.fixed else None
     return llama_placement(request.n_layer + 1, n_gpu_layers, split, [device.free for device in devices]).counts
 
 
 def default_placement(request: Request, devices: Sequence[DeviceLimit]) -> Placement:
-    """What llama.cpp would do: all layers, split by free memory, or as the user says."""
+    """Return llama.cpp's own placement: all layers, or the user's number, split by free memory."""
     n_units = request.n_layer + 1
     n_gpu_layers = units_on_devices(request) if devices else 0
     return Placement(n_units - n_gpu_layers, split_counts(request, devices, n_gpu_layers))
 
 
 def is_whole(request: Request, devices: Sequence[DeviceLimit], placement: Placement) -> bool:
-    """Whether ``placement`` has all layers that it should on devices, nothing of them elsewhere."""
+    """Return whether ``placement`` has all wanted layers whole on devices."""
     return not placement.moved and placement.n_gpu_layers == default_placement(request, devices).n_gpu_layers
 
 
 def devices_in_use(request: Request, devices: Sequence[DeviceLimit], placement: Placement) -> list[int]:
-    """Indices of the devices to name: one that has nothing would still cost a context and a part in every graph."""
+    """Return the indices of devices to name to llama.cpp: an idle one would still cost a context and graph splits."""
     every = list(range(len(devices)))
     idle = placement.idle
     if not is_priced(request) or request.fixed & {"devices", "tensor_split"} or len(idle) == len(every):
@@ -92,7 +89,7 @@ def devices_in_use(request: Request, devices: Sequence[DeviceLimit], placement: 
 
 
 def params_of(request: Request, devices: Sequence[DeviceLimit], placement: Placement, n_ctx: int) -> Params:
-    """The parameters that say ``placement`` on ``devices`` to llama.cpp."""
+    """Build the parameters that tell llama.cpp to place the model like ``placement``, with the user's parameters."""
     used = devices_in_use(request, devices, placement)
     names = tuple(devices[d].name for d in used)
     params = replace(request.params, n_ctx=n_ctx, devices=names)

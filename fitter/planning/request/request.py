@@ -1,4 +1,4 @@
-"""What a fit is asked for: limits, and the parameters that the user has set. Bytes."""
+"""The request of a fit: limits of devices and host, and the user's parameters. Bytes."""
 
 from __future__ import annotations
 
@@ -24,16 +24,23 @@ DEFAULT_HOST_MARGIN: int = DEFAULTS["host_margin"]
 DEFAULT_FIT_CTX: int = DEFAULTS["fit_ctx"]
 """``--fit-ctx`` of llama.cpp."""
 OBJECTIVES = ("request", "generation", "prompt", "context")
-"""What a fit can be best at: the time of the request, generation or prompt processing alone, the most context."""
+"""Goals of a fit: the least time of the request, of generation or of prompts, or the most context."""
 STRATEGIES = ("fastest", "llama.cpp")
-"""How a fit places: by estimated time, or as upstream's own fit does."""
+"""Ways to place: by estimated time, or like upstream's own fit."""
 
 
 @dataclass(frozen=True)
 class DeviceLimit:
-    """A device and how much of it must stay free. ``buffer_type`` is the name of its default buffer type.
+    """A device, and the memory that must stay free on it.
 
-    ``largest_tensor`` is the most that it computes with in one tensor, ``None`` where it names no limit.
+    Attributes:
+        name: Its name in llama.cpp.
+        description: The driver's name for it.
+        total: Its memory.
+        free: Its free memory.
+        margin: Memory that must stay free.
+        buffer_type: Name of its default buffer type.
+        largest_tensor: Most bytes of one tensor; ``None`` if it names no limit.
     """
 
     name: str
@@ -46,13 +53,20 @@ class DeviceLimit:
 
     @property
     def target(self) -> int:
-        """The most that a plan may use."""
+        """Most bytes that a plan may use."""
         return self.free - self.margin
 
 
 @dataclass(frozen=True)
 class HostLimit:
-    """Host memory; ``free`` is ``None`` where it is unlimited. With ``paging`` weights do not count."""
+    """Host memory.
+
+    Attributes:
+        total: All of it.
+        free: Free memory; ``None`` if unlimited.
+        margin: Memory that must stay free.
+        paging: Whether weights do not count.
+    """
 
     total: int | None
     free: int | None
@@ -61,18 +75,25 @@ class HostLimit:
 
     @property
     def target(self) -> int | None:
-        """The most that a plan may use."""
+        """Most bytes that a plan may use; ``None`` if unlimited."""
         return None if self.free is None else self.free - self.margin
 
 
 @dataclass(frozen=True)
 class PoolLimit:
-    """Memory that ``devices``, by name, share with the host, and how much of it must stay free.
+    """Memory that ``devices`` share with the host.
 
-    ``free``: for all of them together. ``carved``: what is set aside for the devices alone. ``system``: what decides
-    how much of it they may use. ``input_bytes``: weights that are on the host even with all layers on devices.
-    ``between``: those of them that a device maps as well, in its margin. ``is_read``: whether the load mode that is set
-    reads the file and does not map it.
+    Attributes:
+        name: Its name, such as ``MTL0+host``.
+        devices: Names of the devices.
+        total: All of it.
+        free: Free memory for devices and host together.
+        margin: Memory that must stay free.
+        carved: Memory that is reserved for the devices.
+        system: The system that limits the devices' part.
+        input_bytes: Weights that stay on the host even with all layers on devices.
+        between: The part of those weights that a device maps too, within its margin.
+        is_read: Whether the user's load mode reads the file instead of mapping it.
     """
 
     name: str
@@ -88,33 +109,39 @@ class PoolLimit:
 
     @property
     def target(self) -> int:
-        """The most that a plan may use."""
+        """Most bytes that a plan may use."""
         return self.free - self.margin
 
 
 @dataclass(frozen=True)
 class Request:
-    """One fit: ``params`` holds every value that the user set and the defaults of the rest.
+    """One fit.
 
-    ``fixed`` names the fields of ``params`` that fitting must keep (``n_ctx``, ``n_gpu_layers``, ``tensor_split``,
-    ``devices``, ``flash_attn``) or that no lever may change (``n_ubatch``, ``type_k``, ``type_v``, ``op_offload``).
-    Overrides in ``params`` are the user's and always kept. ``allow`` has the levers (of ``LEVERS``) that the user lets
-    it use.
-    ``n_ctx_train`` and ``n_layer`` (repeating layers, those for multi-token prediction counted) come from the model;
-    ``fit_ctx`` is the smallest context per sequence that is worth having. ``model_bytes`` is what all tensors have in
-    the file. ``pinned`` says of the tensors that an override of the user's catches where they go (a device's index or
-    ``HOST``).
-
-    ``objective`` (of ``OBJECTIVES``) and ``strategy`` (of ``STRATEGIES``) say which plan is the best. ``workload`` is
-    the request that is priced, which every context from ``n_ctx_min`` up holds; ``speeds`` has every device's by name.
-    What is to be priced has ``facts`` and ``host_speed``; without them there is no estimate. ``beside`` are devices
-    that keep their margin even where nothing of the model is on them, since something else is.
-
-    ``pools`` are memory that devices share with the host: what they take together is limited too. ``notes`` are to be
-    said of the plan.
-
-    ``context_limits`` has by name the largest context that a device takes, where that is not all there may be, and
-    ``n_ctx_cap`` the largest that can be in a plan.
+    Attributes:
+        params: The user's parameters, and defaults. Its overrides are the user's and always kept.
+        fixed: Fields of ``params`` that the fit must keep (``n_ctx``, ``n_gpu_layers``, ``tensor_split``, ``devices``,
+            ``flash_attn``) or that no lever may change (``n_ubatch``, ``type_k``, ``type_v``, ``op_offload``).
+        devices: The devices.
+        host: Host memory.
+        n_layer: Repeating layers, with those for multi-token prediction.
+        n_ctx_train: The context that the model was trained for.
+        is_movable: Whether the tensor with this name may leave its layer.
+        is_expert_model: Whether the model is a mixture of experts.
+        fit_ctx: The smallest useful context per sequence.
+        model_bytes: Bytes of all tensors in the file.
+        pinned: Places of tensors that the user's overrides match: a device's index, or ``HOST``.
+        facts: Facts for prices; ``None`` for no estimate.
+        speeds: Speed of each device, by name.
+        host_speed: Speed of the host; ``None`` for no estimate.
+        workload: The request to price; every context from ``n_ctx_min`` up holds it.
+        objective: The goal (``OBJECTIVES``).
+        strategy: The way to place (``STRATEGIES``).
+        allow: Levers that the fit may use.
+        beside: Devices that keep their margin even without the model, because something else is on them.
+        context_limits: By device name, the largest context that it accepts, if limited.
+        n_ctx_cap: The largest context of a plan, if limited.
+        pools: Memory that devices share with the host.
+        notes: Notes for the plan.
     """
 
     params: Params
@@ -143,12 +170,12 @@ class Request:
 
     @property
     def n_streams(self) -> int:
-        """Separate KV caches that share ``n_ctx``, as upstream counts them."""
+        """Number of separate KV caches that share ``n_ctx``, as upstream counts them."""
         return 1 if self.params.kv_unified else self.params.n_seq_max
 
     @property
     def too_large(self) -> frozenset[str]:
-        """Tensors that are larger than one may be on any device: llama.cpp keeps them on the host."""
+        """Tensors above every device's limit for one tensor: llama.cpp keeps them on the host."""
         mosts = [device.largest_tensor or math.inf for device in self.devices]
         if self.facts is None or not mosts:
             return frozenset()
@@ -156,38 +183,38 @@ class Request:
 
     @property
     def alignment(self) -> int:
-        """What a fitted context is a multiple of: llama.cpp pads to 256 per stream."""
+        """Step of fitted contexts: llama.cpp pads to 256 tokens per stream."""
         return 256 * self.n_streams
 
     @property
     def n_ctx_max(self) -> int:
-        """The largest context worth having."""
+        """The largest useful context."""
         most = own_context(self.n_ctx_train, self.n_streams)
         return most if self.n_ctx_cap is None else min(most, self.n_ctx_cap)
 
     @property
     def n_ctx_min(self) -> int:
-        """The smallest context worth having, with a token for each sequence, never above the largest."""
+        """The smallest useful context, with one token for each sequence; never above the largest."""
         return min(max(self.fit_ctx * self.n_streams, self.params.n_seq_max), self.n_ctx_max)
 
 
 SHARED_ROW = "shared"
-"""Buffer type of the rows in which a measurement has what shares the memory, beyond what was known before it."""
+"""Buffer type of rows for shared memory that became known only with the measurement."""
 
 Measure = Callable[[Params], Breakdown]
-"""What a dummy load takes; raises ``LlamaCppError`` where llama.cpp cannot make it."""
+"""Measures a load by a dummy load; raises ``LlamaCppError`` if llama.cpp refuses it."""
 
 Record = Callable[[Params], Layout]
-"""Sizes of all tensors, by a dummy load on a recording device."""
+"""Records the sizes of all tensors, by a dummy load on a recording device."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a fit stands."""
+    """The progress of a fit."""
 
     dummy_loads: int
-    """Dummy loads made so far."""
+    """Dummy loads until now."""
     text: str
-    """What is tried now."""
+    """The current step."""
     part: float | None = None
-    """What share of that is done, from 0 to 1; ``None`` where nobody knows."""
+    """Finished share of the step, from 0 to 1; ``None`` if unknown."""

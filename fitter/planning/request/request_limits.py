@@ -1,6 +1,6 @@
-"""How much of everything a user may ask for, as far as only a model tells. Tokens, layers.
+"""Limits of parameters that depend on the model. Tokens, layers.
 
-What is known without one stands beside each parameter in ``fitter.parameters.table``.
+Limits without a model stand beside each parameter in ``fitter.parameters.table``.
 """
 
 from __future__ import annotations
@@ -12,28 +12,30 @@ from fitter.parameters.table import LARGEST, MAX_TOKENS, of_a_load
 from fitter.parameters.values import shares, shown
 
 MAX_OWN_CONTEXT = 2**24
-"""Tokens of a sequence, whatever a model says that it was trained for: a dummy load at 2^25 takes a second, and a plan
-makes twenty. Of published models Llama 4 Scout has the most, 10,485,760.
+"""Most tokens of a sequence, whatever context a header claims: a dummy load at 2^25 takes a second, and a plan makes
+twenty. Of published models Llama 4 Scout has the largest, 10,485,760.
 """
 
 MAX_OWN_TOKENS = 2**25
-"""Tokens of all contexts together, whatever a model says that it was trained for: 128 Ki for 256 sequences."""
+"""Most tokens of all contexts together, whatever context a header claims: 128 Ki for 256 sequences."""
 
 MOST_SPEED = 1e15
-"""Tokens per second that nothing reaches."""
+"""Tokens per second that no machine reaches."""
 
 
 def check_context(n_ctx: int, n_ctx_train: int, n_seq_max: int) -> None:
-    """Raise ``UsageError`` for a context that the model was not made for and that is beyond all reason."""
+    """Raise ``UsageError`` for a context far beyond the model's own."""
     most = max(MAX_TOKENS, own_context(n_ctx_train, n_seq_max))
     if n_ctx > most:
         raise UsageError(f"n_ctx (-c) is {shown(n_ctx)}: give {most} at most; the model was trained for {n_ctx_train}")
 
 
 def check_sequences(params: Params, n_ctx: int | None) -> None:
-    """Raise ``UsageError`` where not every sequence can have a token in a batch: llama.cpp aborts there.
+    """Raise ``UsageError`` if a batch cannot hold a token of every sequence: llama.cpp aborts then.
 
-    ``n_ctx`` is the context of a causal model, whose batches are no larger.
+    Args:
+        params: Parameters of the load.
+        n_ctx: Context of a causal model, whose batches are no larger; else ``None``.
     """
     for called, most in (
         ("n_ctx (-c)", n_ctx),
@@ -48,18 +50,18 @@ def check_sequences(params: Params, n_ctx: int | None) -> None:
 
 
 def own_context(n_ctx_train: int, n_streams: int) -> int:
-    """The model's own context for so many caches, as far as llama.cpp gets through that."""
+    """Return the model's own context for ``n_streams`` caches, as far as llama.cpp supports it."""
     alignment = 256 * n_streams
     return min(min(n_ctx_train, MAX_OWN_CONTEXT) * n_streams, MAX_OWN_TOKENS // alignment * alignment)
 
 
 def layers_on_devices(n_gpu_layers: int, n_layer: int) -> int:
-    """``n_gpu_layers`` as llama.cpp can be told: more than a model of ``n_layer`` has are all of them."""
+    """Return ``n_gpu_layers`` as llama.cpp accepts it: a number above ``LARGEST`` becomes all layers."""
     return n_gpu_layers if n_gpu_layers <= LARGEST else n_layer + 1
 
 
 def check_params(params: Params) -> None:
-    """Raise ``UsageError`` for parameters, of a file, that ``fit`` would not have taken."""
+    """Raise ``UsageError`` if parameters from a file are not valid for ``fit``."""
     for each in of_a_load().values():
         value = params.of_parameter(each)
         if isinstance(each.kind, Whole) and value is not None:

@@ -1,7 +1,7 @@
-"""What shares the memory with the model: measured by llama.cpp, counted once. Bytes.
+"""Draft models, projectors, adapters and reservations: their memory beside the model, measured by llama.cpp. Bytes.
 
-The search sees it as less free memory where it is known before anything is placed, and as a part of the compute buffers
-where it grows with the context or follows the placement.
+The search subtracts what is known before the placement from free memory. What grows with the context or follows the
+placement counts as compute buffers.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from fitter.planning.request.summary import SharedUse
 from fitter.text import mib, mib_up
 
 LATER = "later"
-"""The kind of what is reserved for a program's use after the load."""
+"""The kind of host memory reserved for a program's use after the load."""
 
 HOST_NAME = "host"
-"""The host's name where devices have theirs."""
+"""The host's name, in place of a device's."""
 
 DRAFT_MAX = 3
 """``--spec-draft-n-max`` of llama.cpp: tokens drafted at a time."""
@@ -35,14 +35,15 @@ _DEFAULT_TYPE = Params().type_k
 
 
 def by_device(breakdown: Breakdown) -> tuple[Row, ...]:
-    """What a load takes, a row for each device and one for the host, those that it takes nothing of left out."""
+    """Return one row for each device and the host with memory of a load."""
     return tuple(row for row in (*map(breakdown.on, breakdown.devices), breakdown.host) if row.used)
 
 
 def parse_reserve(given: Mapping[str, int | str] | Sequence[str]) -> dict[str, int]:
-    """Bytes by the name of a device, or ``host``; from ``DEVICE=SIZE`` texts, those of one device added up.
+    """Parse reservations, as a mapping or as ``DEVICE=SIZE`` texts; return bytes by the name of a device or ``host``.
 
-    Raises ``UsageError`` for anything else.
+    Raises:
+        UsageError: A text or size is not valid.
     """
     if isinstance(given, str):
         given = (given,)
@@ -65,9 +66,10 @@ def parse_reserve(given: Mapping[str, int | str] | Sequence[str]) -> dict[str, i
 def reservation(
     sizes: Mapping[str, int], devices: Sequence[DeviceInfo], host_total: int | None
 ) -> tuple[SharedUse, ...]:
-    """Memory that is kept for something that llama.cpp knows nothing of.
+    """Reserve memory for programs outside llama.cpp.
 
-    Raises ``UsageError`` for a device that is none of ``devices`` and for more than it has.
+    Raises:
+        UsageError: A device is unknown or smaller than its reservation.
     """
     totals = {**{device.name: device.total for device in devices}, HOST_NAME: host_total}
     for name, size in sizes.items():
@@ -86,10 +88,16 @@ def reservation(
 
 @dataclass(frozen=True)
 class Draft:
-    """A draft model at ``path``, put where llama-server is told to put it.
+    """A draft model, placed as llama-server places it.
 
-    ``devices`` with ``n_gpu_layers`` as in ``Params``; ``None`` are the devices of the main model. ``measure`` makes a
-    dummy load of it. ``n_max``: tokens drafted at a time.
+    Attributes:
+        path: Its path.
+        devices: Names of its devices, empty for the host; ``None``: the main model's.
+        n_gpu_layers: Its layers on devices.
+        type_k: Type of K in its cache.
+        type_v: Type of V in its cache.
+        measure: Makes a dummy load of it.
+        n_max: Tokens drafted at a time.
     """
 
     path: str
@@ -101,11 +109,13 @@ class Draft:
     n_max: int = DRAFT_MAX
 
     def params(self, main: Params) -> Params:
-        """What llama-server makes of the parameters of the ``main`` model, whose context has so many tokens as it says.
+        """Derive the draft's parameters from those of the ``main`` model, as llama-server does.
 
-        It takes everything from those but what ``-md`` has options for, the tensor split included, and asks for the
-        output of one token per sequence (``common_base_params_to_speculative``). Raises ``UsageError`` where the
-        split would leave the choice to whatever memory is free.
+        It takes all of them but those with own options, even the tensor split, and outputs one token per sequence
+        (``common_base_params_to_speculative``).
+
+        Raises:
+            UsageError: The split has only zeros, so free memory would decide.
         """
         devices = self.on(main)
         is_alone = len(devices) == 1
@@ -135,16 +145,16 @@ class Draft:
         )
 
     def on(self, main: Params) -> tuple[str, ...]:
-        """Its devices beside a main model with these parameters."""
+        """Return its devices beside a main model with these parameters."""
         return (main.devices or ()) if self.devices is None else self.devices
 
     @property
     def is_in_one_place(self) -> bool:
-        """Whether it takes the same however the main model is placed."""
+        """Whether its memory is independent of the main model's placement."""
         return self.devices is not None and len(self.devices) < 2
 
     def arguments(self, main: Params) -> tuple[str, ...]:
-        """llama-server's arguments (llama-cli has them too) for a draft model that takes what was measured."""
+        """Return the arguments of llama-server and llama-cli that reproduce the measured memory."""
         layers = "all" if self.n_gpu_layers < 0 else str(self.n_gpu_layers)
         devices = self.on(main)
         words = ["-md", local_name(self.path), "-devd", ",".join(devices) or "none", "-ngld", layers]
@@ -156,9 +166,13 @@ class Draft:
 
 @dataclass(frozen=True)
 class Mtp:
-    """The model's own layers for multi-token prediction, which run in a second context of it.
+    """The model's own layers for multi-token prediction, in a second context of the model.
 
-    ``n_max``: tokens drafted at a time.
+    Attributes:
+        name: The model's file name.
+        type_k: Type of K in its cache.
+        type_v: Type of V in its cache.
+        n_max: Tokens drafted at a time.
     """
 
     name: str
@@ -167,7 +181,7 @@ class Mtp:
     n_max: int = DRAFT_MAX
 
     def params(self, main: Params) -> Params:
-        """What llama-server makes of the parameters of the model's first context for the second one."""
+        """Derive the second context's parameters from the first one's, as llama-server does."""
         return replace(
             main,
             lora=(),
@@ -179,15 +193,19 @@ class Mtp:
         )
 
     def arguments(self) -> tuple[str, ...]:
-        """llama-server's arguments (llama-cli has them too)."""
+        """Return the arguments of llama-server and llama-cli."""
         return ("--spec-type", "draft-mtp", *_cache_types(self.type_k, self.type_v), *_drafted(self.n_max))
 
 
 @dataclass(frozen=True)
 class Projector:
-    """A multimodal projector at ``path`` on a ``device``, or on the host (``None``).
+    """A multimodal projector.
 
-    ``options`` are further arguments that it was measured with, ``measure`` says what it takes there.
+    Attributes:
+        path: Its path.
+        device: Name of its device; ``None`` for the host.
+        options: Further arguments, as measured.
+        measure: Measures it on a device.
     """
 
     path: str
@@ -196,19 +214,23 @@ class Projector:
     measure: Callable[[str | None], Sequence[Row]] = field(compare=False)
 
     def use(self) -> SharedUse:
-        """What it takes."""
+        """Measure its memory."""
         words = ("--mmproj", local_name(self.path), "-mmdev", self.device or "none", *self.options)
         return SharedUse("projector", self.path, _by_place(self.measure(self.device)), words)
 
 
 @dataclass(frozen=True)
 class Companions:
-    """Everything that shares the memory, each thing in one place.
+    """Everything that shares the devices with the model, each in one place.
 
-    ``reserved`` is for what llama.cpp knows nothing of. LoRA adapters are among the parameters of the model.
-    ``ngrams``: ways to draft without a model.
-    ``rank`` orders choices of places. A higher rank is tried only if no lower one is good enough: 1 if none of 0 fits
-    with the largest context, 2 if none of 0 and 1 fits.
+    Attributes:
+        reserved: Memory for programs outside llama.cpp.
+        draft: The draft model.
+        projector: The projector.
+        mtp: The layers for multi-token prediction.
+        ngrams: Ways to draft without a model.
+        rank: Order among choices of places. Rank 1 is tried if no choice of rank 0 fits with the largest context, rank
+            2 if none of 0 and 1 fits.
     """
 
     reserved: tuple[SharedUse, ...] = ()
@@ -220,7 +242,7 @@ class Companions:
 
     @property
     def places(self) -> tuple[tuple[str, str], ...]:
-        """What has a place of its own, each with that place."""
+        """Draft model and projector, each with its place in words."""
         found = []
         if self.draft is not None:
             devices = self.draft.devices
@@ -231,9 +253,15 @@ class Companions:
         return tuple(found)
 
     def uses(self, params: Params, own: Breakdown, measure: Measure) -> tuple[SharedUse, ...]:
-        """What all of it takes beside the model with ``params``, for which llama.cpp measured ``own``.
+        """Measure all of it beside the model with ``params``.
 
-        ``measure`` asks about the model itself. Raises what measuring raises.
+        Args:
+            params: Parameters of the model.
+            own: llama.cpp's measurement of the model with them.
+            measure: Makes dummy loads of the model itself.
+
+        Raises:
+            FitterError: As ``measure`` raises it.
         """
         params = replace(params, n_ctx=own.n_ctx)
         found = [*self._fixed()]
@@ -244,14 +272,14 @@ class Companions:
             rows = by_device(self.draft.measure(self.draft.params(params)))
             found.append(SharedUse("draft", self.draft.path, rows, self.draft.arguments(params)))
         if self.mtp is not None:
-            # its weights are among those of the model
+            # its weights are part of the model's
             rows = tuple(replace(row, model=0) for row in by_device(measure(self.mtp.params(params))))
             used = tuple(row for row in rows if row.used)
             found.append(SharedUse("mtp", self.mtp.name, used, self.mtp.arguments()))
         return (*found, *self.ngrams)
 
     def known(self, request: Request) -> tuple[SharedUse, ...]:
-        """What is known of it before anything is placed: at the smallest context of ``request``."""
+        """Measure what is known before the placement, at the smallest context of ``request``."""
         found = [*self._fixed()]
         if self.draft is not None and self.draft.is_in_one_place:
             is_fixed = "n_ctx" in request.fixed and "context" not in request.allow
@@ -261,14 +289,17 @@ class Companions:
         return tuple(found)
 
     def _fixed(self) -> tuple[SharedUse, ...]:
-        """What follows neither the context nor the placement."""
+        """Return what depends neither on the context nor on the placement."""
         return (*self.reserved, *([self.projector.use()] if self.projector is not None else []))
 
 
 def lowered(request: Request, known: Sequence[SharedUse], others: Sequence[DeviceLimit]) -> Request:
-    """``request`` on what ``known`` leaves of the memory.
+    """Subtract ``known`` memory from the devices, host and pools of ``request``.
 
-    ``others`` are devices that the model itself is not to use.
+    Args:
+        request: The request.
+        known: Memory that is known before the placement.
+        others: Devices that the model itself must not use.
     """
     host = request.host
     if host.free is not None:
@@ -285,28 +316,28 @@ def lowered(request: Request, known: Sequence[SharedUse], others: Sequence[Devic
 
 
 def occupied_by(uses: Sequence[SharedUse]) -> set[str]:
-    """Devices that llama.cpp itself puts something on."""
+    """Return the devices on which llama.cpp itself puts something."""
     rows = (row for use in uses if use.kind != "reserve" for row in use.rows)
     return {row.device for row in rows if row.device is not None and row.used}
 
 
 def taken(uses: Sequence[SharedUse], device: str | None) -> int:
-    """Bytes on a device, or on the host (``None``)."""
+    """Add up bytes on a device, or on the host (``None``)."""
     return sum(use.on(device) for use in uses)
 
 
 def taken_of(uses: Sequence[SharedUse], pool: PoolLimit) -> int:
-    """Bytes on the devices of a pool and on the host."""
+    """Add up bytes on the devices of a pool and on the host."""
     return sum(taken(uses, name) for name in (*pool.devices, None))
 
 
 def later_of(uses: Sequence[SharedUse]) -> int:
-    """Bytes of host memory that are kept for what a program takes after the load, as the user has set it."""
+    """Add up the host memory that the user reserves for a program's use after the load."""
     return sum(use.on(None) for use in uses if use.kind == LATER)
 
 
 def beyond(known: Sequence[SharedUse], uses: Sequence[SharedUse]) -> tuple[Row, ...]:
-    """What ``uses`` take beyond what was known, as compute buffers: what the search learns from measurements."""
+    """Return the memory beyond ``known`` as compute buffers, which the search learns from measurements."""
     names = {row.device for use in (*known, *uses) for row in use.rows}
     rows = []
     for name in sorted(names, key=lambda name: name or ""):
@@ -319,7 +350,7 @@ def beyond(known: Sequence[SharedUse], uses: Sequence[SharedUse]) -> tuple[Row, 
 def lacking(
     known: Sequence[SharedUse], devices: Sequence[DeviceLimit], host: HostLimit, pools: Sequence[PoolLimit] = ()
 ) -> int:
-    """Bytes that what is known alone lacks, of the margin of everything that it is on."""
+    """Add up the bytes that ``known`` memory alone lacks of all margins."""
     occupied = occupied_by(known)
     lacks = [taken(known, device.name) - device.target for device in devices if device.name in occupied]
     if host.target is not None:
@@ -331,7 +362,7 @@ def lacking(
 def draft_seconds(
     uses: Sequence[SharedUse], speeds: Mapping[str, DeviceSpeed], host: HostSpeed | None, tokens: int
 ) -> float:
-    """Time in which so many tokens are drafted: the draft model's weights are read once for each."""
+    """Estimate the seconds to draft ``tokens``: the draft model's weights are read once for each."""
     seconds = 0.0
     for row in (row for use in uses if use.kind == "draft" for row in use.rows):
         speed: DeviceSpeed | HostSpeed | None = host if row.device is None else speeds.get(row.device)
@@ -340,10 +371,9 @@ def draft_seconds(
 
 
 def places(devices: Sequence[DeviceLimit], speeds: Mapping[str, DeviceSpeed], n_max: int) -> tuple[str, ...]:
-    """Devices that something may go to whole: at most ``n_max``, the fastest first.
+    """Choose up to ``n_max`` devices that can hold something whole, the fastest first.
 
-    None that has no room beside its margin.
-    Of devices of a kind the first and the last are tried: the first has the buffers for weights that are streamed in.
+    Of equal devices, the first (which has the buffers for streamed weights) and the last are tried.
     """
     kinds: dict[tuple[str, int, int], list[DeviceLimit]] = {}
     for device in (device for device in devices if device.target > 0):
@@ -354,7 +384,7 @@ def places(devices: Sequence[DeviceLimit], speeds: Mapping[str, DeviceSpeed], n_
 
 
 def _less(device: DeviceLimit, size: int) -> DeviceLimit:
-    """``device`` with so much of its free memory gone; what is below zero is in the margin."""
+    """Take ``size`` bytes from the device's free memory; a negative rest goes into the margin."""
     if not size:
         return device
     free = max(0, device.free - size)
@@ -362,12 +392,12 @@ def _less(device: DeviceLimit, size: int) -> DeviceLimit:
 
 
 def _split(main: Params) -> tuple[float, ...] | None:
-    """The tensor split that the arguments of the main model have."""
+    """Return the tensor split among the main model's arguments."""
     return main.tensor_split if len(main.devices or ()) > 1 else None
 
 
 def _by_place(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """A row for each device, and one for the host."""
+    """Add up rows to one for each device and one for the host."""
     found: dict[str | None, Row] = {}
     for row in rows:
         place = None if row.is_host else row.device
@@ -397,7 +427,7 @@ def _cache_types(type_k: str, type_v: str) -> list[str]:
 
 
 def remembered(measure: Callable[[Params], Breakdown]) -> Measure:
-    """``measure``, which is asked only once about the same parameters."""
+    """Cache ``measure`` by its parameters."""
     known: dict[Params, Breakdown] = {}
 
     def ask(params: Params) -> Breakdown:

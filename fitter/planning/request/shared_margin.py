@@ -1,7 +1,7 @@
-"""Memory with several names: what devices and the host that share it take of it together. Bytes.
+"""Memory pools that devices share with the host, and their margins. Bytes.
 
-A plan keeps the margin of such a pool beside that of each device. Weights that leave a device for the host of the same
-memory leave nothing there, so they do so only where it is the device that has too little of it.
+A plan keeps the margin of a pool and of each device. Weights that move from a device to the host free no memory of the
+pool, so they move only if the device itself has too little.
 """
 
 from __future__ import annotations
@@ -14,19 +14,23 @@ from fitter.model.tensors import stays_on_host
 from fitter.planning.request.request import DeviceLimit, PoolLimit, Request
 
 MAPS = "metal"
-"""Whose devices compute with weights where the file is mapped (``buffer_from_host_ptr``)."""
+"""The system whose devices compute with weights in the mapped file (``buffer_from_host_ptr``)."""
 
 _ELSE = 256 << 20
-"""What a margin is to be for beside mapped weights that are the host's."""
+"""Margin for other programs, beside mapped weights of the host."""
 
 _PADDING = 1 << 20
-"""What the padding of all tensors may come to."""
+"""Limit for the padding of all tensors together."""
 
 
 def used_of(pool: PoolLimit, breakdown: Breakdown, model_bytes: int, *, paging: bool = False) -> int:
-    """What a load takes of ``pool``, weights that are mapped for both sides counted once.
+    """Compute the bytes that a load takes of ``pool``; weights mapped for both sides count once.
 
-    With ``paging`` weights on the host do not count, where devices do not map them as well.
+    Args:
+        pool: The pool.
+        breakdown: Memory of the load.
+        model_bytes: Bytes of all tensors in the file.
+        paging: Whether the host's weights do not count, unless devices map them too.
     """
     host = breakdown.host
     used = host.used + sum(breakdown.on(name).used for name in pool.devices)
@@ -35,9 +39,9 @@ def used_of(pool: PoolLimit, breakdown: Breakdown, model_bytes: int, *, paging: 
 
 
 def mapped_twice(pool: PoolLimit, breakdown: Breakdown, model_bytes: int) -> int:
-    """Bytes of weights that are on a device and on the host and are the same pages of the file.
+    """Compute the bytes of weights that device and host map from the same pages of the file.
 
-    Token embeddings that are the output's weights too. Only where the file is mapped.
+    For example token embeddings that are the output's weights too.
     """
     if not _may_map(pool) or is_unmapped(pool, breakdown):
         return 0
@@ -45,22 +49,22 @@ def mapped_twice(pool: PoolLimit, breakdown: Breakdown, model_bytes: int) -> int
 
 
 def is_unmapped(pool: PoolLimit, breakdown: Breakdown) -> bool:
-    """Whether the file must not be mapped for ``breakdown`` to be what is taken.
+    """Return whether ``breakdown`` holds only if the file is not mapped.
 
-    A device maps the file from the first of its tensors to the last one. Where the host has weights of layers, those
-    are between them, and count for what the device may use as well.
+    A device maps the file from its first tensor to its last. If layers' weights on the host lie between, they count for
+    the device as well.
     """
     on_devices = any(breakdown.on(name).model for name in pool.devices)
     return _may_map(pool) and on_devices and breakdown.host.model > pool.input_bytes + _PADDING
 
 
 def pages(pool: PoolLimit) -> bool:
-    """Whether weights of the host are in the pool only as long as there is room: devices have those of their own."""
+    """Return whether the host's weights leave the pool when memory is short; devices then have copies of theirs."""
     return not _may_map(pool)
 
 
 def _may_map(pool: PoolLimit) -> bool:
-    """Whether devices map the file, where nothing speaks against it."""
+    """Return whether devices may map the file."""
     return pool.system == MAPS and not pool.is_read
 
 
@@ -69,15 +73,15 @@ def _is_mapped(row: Row, pool: PoolLimit) -> bool:
 
 
 def pools_missing(request: Request, breakdown: Breakdown) -> tuple[tuple[str, int], ...]:
-    """What each pool lacks of its margin, by name; 0 or less where it lacks nothing."""
+    """Compute the bytes that each pool lacks of its margin, by name; 0 or less if it lacks none."""
     bytes_, paging = request.model_bytes, request.host.paging
     return tuple((pool.name, used_of(pool, breakdown, bytes_, paging=paging) - pool.target) for pool in request.pools)
 
 
 def within_pools(request: Request) -> Request:
-    """``request`` with devices that count on no more than their pool has.
+    """Limit each device to the memory of its pool.
 
-    Where several share it, each counts on its part.
+    Devices of one pool each count on their part of it.
     """
     if not request.pools:
         return request
@@ -86,10 +90,10 @@ def within_pools(request: Request) -> Request:
 
 
 def mapped_between(tensors: Sequence[TensorInfo]) -> int:
-    """Bytes of weights that stay on the host and lie between others in a file, so that a device maps them as well.
+    """Add up the weights that stay on the host and lie between other weights in a file, so that a device maps them too.
 
-    Not of those that are the output's weights too, which count for the device anyway. llama-quantize sorts tensors by
-    name: the output stands before the token embeddings, and these before the layers.
+    Weights that are the output's too do not count, because the device has them anyway. llama-quantize sorts tensors by
+    name: first the output, then the token embeddings, then the layers.
     """
     is_tied = not any(tensor.name == "output.weight" for tensor in tensors)
     between = 0
@@ -102,13 +106,13 @@ def mapped_between(tensors: Sequence[TensorInfo]) -> int:
 
 
 def with_what_they_map(devices: Sequence[DeviceLimit], pools: Sequence[PoolLimit]) -> tuple[DeviceLimit, ...]:
-    """``devices`` with a margin that has room for what they map of the host's weights, and for what else it is for."""
+    """Raise margins of ``devices`` to hold the host's weights that they map, and other programs."""
     least = {name: pool.between + _ELSE for pool in pools if pool.between for name in pool.devices}
     return tuple(replace(device, margin=max(device.margin, least.get(device.name, 0))) for device in devices)
 
 
 def parts(request: Request, breakdown: Breakdown) -> dict[str, tuple[int, int]]:
-    """By the name of a pool what a load takes of it, and what of that its devices do not have."""
+    """Return the bytes that a load takes of each pool, and the part of them that is not its devices'."""
     found = {}
     for pool in request.pools:
         used = used_of(pool, breakdown, request.model_bytes, paging=request.host.paging)
@@ -119,9 +123,9 @@ def parts(request: Request, breakdown: Breakdown) -> dict[str, tuple[int, int]]:
 def beside_host(
     devices: Sequence[DeviceLimit], pools: Sequence[tuple[PoolLimit, int | None]]
 ) -> tuple[DeviceLimit, ...]:
-    """``devices`` with no more than their pool has beside so many bytes, ``None`` where these are not known.
+    """Limit ``devices`` to the memory of their pool beside the given bytes (``None`` if unknown).
 
-    Where several share it, each has its part.
+    Devices of one pool get parts of it.
     """
     targets = {}
     for pool, beside in pools:
@@ -135,7 +139,7 @@ def beside_host(
 
 
 def _at_most(device: DeviceLimit, target: int) -> DeviceLimit:
-    """``device`` with no more than ``target``; what is below zero is in the margin."""
+    """Limit ``device`` to ``target`` bytes; a negative target goes into the margin."""
     if device.target <= target:
         return device
     free = max(0, device.free - (device.target - target))
@@ -143,6 +147,6 @@ def _at_most(device: DeviceLimit, target: int) -> DeviceLimit:
 
 
 def less(pool: PoolLimit, taken: int) -> PoolLimit:
-    """``pool`` with so much of its free memory gone; what is below zero is in the margin."""
+    """Take bytes from the pool's free memory; a negative rest goes into the margin."""
     free = max(0, pool.free - taken)
     return replace(pool, free=free, margin=free - (pool.target - taken))

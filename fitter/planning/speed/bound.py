@@ -1,4 +1,4 @@
-"""What no placement of a model on these devices is faster than, by the cost model. Seconds and bytes."""
+"""A lower bound of the time of every placement of a model on these devices, by the cost model. Seconds and bytes."""
 
 from __future__ import annotations
 
@@ -40,24 +40,34 @@ def lower_bound(
     workload: Workload,
     costs: Costs | None = None,
 ) -> float:
-    """Seconds of ``workload`` that ``cost.price`` goes below for no placement within the budgets.
+    """Compute a time of ``workload`` that no placement within the budgets beats by ``cost.price``.
 
-    Placements are all in which every layer with its cache, every tensor of a layer, and the output with its tensors,
-    each have a place of their own, on any of ``devices`` in any order, or on the host; tensors that are pinned, or that
-    llama.cpp keeps on the host, stay where they are. ``units`` have the caches at the context of ``pieces``.
-    ``budgets``: bytes that each device may hold of weights and caches; ``host_budget`` the same of the host, ``None``
-    where it is unlimited. Infinite where nothing fits.
+    A placement puts every layer with its cache, every tensor of a layer, and the output on any device or on the host.
+    Pinned tensors, and tensors that llama.cpp keeps on the host, have fixed places.
 
-    Proof: ``price`` is at least the sum, over layers and tensors, of what each costs at its place, since it adds to
-    that only graph splits (one at least, where anything is on a device and the token embedding is not), hops, the
-    network and synchronisation, and takes of reading and unpacking the slower. So a placement is a solution of the
-    linear programme that spreads every byte over places at that cost per byte, within the budgets, and is not cheaper
-    than its least value. That is at least ``sum over items of min over places (cost + rent × bytes) - sum over places
-    of rent × budget`` for any rents of 0 or more (weak duality), which is what is returned, whatever the rents were
-    found by. A cache is an item with the projections of its attention: where it is on the host, either they are there
-    as well, or it is copied to a device that has one of them.
+    Proof: ``price`` is at least the sum of the costs of all layers and tensors at their places: it adds graph splits,
+    hops, network and synchronisation, and takes the slower of reading and unpacking. So a placement solves the linear
+    programme that spreads every byte over places at its cost per byte, within the budgets, and costs no less than the
+    programme's optimum. By weak duality, for any rents of 0 or more, the optimum is at least ``sum over items of min
+    over places (cost + rent × bytes) - sum over places of rent × budget``. The function returns this value, so it does
+    not matter how the rents were found. A cache is one item with the projections of its attention: with the cache on
+    the host, either they are on the host too, or a device with one of them gets a copy of the cache.
 
-    Raises ``ValueError`` on speeds of 0 or less.
+    Args:
+        pieces: The model at one context.
+        units: Its layers, with caches for the same context.
+        budgets: Bytes of weights and caches that each device may hold.
+        host_budget: The same for the host; ``None`` if unlimited.
+        devices: Speeds of the devices.
+        host: Speed of the host.
+        workload: The request.
+        costs: Constants of the cost model; by default those of ``cost.toml``.
+
+    Returns:
+        Seconds; infinite if nothing fits.
+
+    Raises:
+        ValueError: A speed is not above 0.
     """
     facts = pieces.facts
     work = Work(
@@ -96,7 +106,7 @@ def lower_bound(
     on_host += sum(head.seconds_together[-1] * count for head, count in items.heads.items())
     if not devices or pieces.pinned.get(_TOKEN_EMBEDDING, HOST) != HOST:
         return least
-    # the token embedding is on the host: whatever is on a device is another split
+    # the token embedding is on the host, so anything on a device makes one graph split
     split = at.request(Seconds(at.costs.split, at.costs.split))
     total = sum(kind.bytes for kind in kinds) + sum(head.bytes * count for head, count in items.heads.items())
     if room[-1] is not None and room[-1] < total:
@@ -106,7 +116,12 @@ def lower_bound(
 
 @dataclass(frozen=True)
 class _Kind:
-    """Items that cost the same per byte: ``seconds`` of the request per byte on each place; ``bytes`` of all."""
+    """Items with the same cost per byte.
+
+    Attributes:
+        seconds: Seconds of the request for one byte, on each place.
+        bytes: Bytes of all the items.
+    """
 
     seconds: tuple[float, ...]
     bytes: int
@@ -114,10 +129,13 @@ class _Kind:
 
 @dataclass(frozen=True)
 class _Head:
-    """A layer's cache of ``cache`` bytes with the ``weights`` (seconds per byte on each place, bytes) that project it.
+    """A layer's cache, and the weights that project its attention.
 
-    ``seconds``: of attention and the layer itself with the cache on each place, on the host with all weights there;
-    ``copied``: with the cache on the host and some of them on a device.
+    Attributes:
+        seconds: Seconds of attention and layer with the cache on each place; on the host with all weights there.
+        copied: Seconds with the cache on the host and a projection on a device.
+        cache: Bytes of the cache.
+        weights: For each weight, seconds per byte on each place, and bytes.
     """
 
     seconds: tuple[float, ...]
@@ -127,24 +145,24 @@ class _Head:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all of it."""
+        """Bytes of the cache and the weights."""
         return self.cache + sum(size for _, size in self.weights)
 
     @property
     def seconds_apart(self) -> tuple[float, ...]:
-        """Seconds on every place of the cache alone, at least."""
+        """Least seconds of the cache alone, on each place."""
         return (*self.seconds[:-1], min(self.seconds[-1], self.copied))
 
     @property
     def seconds_together(self) -> tuple[float, ...]:
-        """Seconds on every place of all of it."""
+        """Seconds of the cache and all weights on one place, for each place."""
         return tuple(
             seconds + sum(of_byte[place] * size for of_byte, size in self.weights)
             for place, seconds in enumerate(self.seconds)
         )
 
     def least(self, rents: Sequence[float]) -> float:
-        """The least that it takes with ``rents`` per byte."""
+        """Compute the least seconds with ``rents`` per byte."""
         free: float = sum(size * min(map(add, of_byte, rents)) for of_byte, size in self.weights)
         on_host: float = self.seconds_together[-1] + rents[-1] * self.bytes if rents[-1] < math.inf else math.inf
         apart: float = min(
@@ -155,14 +173,14 @@ class _Head:
 
 
 class _Slowest(NamedTuple):
-    """What of a layer's weights takes longest: unpacking, or else reading; on the host also looking up."""
+    """The slowest step of a layer's weights: unpacking or else reading, and on the host looking up."""
 
     unpacking: bool
     looking_up: bool
 
 
 class _Sort(NamedTuple):
-    """Weights that cost the same per byte."""
+    """Properties that decide the cost of a weight per byte."""
 
     params_per_byte: float
     looked_up_per_byte: float
@@ -172,13 +190,13 @@ class _Sort(NamedTuple):
 
 
 def _sort_of(tensor: WeightFacts, slowest: Sequence[_Slowest], is_host_only: bool = False) -> _Sort:
-    """``slowest``: not of experts, and of experts."""
+    """Sort a tensor; ``slowest`` has the slowest step of other weights and of experts."""
     n_params, n_looked_up = tensor.n_params / tensor.bytes, tensor.n_looked_up / tensor.bytes
     return _Sort(n_params, n_looked_up, tensor.experts, slowest[tensor.experts], is_host_only)
 
 
 class _Places:
-    """Where things may be: a place for each kind of device, since what is on one could be on another, and the host."""
+    """Places for weights: one for each kind of device, because equal devices are interchangeable, and the host."""
 
     def __init__(self, at: Setting) -> None:
         index_of: dict[tuple[str, float, float, float], int] = {}
@@ -191,7 +209,7 @@ class _Places:
             self._place_of[d] = index_of.setdefault(key, len(index_of))
             if len(index_of) > len(self._devices):
                 self._devices.append(d)
-        # whichever device is the first computes a prompt with what the host has; where none is used, the host does
+        # the first device computes prompts with weights on the host; without devices the host does
         firsts = [at.on((at.devices[d],)) for d in self._devices if not at.devices[d].is_remote] if at.streams else []
         self._hosts = [*firsts, at.on(())]
         self._prices: dict[_Sort, tuple[float, ...]] = {}
@@ -200,23 +218,23 @@ class _Places:
         self._of_lookup = tensor_seconds(Weights(HOST, 0, 0, n_looked_up=1), on_host).generation
 
     def room(self, budgets: Sequence[int], host_budget: int | None) -> list[int | None]:
-        """Bytes that every place may hold; ``None`` is no limit."""
+        """Add up the bytes that each place may hold; ``None`` is no limit."""
         room = [0] * len(self._devices)
         for d, budget in enumerate(budgets):
             room[self._place_of[d]] += max(0, budget)
         return [*room, None if host_budget is None else max(0, host_budget)]
 
     def place_of(self, target: int) -> int:
-        """The place that a device's index, or ``HOST``, is."""
+        """Return the place of a device's index, or of ``HOST``."""
         return self._place_of[target]
 
     def slowest(self, read: float, unpacked: float, n_looked_up: float) -> _Slowest:
-        """What takes longest of a layer with so many bytes, bytes where they are unpacked, and weights looked up."""
+        """Find the slowest step for bytes to read, bytes to unpack, and weights to look up."""
         most = max(read, unpacked)
         return _Slowest(unpacked > read, n_looked_up * self._of_lookup > most * self._of_byte)
 
     def weights(self, sort: _Sort) -> tuple[float, ...]:
-        """Seconds of a byte of such weights on every place, generation taking what its slowest part does."""
+        """Compute the seconds of one byte of these weights on each place; generation takes its slowest step."""
         if sort not in self._prices:
             experts, slowest = sort.experts, sort.slowest
 
@@ -229,13 +247,13 @@ class _Places:
                     generation = looked_up.generation
                 return at.request(Seconds(of_byte.prompt + of_param.prompt, generation))
 
-            # what llama.cpp keeps on the host, no device computes with in a prompt either
+            # no device computes with weights that llama.cpp keeps on the host, not even in prompts
             on_host = min(seconds(HOST, at) for at in (self._hosts[-1:] if sort.is_host_only else self._hosts))
             self._prices[sort] = (*(seconds(d, self._at) for d in self._devices), on_host)
         return self._prices[sort]
 
     def layer(self, attention: Attention | None, cache_on_host: bool) -> tuple[float, ...]:
-        """Seconds of a layer on every place without its weights, but with its cache."""
+        """Compute the seconds of a layer on each place, with its cache and without its weights."""
         on_host = Layer(HOST, (), attention)
         return (
             *(self._on_device(d, attention, cache_on_host) for d in self._devices),
@@ -243,7 +261,7 @@ class _Places:
         )
 
     def copied(self, attention: Attention) -> float:
-        """Seconds of a layer without its weights where its cache is on the host and a device attends to it."""
+        """Compute the least seconds of a layer, without weights, if a device attends to its cache on the host."""
         at = self._at
         found = [math.inf]
         for d in self._devices:
@@ -256,16 +274,16 @@ class _Places:
         at = self._at
         if attention is None or not cache_on_host:
             return at.request(layer_seconds(Layer(device, (), attention), at))
-        # the device attends to a cache on the host or, where the weights before it are there as well, the host does
+        # the device attends to a cache on the host, or the host does if it has the weights before attention
         layers = [Layer(1, weights, attention, HOST) for weights in ((), (Weights(HOST, 0, 0),))]
         settings = [at.on((at.devices[first], at.devices[device])) for first in self._devices]
         return min(at.request(layer_seconds(layer, at)) for at in settings for layer in layers)
 
 
 class _Items:
-    """What is to be placed, added up as it is added: ``bytes_of`` has what takes memory and has a choice.
+    """The items to place. ``bytes_of`` sums up the items that take memory and have a choice.
 
-    All else takes ``least`` seconds at least, and ``on_host`` where the host has all that may be there.
+    All other items take at least ``least`` seconds, and ``on_host`` seconds if everything movable is on the host.
     """
 
     def __init__(self) -> None:
@@ -275,7 +293,7 @@ class _Items:
         self.on_host = 0.0
 
     def add(self, seconds: tuple[float, ...], size: int, count: int = 1) -> None:
-        """``count`` items of ``size`` bytes that each take so many seconds on each place."""
+        """Add ``count`` items of ``size`` bytes, each with its seconds on each place."""
         if size:
             self.add_bytes(tuple(each / size for each in seconds), size * count)
         else:
@@ -283,11 +301,11 @@ class _Items:
             self.on_host += seconds[-1] * count
 
     def add_bytes(self, seconds_per_byte: tuple[float, ...], size: int) -> None:
-        """``size`` bytes that take so many seconds each on each place."""
+        """Add ``size`` bytes, with the seconds of one byte on each place."""
         self.bytes_of[seconds_per_byte] = self.bytes_of.get(seconds_per_byte, 0) + size
 
     def add_fixed(self, seconds: float) -> None:
-        """Something that is where it is."""
+        """Add the seconds of an item without a choice."""
         self.least += seconds
         self.on_host += seconds
 
@@ -298,7 +316,7 @@ def _items(places: _Places, pieces: Pieces, units: Sequence[Unit]) -> _Items:
     homes: dict[tuple[Attention | None, int, _Slowest], tuple[float, ...]] = {}
     heads: dict[tuple[Attention, int, tuple[tuple[_Sort, int], ...]], int] = {}
     for layer, attention, state, unit in zip(pieces.facts.layers, pieces.attention, pieces.states, units, strict=False):
-        # a recurrent state is read as weights are, and written
+        # a recurrent state is read like weights, and written
         state_bytes = round(2 * state)
         free, fixed, slowest = _sorted(layer.tensors, pieces, places, state_bytes)
         items.add_fixed(fixed)
@@ -347,11 +365,10 @@ def _items(places: _Places, pieces: Pieces, units: Sequence[Unit]) -> _Items:
 def _sorted(
     tensors: Sequence[WeightFacts], pieces: Pieces, places: _Places, state_bytes: int
 ) -> tuple[list[WeightFacts], float, tuple[_Slowest, _Slowest]]:
-    """Tensors that have a choice, what the others cost, and what takes longest, not of experts and of experts.
+    """Return the tensors that have a choice, the cost of the others, and the slowest steps without and with experts.
 
-    ``price`` takes the slowest of reading, unpacking and looking up, of all that a layer has in one place. What is
-    slowest in the layer as a whole is taken for all of it here, which is the same where that is in one place, and
-    never more.
+    ``price`` takes the slowest step of all weights that a layer has in one place. Here the slowest step of the whole
+    layer counts for all its weights, which is equal for a layer in one place and never more.
     """
     read, unpacked, looked_up = [float(state_bytes), 0.0], [0.0, 0.0], [0.0, 0.0]
     for tensor in tensors:
@@ -379,7 +396,7 @@ def _sorted(
 
 
 def _with_rents(kinds: Sequence[_Kind], room: Sequence[int | None], rents: Sequence[float]) -> float:
-    """Seconds that spreading ``kinds`` over ``room`` takes at least, which any rents of 0 or more prove."""
+    """Compute the least seconds to spread ``kinds`` over ``room``; any rents of 0 or more prove it."""
     total = 0.0
     for kind in kinds:
         total += kind.bytes * min(map(add, kind.seconds, rents))
@@ -387,18 +404,18 @@ def _with_rents(kinds: Sequence[_Kind], room: Sequence[int | None], rents: Seque
 
 
 def _rents(kinds: Sequence[_Kind], room: Sequence[int | None]) -> list[float] | None:
-    """The rents that prove most: seconds that another byte of room on each place would save. ``None``: nothing fits.
+    """Find the rents with the best bound: seconds that another byte of room on each place would save.
 
-    They are those of the cheapest way to spread bytes, found one kind after the other: what is added goes to where it,
-    and what it drives out, cost the least (successive shortest paths of a transportation problem).
+    Finds the cheapest spread, one kind after the other, by successive shortest paths of a transportation problem.
+    ``None`` if nothing fits.
     """
     count = len(room)
-    # whole numbers, since paths that should cost the same must not differ in their last digits
+    # whole numbers, so that equal paths have equal costs
     scale = 2**50 / (max((max(kind.seconds) for kind in kinds), default=0.0) or 1.0)
     prices = [[round(seconds * scale) for seconds in kind.seconds] for kind in kinds]
     left = [math.inf if size is None else size for size in room]
     spread: list[dict[int, float]] = [{} for _ in room]
-    # by how much the cheapest byte on the one place is dearer on the other, and of which kind it is
+    # for each pair of places, the least extra cost of moving a byte from one to the other, and its kind
     moves: list[list[tuple[float, int]]] = [[(math.inf, -1)] * count for _ in room]
     for index, kind in enumerate(kinds):
         waiting: float = kind.bytes
@@ -429,7 +446,7 @@ def _rents(kinds: Sequence[_Kind], room: Sequence[int | None]) -> list[float] | 
 
 
 def _cheapest(prices: Sequence[int], moves: Sequence[Sequence[tuple[float, int]]]) -> tuple[list[float], list[int]]:
-    """What another byte costs on every place, and the place from where a byte gives way to it; -1: none does."""
+    """Compute the cost of another byte on each place, and the place to which it pushes another byte; -1 for none."""
     costs: list[float] = list(prices)
     before = [-1] * len(costs)
     changed = True
@@ -444,14 +461,16 @@ def _cheapest(prices: Sequence[int], moves: Sequence[Sequence[tuple[float, int]]
 
 
 def _savings(left: Sequence[float], moves: Sequence[Sequence[tuple[float, int]]]) -> list[float]:
-    """What a byte of room less on every place would cost: its cheapest byte goes where there is room, step by step."""
+    """Compute the cost of one byte less room on each place: its cheapest byte moves, step by step, to a place with
+    room.
+    """
     count = len(left)
     costs = [0 if size else math.inf for size in left]
     if math.inf == min(costs):
-        # all is full: what matters is only by how much one place is better than another
+        # all places are full: only the differences between places matter
         costs[-1] = 0
     for _ in range(count):
         costs = [min(costs[a], min(costs[b] + moves[a][b][0] for b in range(count))) for a in range(count)]
     lowest = min(costs)
-    # a place that may hold nothing stays infinitely dear
+    # a place without any room keeps an infinite rent
     return [cost - lowest for cost in costs]

@@ -1,10 +1,9 @@
-"""What a placement costs in time: seconds per prompt token and per generated token, from bytes, FLOP and speeds.
+"""The cost model: seconds per prompt token and per generated token, from bytes, FLOP and speeds.
 
-Everything is a sum, since llama.cpp computes one layer after the other (``-sm layer``, one sequence): a layer costs a
-fixed time wherever it is, a weight the time to read it where it is, a cached token the time to attend to it. So the
-price of a placement is the sum of the prices of its tensors and layers, and a search may take those one by one
-(``tensor_seconds``, ``layer_seconds``). How much of a datasheet's figure llama.cpp reaches is in ``cost.toml``, fitted
-on the published measurements in ``tests/data/speeds``.
+llama.cpp computes one layer after the other (``-sm layer``, one sequence), so all costs add up: a layer costs a fixed
+time, a weight the time to read it at its place, a cached token the time to attend to it. A search may price tensors and
+layers one by one (``tensor_seconds``, ``layer_seconds``). ``cost.toml`` has the share of a datasheet's figure that
+llama.cpp reaches, fitted to the published measurements in ``tests/data/speeds``.
 """
 
 from __future__ import annotations
@@ -21,17 +20,20 @@ from fitter.planning.placing.layer_sizes import HOST
 from fitter.storage.data_files import read_data
 
 MIN_OFFLOAD_BATCH = 32
-"""Tokens from which a device computes with weights that are on the host (``op_offload``); llama.cpp's default."""
+"""Least tokens of a batch for which a device computes with host weights (``op_offload``; llama.cpp's default)."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """What llama.cpp reaches on one kind of device, as fitted.
+    """Fitted constants of one kind of device.
 
-    ``layer``: seconds that a layer costs per graph whatever its size (kernel launches, synchronisation). Shares of the
-    datasheet's figures: ``bandwidth`` (reading weights), ``cache`` (reading an f16 KV cache), ``quantized_cache``
-    (reading another one, which is read once for every query head), ``compute`` (matrix products of a prompt),
-    ``attention`` (attention of a prompt).
+    Attributes:
+        layer: Seconds of a layer per graph, whatever its size (kernel launches, synchronisation).
+        bandwidth: Share of the datasheet's bandwidth that reading weights reaches.
+        cache: The same for an f16 KV cache.
+        quantized_cache: The same for other KV caches, which are read once for each query head.
+        compute: Share of the datasheet's compute that matrix products of a prompt reach.
+        attention: The same for attention of a prompt.
     """
 
     layer: float
@@ -44,14 +46,17 @@ class Family:
 
 @dataclass(frozen=True)
 class HostCosts:
-    """What llama.cpp reaches on the host, as fitted.
+    """Fitted constants of the host.
 
-    ``sync``: seconds per thread, and per group of a layer's tensors that is computed there: threads wait for one
-    another after every operation, the longer the more there are. ``bandwidth``: share of the host's bandwidth that
-    reading weights reaches. Per thread, FLOP per second: ``attention`` with flash attention, ``plain_attention``
-    without, ``compute`` of a prompt's matrix products. ``lookup``: weights per second of the types that it
-    looks up in tables (``work.LOOKED_UP``), which takes longer than reading them. ``threads``: where it is not known
-    how many there are.
+    Attributes:
+        sync: Seconds per thread for each group of a layer's tensors on the host: threads wait for each other after
+            every operation.
+        bandwidth: Share of the host's bandwidth that reading weights reaches.
+        attention: FLOP per second and thread of flash attention.
+        plain_attention: The same without flash attention.
+        compute: The same for matrix products of a prompt.
+        lookup: Weights per second and thread of types with tables (``work.LOOKED_UP``), slower than reading them.
+        threads: Number of threads where it is unknown.
     """
 
     sync: float
@@ -65,12 +70,18 @@ class HostCosts:
 
 @dataclass(frozen=True)
 class Costs:
-    """All fitted constants. ``split``, ``hop``: seconds of a graph split, and of passing on from device to device.
+    """All fitted constants.
 
-    ``pcie``: share of the theoretical PCIe bandwidth that streaming weights reaches. ``mapped``: bytes per second of it
-    at most where the weights are mapped from their file, which a driver copies twice. ``pageable``: the same for a KV
-    cache in host memory that a device attends to. ``min_bits``: unpacking a weight takes at least as long as reading
-    this many bits. ``bare_splits``: graph splits of a layer that has nothing but its cache on a device.
+    Attributes:
+        families: Constants of each kind of device.
+        host: Constants of the host.
+        split: Seconds of a graph split.
+        hop: Seconds to pass activations to another device.
+        pcie: Share of the theoretical PCIe bandwidth that streaming weights reaches.
+        pageable: The same for a KV cache in host memory that a device attends to.
+        min_bits: Unpacking a weight takes at least as long as reading this many bits.
+        bare_splits: Graph splits of a layer with only its cache on a device.
+        mapped: Limit in bytes per second for weights that are mapped from their file; the driver copies them twice.
     """
 
     families: Mapping[str, Family]
@@ -86,12 +97,15 @@ class Costs:
 
 @dataclass(frozen=True)
 class Attention:
-    """What attention does in one layer, per token that is computed and token that is in the cache.
+    """Attention of one layer, for each computed token and each cached token.
 
-    ``kv_bytes``: bytes of K and V. ``flops``: 2 × query heads × (key length + value length). ``sharing``: query heads
-    to a KV head; 1 where the heads share one latent vector (MLA), which no kernel reads once for each. ``window``: how
-    far back it sees, 0 for all. ``quantized``: whether K or V is anything but f16, bf16 or f32. ``flash``: whether
-    flash attention is on.
+    Attributes:
+        kv_bytes: Bytes of K and V.
+        flops: 2 × query heads × (key length + value length).
+        sharing: Query heads for each KV head; 1 if the heads share one latent vector (MLA), which is read once.
+        window: Tokens of the sliding window; 0 for all.
+        quantized: Whether K or V is anything but f16, bf16 or f32.
+        flash: Whether flash attention is on.
     """
 
     kv_bytes: float
@@ -102,17 +116,21 @@ class Attention:
     flash: bool = True
 
     def seen(self, live_tokens: float) -> float:
-        """Cached tokens that are attended to where ``live_tokens`` are in the cache."""
+        """Return the cached tokens that a token attends to, with ``live_tokens`` in the cache."""
         return min(live_tokens, self.window) if self.window else live_tokens
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of one layer that are in one place: a device's index, or ``HOST``.
+    """Weights of one layer in one place.
 
-    ``bytes`` as stored, ``n_params`` in number, of which ``n_looked_up`` have a type that a processor looks up in
-    tables; ``experts``: routed experts, of which a token reads only those used. ``is_host_only``: the host computes
-    with them in prompts, too, since no device can.
+    Attributes:
+        place: A device's index, or ``HOST``.
+        bytes: Bytes as stored.
+        n_params: Number of weights.
+        experts: Whether they are routed experts, of which a token reads only the used ones.
+        n_looked_up: Number of weights in types with tables.
+        is_host_only: Whether the host computes with them in prompts too, because no device can.
     """
 
     place: int
@@ -127,9 +145,13 @@ class Weights:
 class Layer:
     """A layer, or the output.
 
-    ``home``: the place that has it. ``cache``: that of its KV cache where it is another, as with ``-nkvo``.
-    ``attends``: the device that computes attention to a cache on the host, since it has projections of a layer there.
-    ``n_host_only``: tensors that llama.cpp keeps on the host wherever the layer is, since no device computes with them.
+    Attributes:
+        home: The layer's place.
+        weights: Its weights, by place.
+        attention: Its attention, if any.
+        cache: The place of its KV cache if it is not ``home``, as with ``-nkvo``.
+        attends: The device that computes attention to a cache on the host, because it has a projection of the layer.
+        n_host_only: Number of tensors that llama.cpp keeps on the host because no device computes with them.
     """
 
     home: int
@@ -141,17 +163,25 @@ class Layer:
 
     @property
     def is_host_only(self) -> bool:
-        """Whether the host computes with weights of it in prompts, too."""
+        """Whether the host computes with some of its weights in prompts too."""
         return self.n_host_only > 0
 
 
 @dataclass(frozen=True)
 class Work:
-    """A placed model. ``layers`` in graph order, the output last, without the token embedding, which is only looked up.
+    """A placed model.
 
-    Layers that are alike should be one object: it is priced once. ``n_splits``: graph splits of prompt processing and
-    of generation as llama.cpp counted them (``Breakdown.n_splits``); ``None``: predicted (``predicted_splits``).
-    ``is_mapped``: host weights are mapped from their file.
+    Attributes:
+        layers: Layers in graph order, the output last, without the token embedding. Equal layers should be one object,
+            which is priced once.
+        n_embd: Length of an activation vector.
+        n_expert: Number of experts.
+        n_expert_used: Number of experts that a token uses.
+        n_ubatch: Tokens of a micro batch.
+        op_offload: Whether devices compute with host weights in prompts.
+        n_splits: Graph splits of prompts and of generation, as counted by llama.cpp (``Breakdown.n_splits``); ``None``
+            to predict them (``predicted_splits``).
+        is_mapped: Whether host weights are mapped from their file.
     """
 
     layers: tuple[Layer, ...]
@@ -169,19 +199,19 @@ class Workload:
     """A request."""
 
     prompt: int = 2048
-    """Tokens to process."""
+    """Tokens of the prompt."""
     generate: int = 512
-    """Tokens to make after them."""
+    """Tokens to generate."""
     cached: int = 0
-    """Tokens that are in the cache before."""
+    """Tokens in the cache before the request."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A named share of an estimate."""
+    """A named part of an estimate."""
 
     name: str
-    """What takes the time."""
+    """The step, such as ``device 0: weights``."""
     prompt: float
     """Seconds per prompt token."""
     generation: float
@@ -190,7 +220,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimated time, on average over a request."""
+    """Estimated time, averaged over a request."""
 
     prompt_seconds: float
     """Seconds per prompt token."""
@@ -199,16 +229,16 @@ class Estimate:
     seconds: float
     """Seconds of the whole request."""
     parts: tuple[Part, ...] = field(default=())
-    """What the time is spent on; they add up to the seconds per token."""
+    """All steps; their seconds add up to the seconds per token."""
 
     @property
     def prompt_tokens_per_second(self) -> float:
-        """Infinite where nothing is to be computed."""
+        """Speed of the prompt; infinite if it takes no time."""
         return 1 / self.prompt_seconds if self.prompt_seconds else float("inf")
 
     @property
     def generation_tokens_per_second(self) -> float:
-        """Infinite where nothing is to be computed."""
+        """Speed of generation; infinite if it takes no time."""
         return 1 / self.generation_seconds if self.generation_seconds else float("inf")
 
 
@@ -228,11 +258,21 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Setting:
-    """What prices depend on beside the placement.
+    """Everything but the placement that decides prices.
 
-    ``batch``: tokens of a micro batch. ``prompt_live``, ``generation_live``: tokens in the cache, on average over the
-    prompt and over generation. ``streams``: whether host weights are computed with on the first device in a prompt
-    (``streamer``; a remote one never does that).
+    Attributes:
+        devices: Speeds of the devices.
+        host: Speed of the host.
+        costs: Constants of the cost model.
+        n_embd: Length of an activation vector.
+        batch: Tokens of a micro batch.
+        prompt_live: Average number of cached tokens during the prompt.
+        generation_live: The same during generation.
+        streams: Whether a local device computes with host weights in prompts (``streamer``).
+        expert_share: Share of the experts that one token uses.
+        experts_touched: Share of the experts that a micro batch uses.
+        workload: The request.
+        is_mapped: Whether host weights are mapped from their file.
     """
 
     devices: tuple[DeviceSpeed, ...]
@@ -249,31 +289,31 @@ class Setting:
     is_mapped: bool = False
 
     def request(self, seconds: Seconds) -> float:
-        """Seconds of the whole request that have ``seconds`` in every micro batch and every generated token."""
+        """Return the seconds of the whole request for the seconds of each micro batch and each generated token."""
         return self.workload.prompt / self.batch * seconds.prompt + self.workload.generate * seconds.generation
 
     @functools.cached_property
     def families(self) -> tuple[Family, ...]:
-        """The family of every device."""
+        """Constants of each device."""
         return tuple(self.costs.families[family_name(device)] for device in self.devices)
 
     @functools.cached_property
     def streamer(self) -> int:
-        """The device that computes with host weights in a prompt, where one does."""
+        """Index of the device that computes with host weights in prompts."""
         return next(d for d, device in enumerate(self.devices) if not device.is_remote)
 
     def on(self, devices: tuple[DeviceSpeed, ...]) -> Setting:
-        """The same on other devices."""
+        """Return the setting with other devices."""
         return replace(self, devices=devices, streams=self.streams and _has_local(devices))
 
     def link(self, device: int) -> float:
-        """Bytes per second that get to a device."""
+        """Return the bytes per second that reach a device."""
         speed = self.devices[device]
         return speed.pcie if speed.is_remote else self.costs.pcie * speed.pcie
 
     @property
     def stream(self) -> float:
-        """Bytes of host weights per second that get to the device which computes with them in a prompt."""
+        """Bytes per second of host weights that reach the streamer."""
         link = self.link(self.streamer)
         return min(link, self.costs.mapped) if self.is_mapped else link
 
@@ -286,7 +326,7 @@ class Setting:
 def setting(
     work: Work, devices: Sequence[DeviceSpeed], host: HostSpeed, workload: Workload, costs: Costs | None = None
 ) -> Setting:
-    """What prices depend on beside where ``work`` has its layers. Raises ``ValueError`` on speeds that are none."""
+    """Build the setting of ``work`` on devices and host. Raises ``ValueError`` if a speed is not above 0."""
     if host.bandwidth <= 0 or any(min(d.bandwidth, d.compute, d.pcie) <= 0 for d in devices):
         raise ValueError("bandwidths and compute must be greater than 0")
     batch = max(1, min(work.n_ubatch, workload.prompt or work.n_ubatch))
@@ -312,7 +352,7 @@ def _has_local(devices: Iterable[DeviceSpeed]) -> bool:
 
 
 def tensor_seconds(weights: Weights, at: Setting) -> Seconds:
-    """What reading and computing with ``weights`` costs where they are."""
+    """Compute the seconds to read and compute with ``weights`` at their place."""
     costs = at.costs
     read = max(weights.bytes, weights.n_params * costs.min_bits / 8)
     generation_bytes = read * (at.expert_share if weights.experts else 1)
@@ -326,7 +366,7 @@ def tensor_seconds(weights: Weights, at: Setting) -> Seconds:
         )
     bandwidth = costs.host.bandwidth * at.host.bandwidth
     if at.streams and not weights.is_host_only:
-        # the first device takes over what the host has, and reads it over PCIe for every micro batch
+        # the first device computes with host weights, and reads them over PCIe for every micro batch
         device, family = at.devices[at.streamer], at.families[at.streamer]
         prompt = prompt_bytes / at.stream + flops / (family.compute * device.compute)
     else:
@@ -336,7 +376,7 @@ def tensor_seconds(weights: Weights, at: Setting) -> Seconds:
 
 
 def layer_seconds(layer: Layer, at: Setting) -> Seconds:
-    """What a layer costs beside its weights: its fixed time, and attention. Splits and hops are ``price``'s."""
+    """Compute the seconds of a layer without weights: its fixed time and attention. ``price`` adds splits and hops."""
     return _fixed(layer, at) + attention_seconds(layer, at)
 
 
@@ -352,7 +392,7 @@ def _fixed(layer: Layer, at: Setting) -> Seconds:
 
 
 def attention_seconds(layer: Layer, at: Setting) -> Seconds:
-    """What the attention of ``layer`` takes."""
+    """Compute the seconds of a layer's attention."""
     attention = layer.attention
     if attention is None:
         return Seconds()
@@ -364,7 +404,7 @@ def attention_seconds(layer: Layer, at: Setting) -> Seconds:
     if cache == HOST and ((not attention.flash and layer.attends is None) or _computes_on_host(layer)):
         generation = attention.flops * seen / on_host
     elif cache == HOST:
-        # the device computes, and has all of the cache copied for every token
+        # the device computes; the whole cache is copied to it for every token
         device = at.devices[layer.home if layer.attends is None else layer.attends]
         generation = attention.kv_bytes * seen / (device.pcie * (1 if device.is_remote else costs.pageable))
     else:
@@ -385,9 +425,9 @@ def attention_seconds(layer: Layer, at: Setting) -> Seconds:
 
 
 def _computes_on_host(layer: Layer) -> bool:
-    """Whether attention next to a cache on the host runs there too: its projections are on the host.
+    """Return whether the host computes attention next to a host cache, because it has the projections.
 
-    llama.cpp's scheduler gives an operation without weights to the device that has its neighbours
+    llama.cpp's scheduler gives an operation without weights to the device of its neighbours
     (``ggml_backend_sched_split_graph``).
     """
     if layer.home == HOST:
@@ -397,22 +437,24 @@ def _computes_on_host(layer: Layer) -> bool:
 
 
 def _are_projections_kept(layer: Layer) -> bool:
-    """Whether the host projects for attention in prompts, too, and so computes attention next to a cache there."""
+    """Return whether the host projects in prompts too, and so computes attention next to a host cache."""
     projections = _projections(layer)
     return projections is not None and projections.is_host_only
 
 
 def _projections(layer: Layer) -> Weights | None:
-    """The weights that attention begins with: the first that are not experts."""
+    """Return the weights at the start of attention: the first that are no experts."""
     return next((weights for weights in layer.weights if not weights.experts), None)
 
 
 def predicted_splits(work: Work, bare_splits: int) -> int:
-    """Graph splits of generation that llama.cpp will make: one for every change of place in graph order, and one.
+    """Predict the graph splits of generation: one, and one for every change of place in graph order.
 
-    Tensors of a layer that are apart from it are one change there and one back, and so is a cache on the host; the
-    token embedding is on the host. ``bare_splits`` are those of a layer that has nothing but its cache on a device.
-    Tensors that llama.cpp keeps on the host are between others of their layer: ``_splits_of_kept``.
+    Tensors apart from their layer make two splits, and so does a host cache. The token embedding is on the host.
+
+    Args:
+        work: The placed model.
+        bare_splits: Graph splits of a layer with only its cache on a device.
     """
     splits = 1
     place = HOST
@@ -431,9 +473,9 @@ def predicted_splits(work: Work, bare_splits: int) -> int:
 
 
 def predicted_prompt_splits(work: Work) -> int:
-    """Graph splits of a prompt whose host weights are streamed: every streamed tensor is one.
+    """Predict the graph splits of a prompt with streamed host weights: one for each streamed tensor.
 
-    Of a layer that is on the host llama.cpp makes about a dozen, of the feed-forward part alone three.
+    llama.cpp makes about twelve for a layer on the host, and three for its feed-forward part alone.
     """
     splits = 2 + hops(work)
     for layer in work.layers:
@@ -446,22 +488,22 @@ def predicted_prompt_splits(work: Work) -> int:
 
 
 def _splits_of_kept(layer: Layer) -> int:
-    """Graph splits of a layer on a device, of whose tensors llama.cpp keeps some on the host.
+    """Return the graph splits of a device's layer with tensors that llama.cpp keeps on the host.
 
-    One more than there are: within two of what llama.cpp itself counts in dummy loads of eleven models in ``TQ2_0`` on
+    One more than such tensors: within two of llama.cpp's own count in dummy loads of eleven models in ``TQ2_0`` on
     CUDA, with one to nine such tensors in each layer, and of three with one (``ssm_a``) on Vulkan.
     """
     return layer.n_host_only + 1 if layer.n_host_only and layer.home != HOST else 0
 
 
 def hops(work: Work, remote: Collection[int] = ()) -> int:
-    """How often the graph passes on from one device to another that is none of ``remote``."""
+    """Count how often the graph passes from one device to another that is not in ``remote``."""
     homes = [layer.home for layer in work.layers if layer.home != HOST]
     return sum(a != b and b not in remote for a, b in itertools.pairwise(homes))
 
 
 def visits(work: Work, remote: Collection[int]) -> dict[int, int]:
-    """How often the graph goes to each device of ``remote`` and back, whatever it comes from."""
+    """Count how often the graph goes to each device of ``remote`` and back."""
     found = dict.fromkeys(remote, 0)
     place = HOST
     for layer in work.layers:
@@ -477,7 +519,7 @@ def visits(work: Work, remote: Collection[int]) -> dict[int, int]:
 
 
 def visit_seconds(device: int, at: Setting) -> Seconds:
-    """What going to a remote device and back with the activations costs; nothing of a local one."""
+    """Compute the seconds of one visit to a remote device with the activations; 0 for a local device."""
     if not at.devices[device].is_remote:
         return Seconds()
     round_trip, activations = at.devices[device].round_trip, 2 * 4 * at.n_embd / at.link(device)
@@ -485,7 +527,7 @@ def visit_seconds(device: int, at: Setting) -> Seconds:
 
 
 def logits_seconds(output: Layer, at: Setting) -> Seconds:
-    """What getting the logits of each generated token from a remote device costs, where the output is on one."""
+    """Compute the seconds to fetch the logits of each generated token from a remote output; 0 for a local one."""
     if output.home == HOST or not at.devices[output.home].is_remote:
         return Seconds()
     n_vocab = sum(weights.n_params for weights in output.weights) / at.n_embd
@@ -495,9 +537,17 @@ def logits_seconds(output: Layer, at: Setting) -> Seconds:
 def price(
     work: Work, devices: Sequence[DeviceSpeed], host: HostSpeed, workload: Workload, costs: Costs | None = None
 ) -> Estimate:
-    """Seconds of ``workload`` with ``work`` on ``devices`` and ``host``, with ``costs`` (``cost.toml``'s by default).
+    """Estimate the seconds of ``workload`` with ``work`` on ``devices`` and ``host``.
 
-    Raises ``ValueError`` on speeds of 0 or less.
+    Args:
+        work: The placed model.
+        devices: Speeds of the devices.
+        host: Speed of the host.
+        workload: The request.
+        costs: Constants of the cost model; by default those of ``cost.toml``.
+
+    Raises:
+        ValueError: A speed is not above 0.
     """
     at = setting(work, devices, host, workload, costs)
     names = [f"device {d}" for d in range(len(at.devices))] + ["host"]
@@ -522,7 +572,7 @@ def price(
     prompt_splits = work.n_splits[0] if work.n_splits else predicted_prompt_splits(work) if at.streams else splits
     local = (at.link(d) for d in range(len(at.devices)) if d not in remote)
     activations = 4 * work.n_embd * at.batch / min(local, default=float("inf"))
-    # the first split is every model's, and is in the fixed cost of its layers
+    # the fixed cost of layers includes the first split, which every model has
     add("graph splits", Seconds(max(0, prompt_splits - 1), max(0, splits - 1)) * at.costs.split)
     add("device hops", Seconds(at.costs.hop + activations, at.costs.hop) * passed_on)
     shares = tuple(Part(name, seconds.prompt / at.batch, seconds.generation) for name, seconds in parts.items())
@@ -532,7 +582,7 @@ def price(
 
 
 def _repeated(layers: Sequence[Layer]) -> Iterable[tuple[Layer, int]]:
-    """Layers with how often each is there, told by identity: hashing them would cost what it saves."""
+    """Count equal layers, by identity: hashing them would cost as much as it saves."""
     found: dict[int, tuple[Layer, int]] = {}
     for layer in layers:
         found[id(layer)] = (layer, found.get(id(layer), (layer, 0))[1] + 1)
@@ -541,7 +591,7 @@ def _repeated(layers: Sequence[Layer]) -> Iterable[tuple[Layer, int]]:
 
 @functools.cache
 def family_name(device: DeviceSpeed) -> str:
-    """The key of ``Costs.families`` that a device belongs to: the first rule of ``cost.toml`` that it meets."""
+    """Return the key of a device in ``Costs.families``: the family of the first matching rule of ``cost.toml``."""
     for rule in figures()["rule"]:
         if (
             rule["kind"] in (device.kind, "*")
@@ -555,12 +605,12 @@ def family_name(device: DeviceSpeed) -> str:
 
 @functools.cache
 def default() -> Costs:
-    """The constants of ``cost.toml``."""
+    """Return the constants of ``cost.toml``."""
     return costs_of(figures())
 
 
 def costs_of(data: Mapping[str, Any]) -> Costs:
-    """``Costs`` from the tables of ``cost.toml``; a family has what ``family.cuda`` has where it says nothing else."""
+    """Build ``Costs`` from tables like ``cost.toml``; a family inherits missing figures from ``family.cuda``."""
     base = Family(**data["family"]["cuda"])
     families = {name: replace(base, **figures) for name, figures in data["family"].items()}
     return Costs(families, HostCosts(**data["host"]), **data["graph"])
@@ -568,5 +618,5 @@ def costs_of(data: Mapping[str, Any]) -> Costs:
 
 @functools.cache
 def figures() -> dict[str, Any]:
-    """The tables of ``cost.toml``."""
+    """Read ``cost.toml``."""
     return read_data(__file__)

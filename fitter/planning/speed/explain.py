@@ -1,4 +1,4 @@
-"""Why a plan is as it is: what was chosen over what, and how far from the best the plan can be at most. Seconds."""
+"""Explanations of a plan: the rejected alternatives, and the distance from a lower bound. Seconds."""
 
 from __future__ import annotations
 
@@ -12,57 +12,57 @@ REASONS: tuple[ReasonKind, ...] = ("context", "compute", "whole")
 
 @dataclass(frozen=True)
 class Choice:
-    """What was decided about something, and what else it might have been."""
+    """A decision of the search, and its best alternative."""
 
     subject: str
-    """What was decided about, such as ``where the weights go``."""
+    """The decision, such as ``where the weights go``."""
     chosen: str
-    """What was chosen."""
+    """The chosen alternative."""
     seconds: float
-    """Seconds that this takes of what the plan is to be fast at."""
+    """Seconds of the chosen alternative, for the plan's objective."""
     runner_up: str | None = None
-    """The best of the others; ``None`` where there was none."""
+    """The best rejected alternative; ``None`` without one."""
     runner_up_seconds: float | None = None
-    """Seconds that this takes; ``None`` where it was not priced, as what does not fit."""
+    """Its seconds; ``None`` if it was not priced, for example because it does not fit."""
 
     @property
     def excess(self) -> float | None:
-        """Seconds that the runner-up takes beyond what was chosen; negative where it takes less."""
+        """Seconds that the runner-up takes longer; negative if it is faster."""
         return None if self.runner_up_seconds is None else self.runner_up_seconds - self.seconds
 
 
 FAR = 1.5
-"""How many times its bound a plan takes from which on the search goes wider, and the plan says what is left of it."""
+"""From this ratio of a plan's time to its bound, the search goes wider, and the plan names its reasons."""
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a plan is far from its bound."""
+    """A reason why a plan is far from its bound."""
 
     kind: ReasonKind
-    """``context``: the plan's is larger than the smallest, by ``bytes`` of cache. ``compute``: compute buffers take
-    ``bytes``. ``whole``: layers and tensors are not divided.
+    """``context``: the plan's context is larger than the smallest one, by ``bytes`` of cache. ``compute``: compute
+    buffers take ``bytes``. ``whole``: layers and tensors are not divided.
     """
     seconds: float
-    """With this, and all reasons before it, nothing takes less than so many seconds."""
+    """The lower bound that includes this reason and all before it."""
     bytes: int = 0
-    """Bytes of cache or of compute buffers; 0 if it is not about any."""
+    """Bytes of cache or compute buffers; 0 for another reason."""
     devices: tuple[str, ...] = ()
-    """The devices that cannot hold their own compute buffers."""
+    """Devices that cannot hold their own compute buffers."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A time that no placement goes below."""
+    """A time that no placement can beat."""
 
     seconds: float
-    """Seconds that nothing takes less than."""
+    """The lower bound."""
     text: str = "the best placement of these tensors could, by the cost model"
-    """What that is, as in ``at most 3 % more than TEXT``."""
+    """Words for the bound, as in ``at most 3 % more than TEXT``."""
     reached: float | None = None
-    """Seconds that the plan takes of the same; ``None``: the whole estimated request."""
+    """Seconds of the plan to compare with; ``None``: those of the whole request."""
     reasons: tuple[Reason, ...] = ()
-    """What keeps a plan from it that is far from it (``FAR``)."""
+    """Reasons why the plan is far (``FAR``) from the bound."""
 
     @property
     def is_far(self) -> bool:
@@ -71,13 +71,14 @@ class Bound:
 
     @property
     def times(self) -> float:
-        """How many times the bound the plan takes; 1 where there is nothing to compare."""
+        """The plan's time as a multiple of the bound; 1 if there is nothing to compare."""
         return self.reached / self.seconds if self.reached is not None and self.seconds > 0 else 1.0
 
     def distance(self, request_seconds: float) -> float | None:
-        """How far the plan is from the bound, as a share of it; ``None`` where there is nothing to compare.
+        """Return the plan's distance from the bound, as a share of the bound; ``None`` if there is nothing to compare.
 
-        ``request_seconds``: what the plan takes for the whole request.
+        Args:
+            request_seconds: Seconds of the plan for the whole request.
         """
         reached = request_seconds if self.reached is None else self.reached
         if self.seconds <= 0 or not math.isfinite(self.seconds):

@@ -1,8 +1,7 @@
-"""What the cost model needs of a placement, from a model's header and the sizes that llama.cpp recorded.
+"""Inputs of the cost model, from a model's header and the sizes that llama.cpp recorded.
 
-Nothing here knows an architecture: what a layer's attention reads is what its cache takes, and only the number of
-operations follows from head counts, where the header has them. ``Pieces`` is a model at one context, of which every
-placement of a search is made.
+No architecture is special here: a layer's attention reads its cache, and head counts of the header give the number of
+operations. ``Pieces`` is a model at one context; a search makes all its placements of them.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from fitter.planning.speed.cost import Attention, Layer, Weights, Work
 _FLOATS = ("f32", "f16", "bf16")
 
 LOOKED_UP = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"})
-"""Types whose weights are entries of a codebook: a processor looks up every few of them, one after another."""
+"""Types whose weights are entries of a codebook: a processor looks them up in small groups, one after another."""
 
-# bytes that an element of a KV cache takes (ggml's block size over its length)
+# bytes of an element of a KV cache: ggml's block size over its length
 _CACHE_BYTES = {
     "f32": 4,
     "f16": 2,
@@ -40,9 +39,14 @@ _CACHE_BYTES = {
 
 
 class WeightFacts(NamedTuple):
-    """A tensor that is computed with for every token.
+    """A tensor that every token computes with.
 
-    ``experts``: routed experts, of which a token uses a part. ``looked_up``: whether its type is of ``LOOKED_UP``.
+    Attributes:
+        name: Its name.
+        bytes: Bytes as stored.
+        n_params: Number of weights.
+        experts: Whether it has routed experts, of which a token uses a part.
+        looked_up: Whether its type is one of ``LOOKED_UP``.
     """
 
     name: str
@@ -53,17 +57,18 @@ class WeightFacts(NamedTuple):
 
     @property
     def n_looked_up(self) -> int:
-        """Weights of it that a processor looks up."""
+        """Number of its weights that a processor looks up."""
         return self.n_params if self.looked_up else 0
 
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """A layer as the header describes it; ``tensors`` has the ``n_attention`` projections of attention first.
+    """A layer as the header describes it. Head counts and lengths are 0 if the header has none.
 
-    Head counts and lengths are 0 where the header has none. ``is_latent``: the cache has one compressed row for all
-    heads. ``is_windowed``: whether attention is a sliding window's, ``None`` where the header does not say it of each
-    layer.
+    Attributes:
+        tensors: Its tensors; the ``n_attention`` projections of attention come first.
+        is_latent: Whether the cache has one compressed row for all heads.
+        is_windowed: Whether attention has a sliding window; ``None`` if the header does not say so for each layer.
     """
 
     tensors: tuple[WeightFacts, ...]
@@ -78,11 +83,16 @@ class LayerFacts:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What pricing needs of a model's header. ``n_layer`` counts all layers, as ``Model.n_layer`` does.
+    """The facts of a model's header that prices depend on.
 
-    ``layers`` are those that generation computes: without those for multi-token prediction, which are the last.
-    ``output`` is what is computed after them, with the token embedding where that serves as the output. ``window``:
-    tokens of sliding-window attention, 0 without.
+    Attributes:
+        n_layer: Number of all layers, as in ``Model.n_layer``.
+        layers: Layers that generation computes: without the last ones, for multi-token prediction.
+        output: Tensors after the layers, with the token embedding if it serves as the output.
+        n_embd: Length of an activation vector.
+        n_expert: Number of experts.
+        n_expert_used: Number of experts that a token uses.
+        window: Tokens of sliding-window attention; 0 without.
     """
 
     n_layer: int
@@ -95,17 +105,17 @@ class ModelFacts:
 
     @property
     def tensors(self) -> list[WeightFacts]:
-        """All tensors that are computed with."""
+        """All tensors that tokens compute with."""
         return [tensor for tensors in (*(layer.tensors for layer in self.layers), self.output) for tensor in tensors]
 
     @property
     def names(self) -> list[str]:
-        """Their names."""
+        """Names of these tensors."""
         return [tensor.name for tensor in self.tensors]
 
 
 def facts_of(model: Model) -> ModelFacts:
-    """What pricing needs of ``model``. Whatever its header lacks is left out, never refused."""
+    """Read the facts from a model's header. Missing entries are left out, never refused."""
     layers: list[list[WeightFacts]] = [[] for _ in range(model.n_layer)]
     output: list[WeightFacts] = []
     lookup: list[WeightFacts] = []
@@ -144,9 +154,10 @@ def facts_of(model: Model) -> ModelFacts:
 
 
 def _reader(metadata: Mapping[str, MetadataValue], architecture: str) -> Callable[..., int]:
-    """Reads ``<arch>.<key>`` as a whole number: of a layer from an array that has one for each, else the largest.
+    """Make a function that reads ``<arch>.<key>`` as a whole number; from an array, the layer's entry or else the
+    largest.
 
-    What is none is not there: llama.cpp reads no other kind of number as one.
+    Other values count as missing, as in llama.cpp.
     """
 
     def read(key: str, default: int, layer: int | None = None) -> int:
@@ -190,11 +201,12 @@ def _is_projection(name: str) -> bool:
 
 @dataclass(frozen=True)
 class HostOnlyTensors:
-    """Tensors that llama.cpp keeps on the host wherever their layer is, since devices cannot compute with them.
+    """Tensors that llama.cpp keeps on the host, because devices cannot compute with them.
 
-    ``without_kernels``: those for which the device that recorded the model has none. ``takes``: the devices, by index,
-    that were measured to have them all the same. ``too_large``: for each device what is larger than a tensor may be
-    there.
+    Attributes:
+        without_kernels: Tensors for which the recording device has no kernels.
+        takes: Indices of devices that hold those tensors nevertheless, by measurement.
+        too_large: For each device, tensors above its limit for one tensor.
     """
 
     without_kernels: frozenset[str] = frozenset()
@@ -205,13 +217,15 @@ class HostOnlyTensors:
         return bool(self.without_kernels) or any(self.too_large)
 
     def has(self, name: str, place: int) -> bool:
-        """Whether the host computes with a tensor of a layer at ``place``; at ``HOST``: whether no device would."""
+        """Return whether the host computes with a tensor of a layer at ``place``; for ``HOST``, whether no device
+        would.
+        """
         if place == HOST:
             return name in self.without_kernels or (bool(self.too_large) and all(name in of for of in self.too_large))
         return (name in self.without_kernels and place not in self.takes) or self.is_too_large(name, place)
 
     def is_too_large(self, name: str, device: int) -> bool:
-        """Whether a tensor is larger than one may be on a device."""
+        """Return whether a tensor is above the device's limit for one tensor."""
         return device < len(self.too_large) and name in self.too_large[device]
 
 
@@ -220,10 +234,18 @@ NO_HOST_ONLY = HostOnlyTensors()
 
 @dataclass(frozen=True)
 class Pieces:
-    """A model at one context: all that placements of it have in common.
+    """A model at one context: the facts that all its placements share.
 
-    ``attention`` and ``states`` have an entry for each of ``facts.layers``; a state is the bytes of a recurrent
-    layer that every token reads and writes. ``pinned``: what the user's overrides place (a device's index or ``HOST``).
+    Attributes:
+        facts: The facts of its header.
+        attention: Attention of each of ``facts.layers``.
+        states: For each layer, bytes of the recurrent state that every token reads and writes.
+        n_ubatch: Tokens of a micro batch.
+        op_offload: Whether devices compute with host weights in prompts.
+        cache_on_host: Whether all caches are on the host.
+        pinned: Places of tensors by the user's overrides: a device's index, or ``HOST``.
+        is_mapped: Whether host weights are mapped from their file.
+        host_only: Tensors that llama.cpp keeps on the host.
     """
 
     facts: ModelFacts
@@ -241,14 +263,17 @@ class Pieces:
     _alike: dict[Layer, Layer] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def layer(self, index: int, home: int, apart: tuple[tuple[str, int], ...] = ()) -> Layer:
-        """Layer ``index`` (that of ``facts.layers``, or one more for the output) at ``home``.
+        """Return a layer at ``home``, or the output (the index after the last layer).
 
-        ``apart`` pairs tensors' names with the place that they have instead.
+        Args:
+            index: Index in ``facts.layers``.
+            home: The layer's place.
+            apart: Names of tensors with other places.
         """
         key = (index, home, apart)
         if key not in self._made:
             layer = self._make(index, home, dict(apart))
-            # layers that are alike are priced once where they are one object
+            # equal layers become one object, which is priced once
             self._made[key] = self._alike.setdefault(layer, layer)
         return self._made[key]
 
@@ -280,13 +305,13 @@ class Pieces:
         return Layer(home, weights, attention, cache if attention else None, attends, n_host_only)
 
     def _place_of(self, name: str, chosen: int) -> tuple[int, bool]:
-        """The place of a tensor for which ``chosen`` is, and whether llama.cpp keeps it on the host."""
+        """Return the place of a tensor that should be at ``chosen``, and whether llama.cpp keeps it on the host."""
         wanted = self.pinned.get(name, chosen)
         is_host_only = self.host_only.has(name, wanted)
         return (HOST if is_host_only else wanted), is_host_only
 
     def work(self, layers: tuple[Layer, ...], n_splits: tuple[int, int] | None) -> Work:
-        """The work of these layers, in the order in which they are computed."""
+        """Build the work of these layers, in the order of computation."""
         facts = self.facts
         return Work(
             layers,
@@ -309,9 +334,16 @@ def pieces_of(
     pinned: Mapping[str, int] | None = None,
     host_only: HostOnlyTensors = NO_HOST_ONLY,
 ) -> Pieces:
-    """What all placements have in common. ``units`` are those recorded at a context of ``n_ctx`` tokens.
+    """Collect the facts that all placements share.
 
-    ``params`` says what the cache is like; ``flash_attn`` whether flash attention is on where that is known.
+    Args:
+        facts: The facts of the model's header.
+        units: Layer sizes recorded at ``n_ctx`` tokens.
+        n_ctx: The context.
+        params: Parameters that decide the cache.
+        flash_attn: Whether flash attention is on, if known.
+        pinned: Places of tensors by the user's overrides.
+        host_only: Tensors that llama.cpp keeps on the host.
     """
     flash = params.flash_attn != "off" if flash_attn is None else flash_attn
     return Pieces(
@@ -331,11 +363,15 @@ def pieces_of(
 
 
 def host_only_tensors(facts: ModelFacts, layout: Layout, largest_tensors: Sequence[int | None]) -> HostOnlyTensors:
-    """What llama.cpp keeps on the host of the model that ``layout`` was recorded of, with all layers on its device.
+    """Find the tensors that llama.cpp keeps on the host.
 
-    ``largest_tensors``: the bytes that each device of the model takes in one tensor, ``None`` where it names no limit.
-    The device that records names none. llama.cpp keeps weights on the host whose type, size or operation a device does
-    not support (``weight_buft_supported`` of its model loader).
+    llama.cpp keeps weights on the host if a device does not support their type, size or operation
+    (``weight_buft_supported`` of its model loader).
+
+    Args:
+        facts: The facts of the model's header.
+        layout: Recorded with all layers on a device without a limit for one tensor.
+        largest_tensors: For each device, the most bytes of one tensor; ``None`` if it names no limit.
     """
     known = layout.on_device.union(layout.unused)
     without = frozenset(name for name in facts.names if name not in known and not stays_on_host(name))
@@ -347,10 +383,15 @@ def host_only_tensors(facts: ModelFacts, layout: Layout, largest_tensors: Sequen
 
 
 def as_measured(pieces: Pieces, work: Work, on_devices: Sequence[int]) -> Pieces:
-    """``pieces`` with what a load has shown of its devices; ``work`` was made of them for that load.
+    """Correct ``pieces`` by the bytes that a load has on each device.
 
-    ``on_devices``: bytes of weights that the load has on each device. What has no kernels was recorded on a device of
-    one kind; another kind may have them, and a remote device has all by its own account.
+    The layout was recorded on one kind of device. Another kind may have kernels for more tensors, and a remote device
+    claims to have all.
+
+    Args:
+        pieces: The model.
+        work: The work of the load, made of ``pieces``.
+        on_devices: Bytes of weights that the load has on each device.
     """
     facts = pieces.facts
     tensors = (*(layer.tensors for layer in facts.layers), facts.output)
@@ -360,10 +401,10 @@ def as_measured(pieces: Pieces, work: Work, on_devices: Sequence[int]) -> Pieces
             if part.place != HOST:
                 others[part.place] += part.bytes
         if layer.home != HOST and not pieces.cache_on_host:
-            # a state counts as weights that are read and written
+            # a recurrent state counts as weights that are read and written
             others[layer.home] -= 2 * state
         for tensor in weights:
-            # what an override of the user's puts on a device is there, whatever computes with it
+            # an override of the user puts a tensor on a device, whether it can compute or not
             is_there = tensor.name in pieces.pinned
             place = pieces.pinned.get(tensor.name, layer.home)
             if place != HOST and pieces.host_only.has(tensor.name, place):
@@ -397,7 +438,7 @@ def _attention(layer: LayerFacts, window: int, cache: int, n_ctx: int, params: P
     sharing = layer.n_head / layer.n_head_kv if layer.n_head_kv and not layer.is_latent else 1.0
     return Attention(
         kv_bytes,
-        # two operations for every cached number of 16 bits where there are no head counts
+        # without head counts: two operations for every cached number of 16 bits
         float(flops if width else kv_bytes),
         sharing,
         window if is_windowed else 0,
@@ -407,12 +448,18 @@ def _attention(layer: LayerFacts, window: int, cache: int, n_ctx: int, params: P
 
 
 def _padded(cells: int) -> int:
-    """Cells of a KV cache, which llama.cpp rounds up."""
+    """Round the cells of a KV cache up, as llama.cpp does."""
     return -(-cells // 256) * 256
 
 
 def work_of(pieces: Pieces, placement: Placement, n_splits: tuple[int, int] | None = None) -> Work:
-    """The work of ``placement``, made of layers that are kept for the next. ``n_splits`` as llama.cpp counted them."""
+    """Build the work of ``placement``, of cached layers.
+
+    Args:
+        pieces: The model.
+        placement: The placement.
+        n_splits: Graph splits as counted by llama.cpp, if known.
+    """
     moved: dict[int, list[tuple[str, int]]] = {}
     for item, target in placement.moved:
         moved.setdefault(item.layer, []).extend((f"{item.stem}.{suffix}", target) for suffix in item.suffixes)
@@ -430,9 +477,14 @@ def work_of_params(
     targets: Mapping[str, int],
     n_splits: tuple[int, int] | None = None,
 ) -> Work:
-    """The work of ``params`` on devices with ``free`` bytes, layers placed as llama.cpp does it.
+    """Build the work of ``params``, with layers placed as llama.cpp places them.
 
-    ``targets`` has the place (a device's index or ``HOST``) of every tensor that an override catches.
+    Args:
+        pieces: The model.
+        params: Parameters of the load.
+        free: Free bytes of each device.
+        targets: Places of the tensors that match an override: a device's index, or ``HOST``.
+        n_splits: Graph splits as counted by llama.cpp, if known.
     """
     homes = llama_placement(pieces.facts.n_layer + 1, params.n_gpu_layers, params.tensor_split, free).homes
     caught: dict[int | None, list[tuple[str, int]]] = {}
@@ -449,6 +501,6 @@ def work_of_params(
 
 
 def _computed(facts: ModelFacts) -> Iterable[tuple[int, int]]:
-    """Index among computed layers, the output the last, and among units, of everything that is computed."""
+    """List the layers and the output: index among computed layers, and index among units."""
     yield from ((index, index) for index in range(len(facts.layers)))
     yield len(facts.layers), facts.n_layer
