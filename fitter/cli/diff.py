@@ -30,7 +30,7 @@ result cannot be written.
 @options.builds_option
 @options.subject_options
 @options.selection_option
-@options.fitting_options_on_builds
+@options.fitting_options(without="llama_cpp")
 @options.markdown_option
 @options.json_option
 def diff(

@@ -42,7 +42,7 @@ _PASSING_ON = ("args", "shell")
 @click.command(cls=llama_options.Command, epilog=_EPILOG)
 @options.model_argument
 @options.repository_options
-@options.fitting_options
+@options.fitting_options()
 @options.json_option
 @options.format_option
 @options.anyway_option

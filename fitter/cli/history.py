@@ -32,7 +32,7 @@ the last build failed, 4 something takes more, or does not fit any more, 5 the r
 @options.builds_option
 @options.subject_options
 @options.selection_option
-@options.fitting_options_on_builds
+@options.fitting_options(without="llama_cpp")
 @options.history_options
 @options.markdown_option
 @options.json_option

@@ -258,15 +258,12 @@ def _option_of(each: Parameter, **settings: Any) -> Callable[[_Function], _Funct
     return _option(all_settings.pop("section", each.section), each.name, *each.options, **all_settings)
 
 
-def _options_of_fit(without: str = "") -> Callable[[_Function], _Function]:
+def fitting_options(without: str = "") -> Callable[[_Function], _Function]:
+    """Declare the options of all keywords of ``fit`` but one, in the sections of ``--help``."""
     offered = [each for each in table.taken_by(table.Fitting) if each.options and each.name != without]
     sections = (table.PROGRAM, table.CONTEXT, table.PLACEMENT, table.SHARED, DEVICES, table.SPEED, OUTPUT)
     return stacked(*(_option_of(each) for title in sections for each in offered if each.section == title))
 
-
-fitting_options = _options_of_fit()
-fitting_options_on_builds = _options_of_fit(without="llama_cpp")
-"""For commands whose ``--llama-cpp`` names several builds."""
 
 gpu_option = parameter("gpus")
 rpc_option = parameter("rpc")

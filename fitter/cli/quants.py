@@ -22,7 +22,7 @@ Exit status: 0 a file type fits, 1 none fits, 2 usage error, 3 the model cannot 
 @click.command(cls=options.Command, epilog=_EPILOG)
 @options.model_argument
 @options.quantization_options
-@options.fitting_options
+@options.fitting_options()
 @options.json_option
 @options.verbose_option
 def quants(

@@ -28,7 +28,7 @@ failed, or a package is missing for reports, 5 the report cannot be written.
 
 @click.command(cls=options.Command, epilog=_EPILOG)
 @options.model_argument
-@options.fitting_options
+@options.fitting_options()
 @options.page_options
 @options.verbose_option
 def report(

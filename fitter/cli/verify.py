@@ -27,7 +27,7 @@ _WITH_PLAN = ("timeout", "llama_cpp", "program")
 
 @click.command(cls=llama_options.Command, epilog=_EPILOG)
 @options.optional_model_argument
-@options.fitting_options
+@options.fitting_options()
 @options.verification_options
 @options.page_option
 @options.json_option

@@ -1,6 +1,6 @@
-"""How well virtual devices answer for the real ones, and what a loaded model takes that llama.cpp does not count.
+"""Compare virtual devices with real ones, and measure the memory that llama.cpp does not count. Bytes.
 
-Bytes. What measures is handed in, so that everything here works without a device.
+Callers pass in the functions that measure, so everything here works without a device.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from fitter.planning.request.constraints import default_margin
 from fitter.storage.data_files import read_data
 
 PROFILES = {"CUDA": "cuda", "ROCm": "rocm"}
-"""The profile of the virtual twin, by the backend of the real device."""
+"""Profile of the virtual twin, by the backend of the real device."""
 
 LOAD_PARAMS = Params(n_ctx=4096)
-"""What is loaded for real: all layers on the device, a full micro batch of 512 tokens and single ones."""
+"""Parameters of the real loads: all layers on the device, a full micro batch of 512 tokens and single tokens."""
 
 Measure = Callable[[Path, Params], Breakdown]
-"""One dummy load; raises ``LlamaCppError`` where llama.cpp cannot make it."""
+"""Makes one dummy load; raises ``LlamaCppError`` if llama.cpp refuses it."""
 
 
 @dataclass(frozen=True)
 class CalibrationModel:
-    """A model of the data file, or the user's; ``is_loaded`` says whether it is loaded for real as well."""
+    """A model of the data file, or the user's; ``is_loaded`` if it is also loaded for real."""
 
     name: str
     path: Path
@@ -42,7 +42,7 @@ class CalibrationModel:
 
 @dataclass(frozen=True)
 class Configuration:
-    """Parameters to load every model with; they name no device."""
+    """Parameters to load every model with, without devices."""
 
     name: str
     params: Params
@@ -50,67 +50,67 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Difference:
-    """One number that differs."""
+    """A number that differs."""
 
     model: str
-    """The model that was loaded."""
+    """The loaded model."""
     configuration: str
-    """The parameters that it was loaded with, by their name."""
+    """Name of the parameters."""
     what: str
-    """A buffer type and a kind, such as ``CUDA0 compute``, or ``load``."""
+    """Buffer type and kind, such as ``CUDA0 compute``, or ``load``."""
     real: int | str
-    """Bytes of the real device; of ``load`` either ``loads`` or llama.cpp's error."""
+    """Bytes on the real device; for ``load``, ``loads`` or llama.cpp's error."""
     other: int | str
-    """The same of what it is compared with."""
+    """The same on the other side."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Dummy loads on real devices against something else."""
+    """Dummy loads on real devices, compared with another side."""
 
     devices: tuple[str, ...]
     """The devices."""
     between: Literal["twin", "real load"]
-    """What they are compared with: their virtual ``twin``, or a ``real load`` on the same device."""
+    """The other side: a virtual ``twin``, or a ``real load`` on the same device."""
     loads: int
-    """How many loads were compared."""
+    """Number of compared loads."""
     differences: tuple[Difference, ...]
-    """Every number that differs."""
+    """All numbers that differ."""
 
 
 @dataclass(frozen=True)
 class DeviceCalibration:
-    """What was measured of a real device."""
+    """Measurements of a real device."""
 
     info: DeviceInfo
     """The device."""
     twin: VirtualDevice | None
-    """Its virtual twin; ``None`` where its backend has no profile."""
+    """Its virtual twin; ``None`` if its backend has no profile."""
     context: int | None
-    """Bytes that a process takes by merely using the device (the driver's context), as another one sees it; ``None``
-    where the device's report of its memory cannot tell.
+    """Bytes that a process takes by using the device (the driver's context), as another process sees them; ``None`` if
+    the device's report cannot tell.
     """
     outside: int | None
-    """Bytes that a loaded and computing model takes beyond that and beyond llama.cpp's own count; ``None`` where the
-    device's report of its memory cannot tell.
+    """Bytes of a loaded and computing model beyond that and beyond llama.cpp's count; ``None`` if the device's report
+    cannot tell.
     """
 
     @property
     def margin(self) -> int:
-        """The margin that a fit leaves on the device by default."""
+        """The default margin on the device."""
         return default_margin(self.outside)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """How far virtual devices can be trusted here, and what default margins come of it."""
+    """The calibration of this machine's devices."""
 
     devices: tuple[DeviceCalibration, ...]
-    """What was measured of each device."""
+    """Measurements of each device."""
     comparisons: tuple[Comparison, ...]
-    """Loads that were compared, and what differs."""
+    """Compared loads, with their differences."""
     stored: Path | None = None
-    """The file that keeps what was measured; ``None`` where nothing was to be stored."""
+    """The file of stored measurements; ``None`` if not stored."""
 
     @property
     def is_exact(self) -> bool:
@@ -119,27 +119,27 @@ class Calibration:
 
 
 class Measurer(Protocol):
-    """A worker process on real or virtual devices, as far as dummy loads go."""
+    """A worker on real or virtual devices."""
 
     def measure(self, path: Path, params: Params) -> Breakdown:
-        """One dummy load; raises ``LlamaCppError`` where llama.cpp cannot make it."""
+        """Make one dummy load. Raises ``LlamaCppError`` if llama.cpp refuses it."""
 
 
 class Process(Protocol):
-    """A worker process on the real devices."""
+    """A worker on the real devices."""
 
     def memory(self) -> tuple[DeviceInfo, ...]:
-        """The devices with what is free now."""
+        """Return the devices with their free memory now."""
 
     def load(self, path: Path, params: Params) -> Loaded:
-        """Load for real, compute, and keep it."""
+        """Load for real, compute, and keep the model."""
 
 
 # --- models and configurations
 
 
 def configurations() -> tuple[Configuration, ...]:
-    """Those of the data file."""
+    """Read the configurations of the data file."""
     return tuple(Configuration(name, _params(entry)) for name, entry in _data()["configuration"].items())
 
 
@@ -181,10 +181,15 @@ def _data() -> dict[str, Any]:
 
 
 def twin_of(info: DeviceInfo, compute_capability: int | None, profile: str | None = None) -> VirtualDevice | None:
-    """The virtual device that should answer as ``info`` does; ``None`` where nothing says which profile that has.
+    """Describe the virtual twin of ``info``.
 
-    Without a ``compute_capability`` it is that of the catalogue's card of the same name, which a CUDA or ROCm device
-    must have; ``profile`` takes the place of the backend's own.
+    Args:
+        info: The real device.
+        compute_capability: Its compute capability; ``None`` for the one of the catalogue's card of this name.
+        profile: The twin's profile; ``None`` for the one of its backend.
+
+    Returns:
+        The twin; ``None`` if its profile or its compute capability is unknown.
     """
     profile = profile or PROFILES.get(info.backend)
     if compute_capability is None and (card := gpu_catalogue.find(info.description)):
@@ -202,7 +207,7 @@ def compare(
     wanted: Iterable[Configuration],
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
-    """Load every model with every configuration on ``devices`` on both sides, and note every number that differs."""
+    """Load every model with every configuration on both sides, and collect the differences."""
     names = tuple(device.name for device in devices)
     loads, differences = 0, []
     for model in models:
@@ -225,9 +230,15 @@ def compare_twins(
     models: Sequence[CalibrationModel],
     on_step: Callable[[str], None] = lambda _: None,
 ) -> tuple[Comparison, ...]:
-    """Dummy loads of every model on each of ``devices`` against its twin, and on all of them together.
+    """Compare each device with its twin, and all devices together with all twins.
 
-    ``start`` begins a process with virtual devices. Devices without a twin are left out.
+    Args:
+        real: Makes dummy loads on the real devices.
+        start: Starts a process with virtual devices.
+        devices: The real devices; those without a twin are skipped.
+        twins: Twins by device name.
+        models: Models to load.
+        on_step: Called before each load.
     """
     found = []
     for group in [*((info,) for info in devices), *([tuple(devices)] if len(devices) > 1 else [])]:
@@ -239,7 +250,7 @@ def compare_twins(
 
 
 def compare_loads(measure: Measure, loads: Iterable[MeasuredLoad], info: DeviceInfo) -> Comparison:
-    """What real ``loads`` on the device took against what dummy loads that reserve (``measure``) say of them."""
+    """Compare real loads on a device with dummy loads that reserve."""
     count, differences = 0, []
     for load in loads:
         dummy = _numbers(measure, load.model.path, replace(LOAD_PARAMS, devices=(info.name,)), [info])
@@ -260,7 +271,7 @@ def _numbers(measure: Measure, path: Path, params: Params, devices: Sequence[Dev
 
 
 def numbers_of(breakdown: Breakdown, devices: Sequence[DeviceInfo]) -> dict[str, int | str]:
-    """Bytes by buffer type and kind, zeros left out; a device's own buffer type has the device's name."""
+    """Return bytes by buffer type and kind, without zeros; a device's own buffer type has the device's name."""
     own = {device.buffer_type: device.name for device in devices if device.buffer_type}
     numbers: dict[str, int | str] = {"load": "loads"}
     for row in breakdown.rows:
@@ -275,7 +286,7 @@ def _different(
     real: Mapping[str, int | str], other: Mapping[str, int | str]
 ) -> Iterator[tuple[str, int | str, int | str]]:
     if real["load"] != other["load"]:
-        # what the side that loads takes is no difference of its own
+        # the bytes of the side that loads are no further difference
         yield "load", real["load"], other["load"]
         return
     for what in dict.fromkeys([*real, *other]):
@@ -288,7 +299,7 @@ def _different(
 
 @dataclass(frozen=True)
 class MeasuredLoad:
-    """A real load; ``context`` and ``outside`` as in ``DeviceCalibration``, as far as this load tells."""
+    """A real load; ``context`` and ``outside`` as in ``DeviceCalibration``, measured by this load."""
 
     model: CalibrationModel
     loaded: Loaded
@@ -297,10 +308,9 @@ class MeasuredLoad:
 
 
 def measure_load(observer: Process, loader: Process, info: DeviceInfo, model: CalibrationModel) -> MeasuredLoad:
-    """Load ``model`` on the device in ``loader``, a fresh process, while another one, ``observer``, watches.
+    """Load ``model`` on a device in ``loader``, a fresh process, while the process ``observer`` watches.
 
-    Both use the device already when they are asked what is free, so that what they take themselves is the same
-    before and after.
+    Both use the device before they report free memory, so their own memory is the same before and after.
     """
     idle = _free(observer.memory(), info)
     before = _free(loader.memory(), info)
@@ -308,7 +318,7 @@ def measure_load(observer: Process, loader: Process, info: DeviceInfo, model: Ca
     loaded = loader.load(model.path, replace(LOAD_PARAMS, devices=(info.name,)))
     own = loaded.breakdown.on(info.name).used
     outside = before - _free(loaded.devices, info) - own
-    # Where less went than llama.cpp counts, the report stands still (a CPU behind RPC), or somebody freed memory.
+    # less than llama.cpp's count: the report does not change (a CPU behind RPC), or another program freed memory
     return MeasuredLoad(model, loaded, idle - started if idle >= started else None, outside if outside >= 0 else None)
 
 
@@ -319,7 +329,7 @@ def load_each(
     models: Iterable[CalibrationModel],
     on_step: Callable[[str], None] = lambda _: None,
 ) -> tuple[MeasuredLoad, ...]:
-    """Real loads on one device, of those of ``models`` that are for that, each in a process of its own."""
+    """Load each model that is loaded for real on one device, each in its own process."""
     loads = []
     for model in models:
         if model.is_loaded:
@@ -332,14 +342,14 @@ def load_each(
 def device_calibration(
     info: DeviceInfo, twin: VirtualDevice | None, loads: Sequence[MeasuredLoad]
 ) -> DeviceCalibration:
-    """The most that any of the loads took."""
+    """Take the most bytes of all loads."""
     return DeviceCalibration(
         info, twin, _largest(load.context for load in loads), _largest(load.outside for load in loads)
     )
 
 
 def records(devices: Iterable[DeviceCalibration]) -> tuple[Calibrated, ...]:
-    """What there is to store of ``devices``."""
+    """Return the measurements to store."""
     return tuple(
         Calibrated(device.info.backend, device.info.description, device.info.total, device.outside, device.context)
         for device in devices

@@ -1,4 +1,4 @@
-"""What a llama-server said and took that was started with a plan, beside what the plan says. Bytes."""
+"""Compare the log and the memory of a llama-server with the plan that it runs. Bytes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from fitter.programs.resident import Resident
 from fitter.programs.server_log import Buffer, CachedPrompt, Figure, Said, is_host, total
 
 DRAFTS = ("draft", "mtp")
-"""Kinds of what is beside a model that have a context of their own, in the same server."""
+"""Kinds of draft models, which have a context of their own in the same server."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes that llama.cpp writes of a sequence of so many tokens; ``None`` where that is not known.
+    """Functions from tokens of a sequence to bytes that llama.cpp writes; ``None`` if unknown.
 
-    ``prompt``: the whole state, as in the prompt cache. ``checkpoint``: what of it cannot be rolled back.
+    Attributes:
+        prompt: The whole state, as in the prompt cache.
+        checkpoint: The part that cannot be rolled back.
     """
 
     prompt: Callable[[int], int] | None = None
@@ -29,10 +31,10 @@ class Sizes:
 
 
 def compare_rows(plan: Plan, said: Said) -> tuple[VerifiedRow, ...]:
-    """Every buffer type that either side has, and what is beside the model by device.
+    """Compare every buffer type of plan and log, and draft models by device.
 
-    What the server does not say of any buffer type is ``unsaid`` of all. Where weights are mapped from the file, what
-    it says is the part of the file that they are in, which may have others between them.
+    Kinds that the log has for no buffer type are ``unsaid`` for all. For mapped weights the log has the mapped part of
+    the file, which may include other weights.
     """
     own = [buffer for buffer in said.buffers if buffer.context == 0 and buffer.kind in KINDS]
     expected = {row.buffer_type: row.real for row in plan.breakdown.rows}
@@ -57,7 +59,7 @@ def _row(name: str, expected: Row | None, buffers: Sequence[Buffer], unsaid: tup
 
 
 def _beside(plan: Plan, said: Said) -> Iterator[VerifiedRow]:
-    """What drafts, by device: the second context and its weights."""
+    """Compare the second context and its weights, by device."""
     drafts = [use for use in plan.shared if use.kind in DRAFTS]
     found = [each for each in said.buffers if each.context > 0 and each.kind in KINDS]
     if not drafts:
@@ -76,10 +78,10 @@ def _beside(plan: Plan, said: Said) -> Iterator[VerifiedRow]:
 def server_use(
     plan: Plan, server: ServerProgram, said: Said, fed: Fed, most: Resident | None, sizes: Sizes
 ) -> ServerUse:
-    """What ``server`` took after the load, and its process in all."""
+    """Collect the memory of ``server`` after the load, and of its process."""
     later = tuple(_later(plan, said, sizes))
     mapped = sum(_mapped(plan, said))
-    # what a real load reserves may be more than a plan's own figure, which is a dummy load's
+    # a real load may reserve more than the plan's dummy load
     reserved = max(0, plan.breakdown.real.host.used - plan.breakdown.host.used)
     load = plan.host.used - plan.host.later - mapped + reserved
     is_limited = all(each.bytes is not None for each in plan.later)
@@ -102,7 +104,7 @@ def server_use(
 
 
 def _mapped(plan: Plan, said: Said) -> Iterator[int]:
-    """Bytes of weights that the plan counts in host memory and the server has mapped from a file."""
+    """Yield bytes of weights that the plan counts as host memory and the server mapped from a file."""
     mapped = {(min(each.context, 1), each.buffer_type) for each in said.buffers if each.is_mapped}
     for row in plan.breakdown.rows:
         if row.is_host and (0, row.buffer_type) in mapped:
@@ -131,7 +133,7 @@ def _later(plan: Plan, said: Said, sizes: Sizes) -> Iterator[LaterUse]:
 
 
 def _predicted(prompt: CachedPrompt, sizes: Sizes) -> int | None:
-    """Bytes of ``prompt`` in the cache, its checkpoints being as large as one of all its tokens."""
+    """Predict the bytes of ``prompt`` in the cache, with checkpoints as large as one of all its tokens."""
     if sizes.prompt is None or (prompt.checkpoints and sizes.checkpoint is None):
         return None
     one = sizes.checkpoint(prompt.tokens) if sizes.checkpoint else 0

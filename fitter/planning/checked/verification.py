@@ -1,6 +1,6 @@
-"""A plan loaded for real: what llama.cpp said that it would take, beside what it takes. Bytes.
+"""Load a plan for real, and compare llama.cpp's prediction with the real load. Bytes.
 
-What loads is handed in, so that everything here works without a device.
+Callers pass in the process that loads, so everything here works without a device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fitter.programs.finding import NAME as SERVER
 
 
 def loaded_by(program: str | None, server: object | None, prompts: int | None) -> str:
-    """The program that is to load the plan. Raises ``UsageError`` for one that cannot be verified with."""
+    """Choose the program that loads the plan. Raises ``UsageError`` for a program that cannot be verified."""
     chosen = SERVER if program is None and server is not None else program or programs.chosen("llama-cpp-python")
     if chosen in ("llama-cli", "llama-bench"):
         raise UsageError(
@@ -33,7 +33,7 @@ def loaded_by(program: str | None, server: object | None, prompts: int | None) -
 
 
 def check_same_model(planned: ModelSummary, found: ModelSummary) -> None:
-    """Raise ``UsageError`` where a plan is of another model than the one that was found."""
+    """Raise ``UsageError`` if the plan is for another model."""
     for what in ("architecture", "name", "bytes"):
         wanted, here = getattr(planned, what), getattr(found, what)
         if wanted != here:
@@ -41,19 +41,26 @@ def check_same_model(planned: ModelSummary, found: ModelSummary) -> None:
 
 
 def verify(plan: Plan, path: Path, loader: Process, host_free: Callable[[], int], tolerance: int) -> Verification:
-    """Load ``path`` in ``loader``, a fresh process on the real devices, as ``plan`` says, and compare.
+    """Load a plan for real, and compare.
 
-    ``host_free`` says what the host has available. A plan that does not fit, or not any more, is not loaded. Raises
-    ``PlanError`` where a device of the plan is not here, or its devices are virtual.
+    Args:
+        plan: The plan; one that does not fit, or no longer fits, is not loaded.
+        path: Its model.
+        loader: A fresh process on the real devices.
+        host_free: Returns the host's available bytes.
+        tolerance: Bytes by which a number may exceed its prediction.
+
+    Raises:
+        PlanError: A device of the plan is missing or virtual.
     """
     check_can_run(plan)
     params = resolved(plan)
     answer = Verification(plan.model, params, tolerance, shared=plan.shared)
     if plan.problems:
         return replace(answer, problems=plan.problems)
-    # what has nothing of the model need not be here
+    # devices without a part of the model may be missing
     uses = tuple(use for use in plan.devices if use.name in (params.devices or ()))
-    # The process uses the devices from this question on: what it takes of them for itself is gone before and after.
+    # from this question on the process uses the devices, so its own memory counts before and after
     before = loader.memory()
     check_devices(uses, before)
     host_before = host_free()
@@ -71,7 +78,7 @@ def verify(plan: Plan, path: Path, loader: Process, host_free: Callable[[], int]
 
 
 def compare(predicted: Sequence[Row], real: Breakdown) -> tuple[VerifiedRow, ...]:
-    """Every buffer type that either side has, in the order of the real load."""
+    """Compare every buffer type of both sides, in the order of the real load."""
     expected = {(row.buffer_type, row.device): row.real for row in predicted}
     found = {(row.buffer_type, row.device): row for row in real.rows}
     return tuple(
@@ -85,7 +92,7 @@ def _empty(row: Row) -> Row:
 
 
 def check_devices(uses: Sequence[DeviceUse], here: Sequence[DeviceInfo]) -> None:
-    """Raise ``PlanError`` where a device of the plan is not here, or is another one."""
+    """Raise ``PlanError`` if a device of the plan is missing, or is another device."""
     known = {device.name: device.description for device in here}
     names = ", ".join(known) or "no device"
     for use in uses:
@@ -106,11 +113,11 @@ def problems_now(
     host_free: int,
     pools: Sequence[PoolUse] = (),
 ) -> Iterator[Problem]:
-    """What the plan needs and is not free at this moment: loading it would take others' memory, or fail."""
+    """Yield the devices and pools with less free memory now than the plan needs."""
     limits = [(use.name, use.used - use.shared, free_of(here, use.name)) for use in uses]
     limits.append(("host", host.used - host.shared, host_free))
     for pool in pools:
-        # what is not free of it any more is what the host lost meanwhile
+        # the pool has lost the memory that the host has lost meanwhile
         beside = host.shared + sum(use.shared for use in uses if use.name in pool.members)
         limits.append((pool.name, pool.used - beside, pool.free - max(0, (host.free or 0) - host_free)))
     for name, needed, free in limits:
@@ -120,5 +127,5 @@ def problems_now(
 
 
 def free_of(devices: Sequence[DeviceInfo], name: str) -> int:
-    """Free bytes of one of ``devices``."""
+    """Return the free bytes of a device."""
     return next(device.free for device in devices if device.name == name)

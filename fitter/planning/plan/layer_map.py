@@ -1,4 +1,4 @@
-"""Where each layer's weights and cache are in a plan: what a picture of it draws. Sizes in bytes."""
+"""The layer map of a plan: the bytes of each layer's weights and cache at each place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fitter.planning.placing.placement import llama_placement
 from fitter.planning.plan.plan import Plan
 
 HOST_NAME = "host"
-"""The host, where the name of a device is expected."""
+"""The host's name, in place of a device's."""
 
 _ENDS = "embedding and output"
 _REST = "norms and the rest"
@@ -29,44 +29,44 @@ _GROUPS = {
     Role.PREDICTION: "multi-token prediction",
 }
 GROUPS = (_ENDS, *_GROUPS.values(), _REST, _CACHE, _STATE)
-"""What a layer's bytes are grouped by, in the order in which they are drawn."""
+"""Groups of a layer's bytes, in the order of the drawing."""
 
 
 @dataclass(frozen=True)
 class MapCell:
-    """The bytes of one group of tensors in one layer, by where they are."""
+    """The bytes of one group of tensors in one layer, by place."""
 
     group: str
     """One of ``GROUPS``."""
     layer: int
-    """The layer's number from 0; -1 for what is before all layers, and the number of layers for the output."""
+    """The layer's number from 0; -1 before all layers, and the number of layers for the output."""
     bytes: tuple[tuple[str, int], ...]
-    """Names of devices, or ``host``, with the bytes that are there, in the order of the map's ``places``."""
+    """Pairs of a place (a device or ``host``) and its bytes, in the order of the map's ``places``."""
 
 
 @dataclass(frozen=True)
 class LayerMap:
-    """Where every layer's weights and its part of the cache are."""
+    """The place of every layer's weights and cache."""
 
     n_layer: int
     """Repeating layers."""
     places: tuple[str, ...]
-    """The devices in the plan's order, and ``host`` last."""
+    """The devices in the plan's order, then ``host``."""
     cells: tuple[MapCell, ...]
-    """What there is, by group and then by layer."""
+    """All cells, by group and then by layer."""
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """The groups that the model has."""
+        """The groups of this model."""
         found = {cell.group for cell in self.cells}
         return tuple(group for group in GROUPS if group in found)
 
     def on(self, place: str) -> int:
-        """All bytes at one of the ``places``."""
+        """Add up all bytes at one of the ``places``."""
         return sum(dict(cell.bytes).get(place, 0) for cell in self.cells)
 
     def to_dict(self) -> dict[str, Any]:
-        """The map as JSON-ready data: for each group a list of layers, each with bytes by place."""
+        """Return the map for JSON: for each group a list of layers, each with bytes by place."""
         return {
             "n_layer": self.n_layer,
             "places": list(self.places),
@@ -83,17 +83,24 @@ class LayerMap:
 
 
 def overridden(plan: Plan) -> list[str]:
-    """The patterns of the plan's overrides, which decide where single tensors are."""
+    """Return the patterns of the plan's overrides."""
     return [override.pattern for override in plan.params.tensor_buft_overrides]
 
 
 def map_of(plan: Plan, model: Model, layout: Layout, matches: Sequence[int]) -> LayerMap | None:
-    """The map of ``plan`` for the ``model`` that it is of; ``None`` where layers are not each on one device.
+    """Map the layers of ``plan`` to places.
 
-    ``layout`` is what llama.cpp recorded with the plan's context, ``matches`` the index of the override that catches
-    each of the model's tensors, -1 for none. What the layout does not have is on the host, since the device that it was
-    recorded on does not compute with it; but not where a device of another kind was measured to have it. Nor has a
-    device what is too large for one tensor there, which the recording one takes.
+    A tensor that the layout lacks is on the host, because the recording device does not compute with it, unless a
+    device of another kind was measured to have it. A tensor above a device's limit for one tensor is on the host too.
+
+    Args:
+        plan: The plan.
+        model: Its model.
+        layout: Recorded by llama.cpp at the plan's context.
+        matches: For each tensor of the model, the index of the override that matches it; -1 for none.
+
+    Returns:
+        The map; ``None`` where several devices share a layer, or the map disagrees with the measurement.
     """
     if plan.params.split_mode not in ("layer", "none"):
         return None
@@ -138,7 +145,7 @@ def _add(sums: _Sums, key: tuple[str, int], place: int, size: int) -> None:
 
 
 def _lacks(sums: _Sums, plan: Plan) -> list[int]:
-    """What each device was measured to have beyond ``sums``."""
+    """Compute the measured bytes of each device that ``sums`` lacks."""
     lacks = [_measured(plan, name) for name in plan.breakdown.devices]
     for cell in sums.values():
         for place, size in cell.items():
@@ -148,9 +155,9 @@ def _lacks(sums: _Sums, plan: Plan) -> list[int]:
 
 
 def _leave_largest(sums: _Sums, plan: Plan, weights: Iterable[tuple[int, tuple[str, int], int]]) -> None:
-    """Put the largest of ``weights`` on the host, as many as each device was measured not to have.
+    """Move the largest ``weights`` to the host until no device has more than measured.
 
-    They are sizes with group and layer, and place. A device takes tensors up to some size.
+    Each weight is its size, its group and layer, and its place. Devices limit the size of one tensor.
     """
     lacks = _lacks(sums, plan)
     is_all = [False] * len(lacks)
@@ -166,12 +173,12 @@ def _leave_largest(sums: _Sums, plan: Plan, weights: Iterable[tuple[int, tuple[s
 def _add_unrecorded(
     sums: _Sums, plan: Plan, model: Model, layout: Layout, homes: Sequence[int], targets: Mapping[str, int]
 ) -> None:
-    """Add the tensors that are loaded and not in ``layout``; ``sums`` has all others."""
+    """Add loaded tensors that ``layout`` lacks to ``sums``, which has all others."""
     every = {entry.name for entry in layout.entries}
     on_host = {entry.name for entry in layout.entries if entry.buffer_type != LAYOUT_DEVICE}
     placed = []
     for tensor in model.tensors:
-        # an embedding that serves as the output is there twice
+        # an embedding that serves as the output is loaded twice
         is_input = stays_on_host(tensor.name)
         if tensor.name not in (on_host if is_input else every) and tensor.name not in layout.unused:
             layer, group = _cell_of(tensor.name, model.n_layer, not is_input)
@@ -180,20 +187,20 @@ def _add_unrecorded(
     lacks = _lacks(sums, plan)
     of_home = [sum(tensor.bytes for tensor, _, home in placed if home == d) for d in range(len(lacks))]
     for tensor, key, home in placed:
-        # all of it is there, or nothing
+        # a device has all of these tensors, or none
         is_there = home != HOST and (tensor.name in targets or lacks[home] > of_home[home] / 2)
         _add(sums, key, home if is_there else HOST, tensor.bytes)
 
 
 def _homes(plan: Plan, n_units: int) -> list[int]:
-    """The place of each layer, and of the output last, as llama.cpp chooses it."""
+    """Return the place of each layer, and of the output last, as llama.cpp chooses it."""
     free = {use.name: use.free for use in plan.devices}
     on_devices = [free.get(name, 0) for name in plan.breakdown.devices]
     return llama_placement(n_units, plan.params.n_gpu_layers, plan.params.tensor_split, on_devices).homes
 
 
 def _cell_of(name: str, n_layer: int, on_device: bool) -> tuple[int, str]:
-    """The layer and the group of a weight."""
+    """Return the layer and the group of a weight."""
     layer = layer_index(name)
     if layer is None:
         return (n_layer if on_device else -1), _ENDS
@@ -213,7 +220,7 @@ def _cells(sums: Mapping[tuple[str, int], Mapping[int, int]], devices: Sequence[
 
 
 def _take_once(sums: _Sums, plan: Plan, n_layer: int, layout: Layout) -> None:
-    """Leave an embedding that serves as the output out of the latter where llama.cpp has both in one host buffer."""
+    """Count an embedding that serves as the output once, if llama.cpp has both in one host buffer."""
     twice = [e for e in layout.entries if e.buffer_type == LAYOUT_DEVICE and stays_on_host(e.name)]
     output = sums.get((_ENDS, n_layer), {})
     on_host = sum(cell.get(HOST, 0) for cell in sums.values())
@@ -223,21 +230,21 @@ def _take_once(sums: _Sums, plan: Plan, n_layer: int, layout: Layout) -> None:
 
 
 _TOLERANCE = 0.01
-"""How far the bytes of a device in the map may be from the measured ones: devices align tensors differently."""
+"""Allowed deviation of a device's bytes in the map from the measured ones: devices align tensors differently."""
 
 
 def _agrees(found: LayerMap, plan: Plan) -> bool:
-    """Whether the map has everywhere what llama.cpp measured there; otherwise it would show something untrue."""
+    """Return whether the map has the measured bytes at every place."""
     measured = {name: _measured(plan, name) for name in plan.breakdown.devices} | {HOST_NAME: _on_host(plan)}
     return all(abs(found.on(name) - size) <= _TOLERANCE * max(size, 2**20) for name, size in measured.items())
 
 
 def _on_host(plan: Plan) -> int:
-    """Bytes of weights and caches on the host."""
+    """Return the measured bytes of weights and caches on the host."""
     return plan.breakdown.host.model + plan.breakdown.host.context
 
 
 def _measured(plan: Plan, device: str) -> int:
-    """Bytes of weights and caches on a device."""
+    """Return the measured bytes of weights and caches on a device."""
     row = plan.breakdown.on(device)
     return row.model + row.context

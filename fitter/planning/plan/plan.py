@@ -1,6 +1,6 @@
-"""A plan: parameters, and the memory that llama.cpp measured for them. Sizes in bytes.
+"""A plan: parameters, and the memory that llama.cpp measured for them. Bytes.
 
-Functions that write, load or verify a plan are in rooms above this one (``result_methods``).
+``result_methods`` calls the functions that write, load or verify a plan; they are above this package.
 """
 
 from __future__ import annotations
@@ -55,11 +55,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """Parameters that llama.cpp measured to fit (or, with ``fits`` false, the nearest that were tried).
+    """Parameters that llama.cpp measured to fit; with ``fits`` false, the nearest ones that were tried.
 
-    They were confirmed by a dummy load of the user's own file, and the rest is what that load measured. ``bool(plan)``
-    is ``plan.fits``, ``str(plan)`` the table that the command shows. A plan that was read from a file has what the file
-    says, and defaults for the rest.
+    A dummy load of the user's own file confirmed them and measured all bytes. ``bool(plan)`` is ``plan.fits``,
+    ``str(plan)`` the table of the command. A plan from a file has the file's values, and defaults for the rest.
     """
 
     model: ModelSummary
@@ -67,59 +66,58 @@ class Plan:
     params: Params
     """The parameters of the load."""
     breakdown: Breakdown
-    """What llama.cpp measured: rows per buffer type."""
+    """Measured memory, in rows by buffer type."""
     devices: tuple[DeviceUse, ...]
-    """What it takes of each device, in llama.cpp's order."""
+    """Memory on each device, in llama.cpp's order."""
     host: HostUse
-    """What it takes of host memory."""
+    """Host memory."""
     search: Search
-    """What finding it took."""
+    """The effort of the search."""
     problems: tuple[Problem, ...]
-    """Why it does not fit; empty exactly when it fits: when its margins are kept with ``compute`` of each row, a dummy
-    load's figure, and it has room with ``reserved``, that of a real one.
+    """Why the plan does not fit; empty exactly if it fits: if its margins are kept with ``compute`` of each row (of a
+    dummy load), and ``reserved`` (of a real load) has room.
     """
     n_layer: int = 0
-    """Repeating layers that llama.cpp can offload, without the output layer; 0 where that is not known."""
+    """Repeating layers that llama.cpp can offload, without the output; 0 if unknown."""
     virtual: bool = False
-    """Whether the devices are described ones."""
+    """Whether the devices are virtual."""
     estimate: Price | None = None
-    """What it takes in time; ``None`` where it does not fit."""
+    """Estimated time; ``None`` if the plan does not fit."""
     choices: tuple[Choice, ...] = ()
-    """What was chosen over what."""
+    """Decisions of the search, with their alternatives."""
     bound: Bound | None = None
-    """What no placement is faster than."""
+    """A time that no placement can beat."""
     levers: tuple[str, ...] = ()
-    """What was given up for it, of what the user allowed to be."""
+    """Concessions that the plan made, of those that the user allowed."""
     shared: tuple[SharedUse, ...] = ()
-    """What else takes of the same memory; it is in no row of ``breakdown``."""
+    """Memory of draft models, projectors, adapters and reservations; in no row of ``breakdown``."""
     rpc: tuple[str, ...] = ()
-    """The rpc-servers (``host:port``) that were given, where the plan uses a device of theirs; their order decides how
-    those are named.
+    """The rpc-servers (``host:port``) of the call, if the plan uses a device of theirs; their order decides the
+    devices' names.
     """
     program: str = "any"
-    """The program that it is for, as ``--for`` names it."""
+    """The program that will load the plan, as ``--for`` names it."""
     later: tuple[Later, ...] = ()
-    """What that takes of host memory after the load."""
+    """Host memory that the program takes after the load."""
     llama_cpp: LlamaCpp | None = None
-    """The build of llama.cpp that it was made with; ``None`` where a file does not say it."""
+    """The build of llama.cpp that made the plan; ``None`` if a file does not name it."""
     notes: tuple[str, ...] = ()
-    """What else is to be said of it, a line each: who answered for described devices, where that is a CUDA backend, or
-    rules of fitter's that were not compared with this build of llama.cpp; weights that llama.cpp has the host compute
-    with although their layer is on a device; devices that are not used. Empty where nothing is.
+    """Notes, one line each: the CUDA backend that answered for virtual devices; rules that were not compared with this
+    build; weights that llama.cpp computes with on the host although their layer is on a device; unused devices.
     """
     pools: tuple[PoolUse, ...] = ()
-    """Memory that devices and the host share, and what all of them take of it; empty where each has its own."""
+    """Memory that devices and the host share, and the plan's use of it; empty if each has its own."""
     fit_keywords: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """The keywords that ``fit`` was called with, to fit again."""
+    """The keywords of ``fit``, to fit again."""
     files: tuple[FileStamp, ...] = field(default=(), compare=False, repr=False)
-    """The files that were fitted, to load what was planned."""
+    """The files that were fitted, to recognize a change."""
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(renamed(state))
 
     @property
     def asked(self) -> Mapping[str, Any]:
-        """``fit_keywords`` by its earlier name."""
+        """The earlier name of ``fit_keywords``."""
         return self.fit_keywords
 
     @property
@@ -129,7 +127,7 @@ class Plan:
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """Devices without a byte beside their margin, and what is kept free with ``reserve``."""
+        """Devices whose margin and reservations leave no byte for the plan."""
         rows = [row for shared in self.shared if shared.kind != "reserve" for row in shared.rows if row.used]
         busy = {row.device for row in rows}
         return tuple(
@@ -145,7 +143,7 @@ class Plan:
         return str(methods_of(self).text(self, as_html=False))
 
     def _repr_html_(self) -> str:
-        """The picture of the plan, which a notebook shows."""
+        """Draw the plan for a notebook."""
         return str(methods_of(self).text(self, as_html=True))
 
     def __repr__(self) -> str:
@@ -155,10 +153,13 @@ class Plan:
         return f"<Plan: {printable(self.model.name, LONGEST_NAME)} {verdict}, n_ctx={n_ctx}, on {names}>"
 
     def arguments(self, *, anyway: bool = False) -> list[str]:
-        """llama.cpp's command-line arguments.
+        """Return llama.cpp's command-line arguments.
 
-        Raises ``PlanError`` where the plan does not fit, unless they are asked for ``anyway``, and where llama.cpp has
-        no argument for what the plan needs.
+        Args:
+            anyway: Whether to return them for a plan that does not fit.
+
+        Raises:
+            PlanError: The plan does not fit, or llama.cpp has no argument for one of its parameters.
         """
         if not anyway:
             check_fits(self, "arguments(anyway=True)")
@@ -166,38 +167,53 @@ class Plan:
         return words
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as JSON-ready data, schema 1; sizes in bytes."""
+        """Return the plan for JSON, schema 1. Bytes."""
         document: dict[str, Any] = methods_of(self).to_dict(self)
         return document
 
     def format(self, name: str, *, anyway: bool = False) -> str:
-        """The plan as ``fitter fit --format`` writes it.
+        """Write the plan as ``fitter fit --format`` does.
 
-        ``name`` is ``args``, ``shell``, ``json``, ``ini``, ``env``, ``python`` or ``ik_llama``. Raises ``PlanError``
-        where that format has no word for what the plan needs; all but ``json`` also where the plan does not fit, unless
-        it is asked for ``anyway``.
+        Args:
+            name: ``args``, ``shell``, ``json``, ``ini``, ``env``, ``python`` or ``ik_llama``.
+            anyway: Whether to write a plan that does not fit; ``json`` always does.
+
+        Raises:
+            PlanError: The plan does not fit, or the format has no word for one of its parameters.
         """
         return str(methods_of(self).format(self, name, anyway))
 
     def explain(self) -> str:
-        """Why the plan is as it is: what takes its time, each choice's runner-up, the proven distance to the best."""
+        """Explain the plan: the steps of its time, the runner-up of each choice, and the proven distance to the best
+        plan.
+        """
         return str(methods_of(self).explain(self))
 
     def llama_kwargs(self) -> dict[str, Any]:
-        """Keyword arguments for ``llama_cpp.Llama``. Raises ``PlanError`` where it has none for what the plan needs."""
+        """Return keyword arguments for ``llama_cpp.Llama``.
+
+        Raises:
+            PlanError: The plan does not fit, or ``Llama`` has no keyword for one of its parameters.
+        """
         keywords: dict[str, Any] = methods_of(self).llama_kwargs(self)
         return keywords
 
     def load(self, **kwargs: Any) -> Llama:
-        """A ``llama_cpp.Llama`` with the whole plan applied, overrides too; ``kwargs`` go to ``Llama``.
+        """Load the plan as a ``llama_cpp.Llama``, with all parameters and overrides.
 
-        Its ``plan`` is what it was loaded with: where a device has less memory than the plan counts on, what ``fit``
-        was asked for is fitted again, at most twice, with a ``PlanWarning``.
+        Where a device has less memory than the plan needs, the model is fitted again, at most twice, with a
+        ``PlanWarning``; the result's ``plan`` is the loaded one.
 
-        Raises ``PlanError`` where the plan does not fit or is for devices that are not here, ``UsageError`` for
-        ``kwargs`` that contradict it, ``ModelError`` where the model is gone or another one, ``OutOfMemoryError``
-        where a device refuses memory even so, ``RemoteError`` where an rpc-server fails, ``LlamaCppError`` where
-        llama.cpp cannot load the model. Where llama.cpp would end the process, ``LlamaCppCrashError`` is raised.
+        Args:
+            kwargs: Keywords for ``llama_cpp.Llama``.
+
+        Raises:
+            PlanError: The plan does not fit, or its devices are not here.
+            UsageError: A keyword contradicts the plan.
+            ModelError: The model is gone or has changed.
+            OutOfMemoryError: A device refused memory even after the fits.
+            RemoteError: An rpc-server failed.
+            LlamaCppError: llama.cpp cannot load the model; ``LlamaCppCrashError`` where it would end the process.
         """
         llama: Llama = methods_of(self).load(self, kwargs)
         return llama
@@ -211,7 +227,7 @@ class Plan:
         server: AnyPath | None = None,
         prompts: int | None = None,
     ) -> Verification:
-        """Load the plan for real in a worker process, or by a ``llama-server``, and compare: ``fitter.verify``."""
+        """Load the plan for real in a worker process or by a llama-server, and compare; see ``fitter.verify``."""
         keywords = {
             "tolerance": tolerance,
             "timeout": timeout,
@@ -225,7 +241,7 @@ class Plan:
 
 
 def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a plan from a pickle, with the name of today where an earlier version had another one."""
+    """Rename fields of a plan from an earlier version's pickle to today's names."""
     return {"fit_keywords" if name == "asked" else name: value for name, value in fields.items()}
 
 
@@ -241,28 +257,28 @@ def _why_left_out(use: DeviceUse) -> str:
 
 
 def check_fits(plan: Plan, remedy: str = "") -> None:
-    """Raise ``PlanError`` for a plan that does not fit: nobody is to run it by accident. ``remedy`` is a way to."""
+    """Raise ``PlanError`` for a plan that does not fit; ``remedy`` is a way to use it nevertheless."""
     if not plan.fits:
         more = f"; to get it anyway, use {remedy}" if remedy else ""
         raise PlanError(f"the plan does not fit: {plan.problems[0].message}{more}")
 
 
 def check_can_run(plan: Plan) -> None:
-    """Raise ``PlanError`` for a plan that no machine can run."""
+    """Raise ``PlanError`` for a plan for virtual devices."""
     if plan.virtual:
         raise PlanError("the plan is for virtual devices, which cannot run a model: fit again without them")
 
 
 def check_is_here(plan: Plan) -> None:
-    """Raise ``ModelError`` where the model, or something beside it, is elsewhere and so cannot be loaded."""
+    """Raise ``ModelError`` if the model, or a file beside it, is remote and so cannot be loaded."""
     for path in (plan.model.path, *(use.name for use in plan.shared if use.kind in ("draft", "projector", "lora"))):
         location.check_is_here(path)
 
 
 def check_llama_cpp(plan: Plan, here: LlamaCpp, advice: str) -> None:
-    """Raise ``PlanError`` with ``advice`` where ``plan`` was made with another llama.cpp than the one that is here."""
+    """Raise ``PlanError`` with ``advice`` if another llama.cpp than the one ``here`` made the plan."""
     planned = plan.llama_cpp
-    # Where the commit is not known, equal versions do not say that it is the same one.
+    # equal versions without a commit may be different builds
     is_known = planned is not None and "unknown" not in planned.version
     is_same = planned is None or planned.key == here.key or (is_known and planned.version == here.version)
     if planned is not None and not is_same:
@@ -273,7 +289,7 @@ def check_llama_cpp(plan: Plan, here: LlamaCpp, advice: str) -> None:
 
 
 def resolved(plan: Plan) -> Params:
-    """The plan's parameters with what llama.cpp chose where they leave it the choice: context and devices."""
+    """Return the plan's parameters with the context and devices that llama.cpp chose."""
     params, found = plan.params, plan.breakdown
     devices = found.devices if params.devices is None else params.devices
     return replace(params, n_ctx=params.n_ctx or found.n_ctx, devices=devices)

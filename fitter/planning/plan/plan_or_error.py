@@ -1,4 +1,4 @@
-"""What a file of a model comes to with the plan for it, whichever table it is in."""
+"""A file of a model with its plan: the properties that all tables of files share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Planned:
-    """A file, and the plan for it, if there is one."""
+    """A file, and its plan if there is one."""
 
     if TYPE_CHECKING:
         plan: Plan | None
@@ -19,12 +19,12 @@ class Planned:
 
     @property
     def fits(self) -> bool:
-        """Whether there is a plan and it fits."""
+        """Whether there is a plan that fits."""
         return self.plan is not None and self.plan.fits
 
     @property
     def n_ctx(self) -> int | None:
-        """The context of the plan in tokens; ``None`` where it does not fit."""
+        """Context of the plan, in tokens; ``None`` if it does not fit."""
         return None if self.plan is None or not self.fits else self.plan.params.n_ctx or self.plan.breakdown.n_ctx
 
     @property
@@ -34,13 +34,13 @@ class Planned:
 
     @property
     def prompt_tokens_per_second(self) -> float | None:
-        """Estimated tokens of a prompt per second; ``None`` where it does not fit."""
+        """Estimated speed of prompts; ``None`` if it does not fit."""
         price = None if self.plan is None else self.plan.estimate
         return None if price is None else price.prompt_tokens_per_second
 
     @property
     def generation_tokens_per_second(self) -> float | None:
-        """Estimated tokens per second of generation; ``None`` where it does not fit."""
+        """Estimated speed of generation; ``None`` if it does not fit."""
         price = None if self.plan is None else self.plan.estimate
         return None if price is None else price.generation_tokens_per_second
 

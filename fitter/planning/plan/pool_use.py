@@ -1,4 +1,4 @@
-"""What a plan says of memory that devices and the host share: what it takes and lacks, and what would help. Bytes."""
+"""Use of memory that devices and the host share: bytes, problems, and system settings that help. Bytes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,23 @@ from fitter.planning.request.summary import DeviceUse, HostUse, PoolUse, Problem
 from fitter.text import MIB, mib, mib_up
 
 _WORTH_SETTING = 256 * MIB
-"""How much more a GPU must get for a setting of the system to be worth it."""
+"""Least gain of a GPU that justifies a setting of the system."""
 
 _MORE_COMPUTE = 512 * MIB
-"""What compute buffers may grow by with more on the GPU; more is not asked of the system than a plan has a use for."""
+"""Growth of compute buffers with more of the model on the GPU; a setting asks for no more than a plan can use."""
 
 
 def pool_uses(
     request: Request, trial: Trial, breakdown: Breakdown, devices: Sequence[DeviceUse], host: HostUse
 ) -> tuple[PoolUse, ...]:
-    """What ``trial``, for which ``breakdown`` was measured, takes of each pool of ``request``.
+    """Compute the use of each pool of ``request``.
 
-    ``devices`` and ``host`` have what shares the memory with the model, too.
+    Args:
+        request: The request.
+        trial: The plan's trial.
+        breakdown: Its measurement.
+        devices: Memory on the devices, with everything beside the model.
+        host: Host memory, with everything beside the model.
     """
     return tuple(_use(pool, request, trial, breakdown, devices, host) for pool in request.pools)
 
@@ -58,12 +63,12 @@ def _use(
 
 
 def with_host(pools: Sequence[PoolUse], before: HostUse, after: HostUse) -> tuple[PoolUse, ...]:
-    """``pools`` where the host takes what it does ``after`` instead of ``before``."""
+    """Change the host's part of each pool from ``before`` to ``after``."""
     return tuple(replace(pool, used=pool.used + after.used - before.used) for pool in pools)
 
 
 def left_for_host(pools: Sequence[PoolUse], host: HostUse) -> int | None:
-    """What the host may take yet beside all margins, ``None`` where it has no limit."""
+    """Return the bytes that the host may still take beside all margins; ``None`` if unlimited."""
     if host.left is None:
         return None
     return min([host.left - host.margin, *(pool.left - pool.margin for pool in pools)])
@@ -72,7 +77,7 @@ def left_for_host(pools: Sequence[PoolUse], host: HostUse) -> int | None:
 def _setting(
     pool: PoolLimit, request: Request, trial: Trial, devices: Sequence[DeviceUse], host: HostUse
 ) -> Setting | None:
-    """What lets a device have more of the pool, where it is the device's limit that keeps a plan from being better."""
+    """Find the setting that gives a device more of the pool, if the device's limit keeps the plan from being better."""
     limit = limit_of(pool.system)
     layers = max(0, host.model - pool.input_bytes)
     if limit.setting is None or len(devices) != 1 or {name for name, _ in trial.missing} - {devices[0].name}:
@@ -86,7 +91,7 @@ def _setting(
         better = "the context can be longer"
     else:
         return None
-    # what the host has of layers is then on the device as well, with the largest context, as far as there is memory
+    # then the device would hold all layers, with the largest context that the pool has memory for
     longer = 0 if "n_ctx" in request.fixed else device.context * (request.n_ctx_max - trial.params.n_ctx)
     needed = device.used + layers + longer // max(1, trial.params.n_ctx) + device.margin + _MORE_COMPUTE
     size = min(needed, pool.target - (host.used - layers) + device.margin) // MIB * MIB
@@ -96,7 +101,7 @@ def _setting(
 
 
 def _said(limit: Limit, pool: PoolLimit, device: DeviceUse, size: int, better: str) -> Setting | None:
-    # Linux lends what is not set aside
+    # Linux lends the memory that is not carved out
     command = limit.set_to(size - pool.carved)
     if command is None:
         return None
@@ -109,7 +114,7 @@ def _said(limit: Limit, pool: PoolLimit, device: DeviceUse, size: int, better: s
 
 
 def pool_problem(request: Request, use: PoolUse, missing: int, params: Params, uses: Sequence[SharedUse]) -> Problem:
-    """What a pool lacks, and what would help. ``uses`` share the memory with the model."""
+    """Describe the bytes that a pool lacks, and the remedies; ``uses`` share the memory with the model."""
     later = later_of(uses)
     beside = sum(taken(uses, None if name == HOST_NAME else name) for name in use.members) - later
     parts = ((beside, "beside the model"), (later, "for what the program keeps later"))
@@ -128,7 +133,7 @@ def pool_problem(request: Request, use: PoolUse, missing: int, params: Params, u
 
 
 def check_pools(pools: Sequence[PoolLimit]) -> None:
-    """Raise ``UsageError`` for a pool that cannot keep its margin, so that nothing can be placed."""
+    """Raise ``UsageError`` for a pool smaller than its margin."""
     for pool in pools:
         if pool.target <= 0:
             raise UsageError(

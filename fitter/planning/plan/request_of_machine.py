@@ -1,4 +1,4 @@
-"""From what is asked to what is planned: the request about one model on one machine. Bytes."""
+"""Build the request of a fit, from the call's parameters, the model and the machine. Bytes."""
 
 from __future__ import annotations
 
@@ -38,15 +38,18 @@ from fitter.planning.speed.work import facts_of
 _FFN_WEIGHT = re.compile(r"\.ffn_(up|down|gate|gate_up)\.")
 
 _KEPT = frozenset({"n_ctx", "n_gpu_layers", "n_ubatch", "type_k", "type_v", "op_offload", "flash_attn"})
-"""Keywords that fitting keeps where they are set."""
+"""Keywords that a fit keeps if the user sets them."""
 
 
 @dataclass(frozen=True)
 class Questions:
-    """What has to be asked or measured for a request; each is asked only where the answer is needed.
+    """Functions that ask a worker or measure this machine; each is called only when its answer is needed.
 
-    ``match`` says which pattern llama.cpp finds in each name, and raises ``UsageError`` for what is no pattern.
-    ``speeds`` are those of devices by name, ``host_speed`` is the host's.
+    Attributes:
+        match: For patterns and names, the index of the first pattern that matches each name in llama.cpp; raises
+            ``UsageError`` for an invalid pattern.
+        speeds: Speeds of devices, by name.
+        host_speed: Speed of the host.
     """
 
     match: Callable[[Sequence[str], Sequence[str]], Sequence[int]]
@@ -57,14 +60,23 @@ class Questions:
 def request_of(
     ask: Ask, model: Model, machine: Machine, questions: Questions, known: Sequence[Calibrated] = ()
 ) -> Request:
-    """What ``ask`` comes to for ``model`` on ``machine``. ``known`` has what was measured on devices like its own.
+    """Build the request for ``model`` on ``machine``.
 
-    Raises ``UsageError`` for what makes no sense there, and what the ``questions`` raise.
+    Args:
+        ask: Parameters of the call.
+        model: The model.
+        machine: The machine.
+        questions: Functions that ask a worker or measure this machine.
+        known: Measurements of devices of the same kind.
+
+    Raises:
+        UsageError: A parameter makes no sense for this model or machine.
+        FitterError: As ``questions`` raise it.
     """
     params = for_model(ask.load, model, ask.cpu_moe, ask.n_cpu_moe)
     named = ask.named
     if ask.is_described and not ask.virtual and named is None:
-        # those of rpc-servers alone
+        # the devices of rpc-servers alone
         named = tuple(device.name for device in machine.devices)
     chosen = _chosen(ask, machine, named)
     outside = _outside(ask, model, known)
@@ -99,7 +111,7 @@ def request_of(
 
 
 def _unused(machine: Machine, chosen: Sequence[DeviceInfo]) -> tuple[str, ...]:
-    """What is said of devices that llama.cpp does not use by itself."""
+    """Note the integrated GPUs that llama.cpp does not use by default."""
     names = [device.name for device in machine.devices if device not in chosen and device.type == "igpu"]
     every = ",".join((*(device.name for device in chosen), *names))
     return tuple(
@@ -112,7 +124,7 @@ def _unused(machine: Machine, chosen: Sequence[DeviceInfo]) -> tuple[str, ...]:
 def _pools(
     ask: Ask, model: Model, machine: Machine, chosen: Sequence[DeviceInfo], params: Params
 ) -> tuple[PoolLimit, ...]:
-    """The memory that devices which may be used share with the host."""
+    """Limit the memory that usable devices share with the host."""
     if not machine.pools:
         return ()
     names = {device.name for device in (machine.devices if ask.sharing.may_be_anywhere else chosen)}
@@ -141,10 +153,10 @@ def _pools(
 def limits_beside(
     ask: Ask, model: Model, machine: Machine, request: Request, known: Sequence[Calibrated] = ()
 ) -> tuple[DeviceLimit, ...]:
-    """The devices of ``ask`` that are for something else than the model alone. Raises ``UsageError`` as above."""
+    """Limit the devices that the user names for draft models or projectors only. Raises ``UsageError``."""
     of_the_model = {limit.name for limit in request.devices}
     others = [info for info in choose(machine.devices, ask.sharing.names) if info.name not in of_the_model]
-    # a list has a margin for each device of the model's
+    # a list has one margin for each device of the model
     is_list = isinstance(ask.margin, tuple) and len(ask.margin) > 1
     return _limits(others, None if is_list else ask.margin, _outside(ask, model, known))
 
@@ -156,10 +168,20 @@ def pinned_by(
     every: Sequence[DeviceInfo],
     match: Callable[[Sequence[str], Sequence[str]], Sequence[int]],
 ) -> dict[str, int]:
-    """Where the overrides of ``params`` put tensors, by name: the index of one of the devices ``used``, or ``HOST``.
+    """Find the places of tensors by the overrides of ``params``.
 
-    Raises ``UsageError`` for what is no pattern, and where a tensor cannot be where it is put on the devices of
-    ``every``.
+    Args:
+        params: Parameters with the overrides.
+        model: The model.
+        used: Devices that the model may use.
+        every: All devices.
+        match: As in ``Questions``.
+
+    Returns:
+        By tensor name, an index of ``used``, or ``HOST``.
+
+    Raises:
+        UsageError: A pattern is invalid, or a device cannot hold its tensor.
     """
     overrides = params.tensor_buft_overrides
     if not overrides:
@@ -173,13 +195,13 @@ def pinned_by(
 
 
 def _chosen(ask: Ask, machine: Machine, named: Sequence[str] | None) -> tuple[DeviceInfo, ...]:
-    """The devices that the model may be on: those that are named, or those that llama.cpp would use."""
+    """Return the devices that the model may use: the user's, or llama.cpp's default."""
     chosen = used_by_default(machine.devices) if named is None else choose(machine.devices, named)
     return with_main_gpu(chosen, ask.load.split_mode, ask.main_gpu)
 
 
 def with_main_gpu(devices: tuple[DeviceInfo, ...], split_mode: SplitMode, main_gpu: int) -> tuple[DeviceInfo, ...]:
-    """Those of ``devices`` that the split mode uses: ``none`` only one. Raises ``UsageError`` where it is not there."""
+    """Return the devices that the split mode uses; ``none`` uses one. Raises ``UsageError`` if that is missing."""
     if split_mode != "none" or not devices:
         return devices
     check_main_gpu(main_gpu, devices)
@@ -187,7 +209,7 @@ def with_main_gpu(devices: tuple[DeviceInfo, ...], split_mode: SplitMode, main_g
 
 
 def _outside(ask: Ask, model: Model, known: Sequence[Calibrated]) -> Callable[[DeviceInfo], int | None]:
-    """What a model takes of a device beyond llama.cpp's count: measured on this one, or on others of its kind."""
+    """Make a function that returns a device's bytes outside llama.cpp's count, measured here or on equal devices."""
     halves = has_half_experts(tensor for tensor in model.tensors if is_expert(tensor.name))
 
     def of(device: DeviceInfo) -> int | None:
@@ -208,8 +230,8 @@ def _limits(
 def _fixed(
     ask: Ask, named: Sequence[str] | None, devices: Sequence[DeviceLimit], pinned: Mapping[str, int]
 ) -> frozenset[str]:
-    """What of the parameters fitting must keep."""
-    # a device that cannot keep its margin is left out, unless the user has put something there
+    """Return the parameters that the fit must keep."""
+    # a device without room for its margin is left out, unless the user put a tensor there
     has_none = any(d != HOST and devices[d].target <= 0 for d in pinned.values())
     others = {
         "n_ctx": bool(ask.load.n_ctx),
@@ -221,7 +243,7 @@ def _fixed(
 
 
 def _workload(ask: Ask, params: Params, n_ctx_train: int) -> Workload:
-    """The request to be fast at: it has to be held by the context that is set, or by the smallest that may be."""
+    """Build the request to be fast at; the user's context, or else the smallest one, must hold it."""
     is_set = "n_ctx" in ask.given or bool(params.n_ctx)
     if is_set:
         context = context_of_a_sequence(params, n_ctx_train)
@@ -231,7 +253,7 @@ def _workload(ask: Ask, params: Params, n_ctx_train: int) -> Workload:
 
 
 def _streams(params: Params) -> int:
-    """Separate KV caches."""
+    """Return the number of separate KV caches."""
     return 1 if params.kv_unified else params.n_seq_max
 
 

@@ -1,4 +1,4 @@
-"""What was found when a plan was loaded for real, beside what it predicts. Bytes."""
+"""The result of a real load, beside the plan's prediction. Bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS: tuple[Kind, ...] = ("model", "context", "compute")
 
 @dataclass(frozen=True)
 class VerifiedDifference:
-    """Bytes of one kind in one buffer type that are not those predicted."""
+    """A number of bytes that differs from its prediction."""
 
     buffer_type: str
     """The buffer type."""
@@ -28,7 +28,7 @@ class VerifiedDifference:
 
     @property
     def more(self) -> int:
-        """Real bytes beyond the predicted ones; negative where there are fewer."""
+        """Real bytes minus predicted ones."""
         return self.real - self.predicted
 
 
@@ -37,19 +37,18 @@ class VerifiedRow:
     """One buffer type, predicted and real."""
 
     predicted: Row
-    """What the plan predicts; zeros where it has no such row."""
+    """The prediction; zeros if the plan has no such row."""
     real: Row
-    """What the real load took; zeros where it has no such row."""
+    """The real load; zeros if it has no such row."""
     rounding: Row | None = None
-    """How far off what was taken may be, since a llama-server says it in MiB with some decimals; ``None`` where every
-    byte is known.
+    """Possible error of the real bytes, which a llama-server's log rounds to MiB with some decimals; ``None`` if exact.
     """
     unsaid: tuple[Kind, ...] = ()
-    """What a llama-server did not say of it, or only of the whole model's file where that is mapped."""
+    """Kinds that a llama-server's log does not have, or has only for the whole mapped file."""
 
     @property
     def differences(self) -> Iterator[VerifiedDifference]:
-        """Those of its bytes that differ, by more than their rounding."""
+        """Numbers that differ by more than their rounding."""
         for kind in KINDS:
             predicted, real = getattr(self.predicted, kind), getattr(self.real, kind)
             rounding = 0 if self.rounding is None else getattr(self.rounding, kind)
@@ -59,7 +58,7 @@ class VerifiedRow:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Free memory of a device or of the host before a load and with it."""
+    """Free memory of a device or of the host, before and after a load."""
 
     name: str
     """A device's name, or ``host``."""
@@ -68,142 +67,139 @@ class MemoryUse:
     after: int
     """Free bytes with the model loaded."""
     counted: int
-    """Bytes that llama.cpp counts there."""
+    """Bytes by llama.cpp's count."""
 
     @property
     def unaccounted(self) -> int | None:
-        """Bytes that went and that llama.cpp does not count; negative where other memory was freed meanwhile.
+        """Used bytes beyond llama.cpp's count; negative if other memory was freed meanwhile.
 
-        ``None`` where the device's report stands still, as that of a CPU behind RPC does.
+        ``None`` if the device's report does not change, as for a CPU behind RPC.
         """
         return None if self.counted and self.before == self.after else self.before - self.after - self.counted
 
 
 @dataclass(frozen=True)
 class LaterUse:
-    """Something that a llama-server takes in host memory after the load."""
+    """Host memory that a llama-server takes after the load."""
 
     kind: str
-    """``checkpoint`` (the largest one), ``prompt`` (the largest one in the prompt cache, with its checkpoints) or
-    ``prompt cache`` (all of it).
+    """``checkpoint`` (the largest), ``prompt`` (the largest in the prompt cache, with its checkpoints) or ``prompt
+    cache`` (all of it).
     """
     count: int
-    """How many there were: checkpoints that were made, or prompts that the cache had."""
+    """Number of checkpoints that were made, or of prompts in the cache."""
     tokens: int | None
-    """Tokens of that one; ``None`` for all, and where the server does not say them."""
+    """Its tokens; ``None`` for the whole cache, or if the server does not say."""
     predicted: int | None
-    """Bytes for so many tokens, as llama.cpp writes them; ``None`` where that is not known. A prompt's checkpoints are
-    counted as large as one of all its tokens.
+    """Bytes of so many tokens, as llama.cpp writes them; ``None`` if unknown. Checkpoints of a prompt count as large as
+    one of all its tokens.
     """
     real: int | None
-    """Bytes that the server says; ``None`` where it does not say any, or there was none."""
+    """Bytes in the server's log; ``None`` without any."""
     rounding: int
-    """How far off ``real`` may be, in bytes."""
+    """Possible error of ``real``."""
     most: int | None
-    """Bytes that the plan allows it to have; ``None`` where there is no limit."""
+    """Bytes that the plan allows; ``None`` if unlimited."""
 
     @property
     def more(self) -> int:
-        """Bytes beyond what the plan says for certain; 0 where there are none."""
+        """Bytes that certainly exceed the plan; 0 if none."""
         limits = [limit for limit in (self.predicted, self.most) if limit is not None]
         return max(0, self.real - self.rounding - min(limits)) if limits and self.real is not None else 0
 
 
 @dataclass(frozen=True)
 class ServerUse:
-    """What a llama-server took that was started with the plan and answered prompts."""
+    """Memory of a llama-server that ran the plan and answered prompts."""
 
     path: str
     """The path of the llama-server."""
     version: str
-    """Its version, as it says it; empty where it says none."""
+    """Its version; empty if unknown."""
     prompts: int
-    """Prompts that were to be sent."""
+    """Prompts to send."""
     answered: int
-    """Those that were answered."""
+    """Prompts with an answer."""
     tokens: int
-    """Tokens of those."""
+    """Tokens of the answered prompts."""
     slots: int
-    """How many were sent at a time."""
+    """Prompts at a time."""
     refused: str
-    """The first answer that was an error; empty without one."""
+    """The first error; empty if none."""
     later: tuple[LaterUse, ...]
-    """What it took after the load."""
+    """Memory taken after the load."""
     resident: int | None
-    """Bytes that its process had in memory when it had the most of its own; ``None`` where the system does not say."""
+    """Resident bytes of its process at the peak of its own memory; ``None`` if the system does not say."""
     of_files: int
-    """Those of them that are pages of files, as the model's is."""
+    """Resident bytes that are pages of files, such as the model's."""
     counted: int
-    """Bytes of host memory that the plan counts for the load, without weights that are mapped from the file, and of
-    checkpoints and prompt cache what they were.
+    """Host bytes that the plan counts for the load, without mapped weights, plus the real checkpoints and prompt cache.
     """
     planned: int | None
-    """Bytes that the plan says at most, with checkpoints and prompt cache as large as they may be; ``None`` where those
-    have no limit.
-    """
+    """Most bytes by the plan, with the largest checkpoints and prompt cache; ``None`` if they have no limit."""
     margin: int
-    """Bytes beyond them that the plan keeps free."""
+    """Bytes that the plan keeps free in addition."""
 
     @property
     def own(self) -> int | None:
-        """Resident bytes without those of files."""
+        """Resident bytes without pages of files."""
         return None if self.resident is None else self.resident - self.of_files
 
     @property
     def unaccounted(self) -> int | None:
-        """Its own bytes beyond the counted ones: its code's, its vocabulary's, those of its threads."""
+        """Its own bytes beyond ``counted``: code, vocabulary, threads."""
         return None if self.own is None else self.own - self.counted
 
     @property
     def is_within(self) -> bool:
-        """Whether its process had no more than the plan says and keeps free."""
+        """Whether its process stayed within the plan and its margin."""
         return self.own is None or self.planned is None or self.own <= self.planned + self.margin
 
 
 @dataclass(frozen=True)
 class Verification:
-    """The answer of a real load. Where there are ``problems``, nothing was loaded: no ``rows``, no ``memory``."""
+    """The result of a real load; with ``problems``, nothing was loaded."""
 
     model: ModelSummary
     """The model."""
     params: Params
-    """The parameters that it was loaded with."""
+    """The parameters of the load."""
     tolerance: int
     """Bytes by which each number may exceed its prediction."""
     rows: tuple[VerifiedRow, ...] = ()
     """Each buffer type, predicted and real."""
     memory: tuple[MemoryUse, ...] = ()
-    """The devices in order, and the host last."""
+    """The devices in order, then the host."""
     shared: tuple[SharedUse, ...] = ()
-    """What the plan has beside the model; only a llama-server loads it."""
+    """Models and reservations beside the model; only a llama-server loads them."""
     problems: tuple[Problem, ...] = ()
-    """Why it was not loaded."""
+    """Why nothing was loaded."""
     server: ServerUse | None = None
-    """The llama-server that loaded it; ``None`` where llama.cpp's library alone did."""
+    """The llama-server that loaded the plan; ``None`` for llama.cpp's library."""
 
     @property
     def fits(self) -> bool:
-        """Whether the plan fits, and could be loaded."""
+        """Whether the plan fits."""
         return not self.problems
 
     @property
     def differences(self) -> tuple[VerifiedDifference, ...]:
-        """Every number that is not the predicted one, in either direction."""
+        """All numbers that differ, in either direction."""
         return tuple(difference for row in self.rows for difference in row.differences)
 
     @property
     def exceeding(self) -> tuple[VerifiedDifference, ...]:
-        """Those that exceed their prediction by more than the tolerance."""
+        """Numbers that exceed their prediction by more than the tolerance."""
         return tuple(difference for difference in self.differences if difference.more > self.tolerance)
 
     @property
     def exceeding_later(self) -> tuple[LaterUse, ...]:
-        """What a llama-server takes later than the load, where it exceeds its prediction by more than the tolerance."""
+        """Memory after the load that exceeds its prediction by more than the tolerance."""
         later = () if self.server is None else self.server.later
         return tuple(use for use in later if use.more > self.tolerance)
 
     @property
     def holds(self) -> bool:
-        """Whether it was loaded and nothing exceeds its prediction."""
+        """Whether the plan was loaded and nothing exceeds its prediction."""
         is_within = self.server is None or self.server.is_within
         return self.fits and is_within and not (self.exceeding or self.exceeding_later)

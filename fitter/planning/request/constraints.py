@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _EXPERTS = ".ffn_(up|down|gate|gate_up)_(ch|)exps"
-"""Tensors that ``--cpu-moe`` moves (upstream's ``LLM_FFN_EXPS_REGEX``); the dot is not escaped, as a shell would change that."""
+"""Tensors that ``--cpu-moe`` moves (``LLM_FFN_EXPS_REGEX`` upstream), without the backslash that a shell changes."""
 
 SLACK = 512 * MIB
 """Margin beyond the measured bytes outside llama.cpp's count: work spaces of larger models, other programs."""
@@ -37,7 +37,7 @@ def default_margin(outside: int | None) -> int:
 
 
 def auto_margin(outside: int | None) -> int:
-    """Return the measured bytes ``outside`` llama.cpp's count plus ``SLACK``; upstream's margin without a measurement."""
+    """Return the measured bytes ``outside`` llama.cpp's count plus ``SLACK``; upstream's margin if there are none."""
     return DEFAULT_MARGIN if outside is None else outside + SLACK
 
 

@@ -1,7 +1,4 @@
-"""A grid of models, machines and parameters: its cells, which of them no other one beats, and what is asked of them.
-
-Memory is in bytes.
-"""
+"""An explored grid of models, machines and parameters: cells, best trade-offs, and the answer to a requirement."""
 
 from __future__ import annotations
 
@@ -19,57 +16,57 @@ from fitter.planning.plan.result_methods import methods_of
 
 @dataclass(frozen=True)
 class ExploredCell:
-    """One cell of a grid, and the plan that was found for it.
+    """One cell of a grid, and the figures of its plan.
 
-    What is asked is ``None`` where a fit chooses it, what is found where it is not known.
+    Parameters are ``None`` if the fit chooses them, figures if they are unknown.
     """
 
     model: str
-    """The model, as it was named."""
+    """The model, as the user named it."""
     file_type: str | None
-    """The file type of llama-quantize that the model is planned in; ``None`` for the file as it is."""
+    """The file type of llama-quantize to plan; ``None`` for the file's own."""
     machine: str
-    """The machine, as it was named."""
+    """The machine, as the user named it."""
     asked_context: int | None
-    """The context in tokens that was asked for."""
+    """The user's context, in tokens."""
     type_k: str | None
-    """The type of the keys in the KV cache that was asked for."""
+    """The user's type of K in the KV cache."""
     type_v: str | None
-    """The type of the values in the KV cache that was asked for."""
+    """The user's type of V in the KV cache."""
     n_ubatch: int | None
-    """The micro batch in tokens that was asked for."""
+    """The user's micro batch, in tokens."""
     fits: bool | None = None
-    """Whether it fits; ``None`` where there is no plan."""
+    """Whether the plan fits; ``None`` without a plan."""
     n_ctx: int | None = None
-    """The context of the plan in tokens."""
+    """Context of the plan, in tokens."""
     bytes: int | None = None
     """Bytes of all tensors of the model."""
     used: int | None = None
-    """Bytes that the plan takes on all devices together."""
+    """Bytes of the plan on all devices."""
     host_weights: int | None = None
     """Bytes of weights in host memory."""
     prompt_tokens_per_second: float | None = None
-    """Estimated tokens of a prompt per second."""
+    """Estimated speed of prompts."""
     tokens_per_second: float | None = None
-    """Estimated tokens per second of generation."""
+    """Estimated speed of generation."""
     arguments: tuple[str, ...] | None = None
-    """llama.cpp's command-line arguments for the plan; ``None`` where it does not fit."""
+    """llama.cpp's command-line arguments; ``None`` if the plan does not fit."""
     problem: str | None = None
     """Why there is no plan, or why it does not fit."""
     needs_imatrix: bool = False
-    """Whether llama-quantize makes a file of that type only with an importance matrix."""
+    """Whether llama-quantize needs an importance matrix for this type."""
     memory: int = 0
-    """Memory of all devices of the machine."""
+    """Bytes of memory of all the machine's devices."""
     cost: float | None = None
-    """The price of the machine, or its watts; ``None`` where that was not given for each of its cards."""
+    """Price or watts of the machine; ``None`` unless all its cards have one."""
     is_best: bool = False
-    """Whether no other cell of the same model and file type that fits has as long a context, generates as fast, and
-    costs as little, and is better in one of them. Without prices or watts, its machine's memory is what it costs.
+    """Whether the cell is a best trade-off: no other fitting cell of its model and file type is at least as good in
+    context, speed and cost, and better in one. Without prices or watts, the machine's memory is its cost.
     """
 
     @property
     def asked(self) -> tuple[object, ...]:
-        """What the cell is about."""
+        """The model, machine and parameters of the cell."""
         return (
             self.model,
             self.file_type,
@@ -81,11 +78,11 @@ class ExploredCell:
         )
 
     def figures(self) -> dict[str, Any]:
-        """What was found, as JSON has it."""
+        """Return the plan's figures, for JSON."""
         return {name: getattr(self, name) for name in FOUND}
 
     def having(self, figures: Mapping[str, Any]) -> ExploredCell:
-        """The same with what was found, as ``figures`` says it. Raises ``ValueError`` for anything else."""
+        """Return the cell with ``figures``. Raises ``ValueError`` if they are not valid."""
         if set(figures) != set(FOUND) or not all(_IS[name](value) for name, value in figures.items()):
             raise ValueError("these are not the figures of a cell")
         arguments = figures["arguments"]
@@ -116,25 +113,25 @@ _IS: dict[str, Callable[[object], bool]] = {
     "arguments": _are_texts,
     "problem": _is_text,
 }
-"""Whether a value may be what is found of a cell, by its attribute."""
+"""Checks of a cell's figures, by attribute."""
 
 FOUND = tuple(_IS)
-"""The attributes of a cell that are found."""
+"""The attributes that are figures of the plan."""
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """What a machine has to do."""
+    """A requirement for a machine."""
 
     context: int = 0
-    """Tokens of context at least."""
+    """Least tokens of context."""
     tokens_per_second: float = 0.0
-    """Tokens per second of generation at least."""
+    """Least speed of generation."""
     prompt_tokens_per_second: float = 0.0
-    """Tokens of a prompt per second at least."""
+    """Least speed of prompts."""
 
     def is_met_by(self, cell: ExploredCell) -> bool:
-        """Whether ``cell`` fits and does all of it; what is not known does not."""
+        """Return whether ``cell`` fits and meets all of it; unknown figures do not."""
         return bool(cell.fits) and all(
             (found or 0) >= least
             for found, least in (
@@ -147,41 +144,40 @@ class Requirement:
 
 @dataclass(frozen=True)
 class ExploredAnswer:
-    """The cheapest machine for a model that does what was asked for, confirmed on the model itself."""
+    """The cheapest machine that meets the requirement for a model, confirmed on the model itself."""
 
     model: str
-    """The model, as it was named."""
+    """The model, as the user named it."""
     cell: ExploredCell | None
-    """The cell, with the figures that were confirmed; ``None`` where no machine does it."""
+    """Its cell with the confirmed figures; ``None`` if no machine meets the requirement."""
     plan: Plan | None = None
-    """The plan that was confirmed."""
+    """The confirmed plan."""
     is_of_header: bool = False
-    """Whether a file of that type is not here, so that the plan was confirmed on the header that llama-quantize would
-    write."""
+    """Whether the plan was confirmed on the header that llama-quantize would write, because the file does not exist."""
     refused: int = 0
-    """How many cells came before it that the model itself did not confirm."""
+    """Number of cheaper cells that the model itself did not confirm."""
 
 
 @dataclass(frozen=True)
 class Exploration:
-    """A grid that was explored."""
+    """An explored grid."""
 
     cells: tuple[ExploredCell, ...]
     """Its cells, in the order of the grid."""
     cost: str
-    """What a machine costs: ``price``, ``watts``, or its ``memory`` where neither was given."""
+    """The cost of a machine: its ``price``, its ``watts``, or else its ``memory``."""
     answers: tuple[ExploredAnswer, ...] = ()
-    """For each model the cheapest machine that does what was asked for."""
+    """For each model, the cheapest machine that meets the requirement."""
     asked: str | None = None
-    """What was asked for, in the words of the question."""
+    """The requirement, in the user's words."""
     kept: int = 0
-    """How many cells were known from a file of an earlier exploration."""
+    """Number of cells that an earlier exploration had stored."""
     seconds: float = 0.0
-    """Seconds that it took."""
+    """Duration in seconds."""
 
     @property
     def fits(self) -> bool:
-        """Whether any cell fits, or where something was asked for, whether any machine does it."""
+        """Whether a cell fits or, with a requirement, whether a machine meets it."""
         if self.asked is not None:
             return any(answer.cell is not None for answer in self.answers)
         return any(cell.fits for cell in self.cells)
@@ -190,17 +186,17 @@ class Exploration:
         return self.fits
 
     def to_dict(self) -> dict[str, Any]:
-        """The document of ``fitter explore --json``."""
+        """Return the document of ``fitter explore --json``."""
         document: dict[str, Any] = methods_of(self).to_dict(self)
         return document
 
     def _repr_html_(self) -> str:
-        """The grid as a table that sorts, which a notebook shows."""
+        """Write the grid as a sortable table for a notebook."""
         return str(methods_of(self).to_html(self.to_dict()))
 
 
 def marked(cells: Sequence[ExploredCell], cost: str) -> tuple[ExploredCell, ...]:
-    """``cells`` with those marked that no other one beats."""
+    """Mark the cells that are best trade-offs."""
     groups: dict[tuple[object, ...], list[tuple[float, ...]]] = {}
     for cell in cells:
         if (point := _point(cell, cost)) is not None:
@@ -215,7 +211,7 @@ def marked(cells: Sequence[ExploredCell], cost: str) -> tuple[ExploredCell, ...]
 
 
 def _point(cell: ExploredCell, cost: str) -> tuple[float, ...] | None:
-    """What of a cell is compared, more is better; ``None`` where something of it is not known."""
+    """Return the figures to compare (more is better); ``None`` if one is unknown."""
     price = cell.memory if cost == "memory" else cell.cost
     if not cell.fits or price is None or cell.tokens_per_second is None or cell.n_ctx is None:
         return None
@@ -227,9 +223,10 @@ def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def cheapest_first(cells: Sequence[ExploredCell], requirement: Requirement, cost: str) -> list[ExploredCell]:
-    """The cells that do what is required: the cheapest machine first, and on that the best weights, then the fastest.
+    """Return the cells that meet the requirement: the cheapest machine first, then the largest weights, then the
+    fastest.
 
-    A machine whose cost is not known comes after all others.
+    A machine without a known cost comes last.
     """
 
     def order(cell: ExploredCell) -> tuple[float, int, int, float]:
@@ -251,11 +248,11 @@ _RATE = re.compile(
 _JOINED = re.compile(r"\s*(?:,(?!\d)|\bat\b|\band\b|\bwith\b|\+)\s*")
 _SAY = "say such as '32k context at 20 t/s', 'prompt 500 t/s' or 'fits'"
 _LARGEST = 10**9
-"""The largest figure that may be asked for, far beyond all that there are."""
+"""Limit of a figure in a requirement, far beyond any machine."""
 
 
 def parse_requirement(text: str) -> Requirement:
-    """What ``32k context at 20 t/s`` asks for. ``fits`` asks for no more than that. Raises ``UsageError``."""
+    """Parse a requirement such as ``32k context at 20 t/s``, or ``fits``. Raises ``UsageError``."""
     found: dict[str, float] = {}
     # "prompt at 500 t/s" is one clause
     words = re.sub(r"\b(prompt|generation) at ", r"\1 ", " ".join(text.lower().split()))
@@ -285,7 +282,7 @@ def _clause(text: str, clause: str) -> tuple[str, float]:
 
 
 def _tokens(text: str) -> float | None:
-    """``32k``, ``32768``, ``32,768``: a k is 1024, as the lengths of contexts are said."""
+    """Parse ``32k``, ``32768`` or ``32,768``; k is 1024, as usual for contexts."""
     number = text.removesuffix("k").replace(",", "")
     value = _number(number)
     if value is None or ("," in text and not re.fullmatch(r"\d{1,3}(,\d{3})+", text)):

@@ -1,4 +1,4 @@
-"""A model in each of llama-quantize's file types: what each takes, and which is the best one. Bytes, if not said."""
+"""The table of a model in llama-quantize's file types, and the choice of the best type. Bytes."""
 
 from __future__ import annotations
 
@@ -26,67 +26,66 @@ FULL = ("f32", "bf16", "f16")
 
 @dataclass(frozen=True)
 class Quantization(Planned):
-    """A model in one of llama-quantize's file types, and the plan for it."""
+    """A model in one of llama-quantize's file types, and its plan."""
 
     name: str
-    """The file type, as llama-quantize names it."""
+    """llama-quantize's name of the file type."""
     bytes: int | None
-    """Bytes of the file that llama-quantize writes; ``None`` where they are not known."""
+    """Bytes of the file that llama-quantize would write; ``None`` if unknown."""
     bits_per_weight: float | None
-    """Bits of all tensors by the number of their weights; ``None`` where they are not known."""
+    """Bits of all tensors per weight; ``None`` if unknown."""
     types: Mapping[str, int]
-    """How many tensors have each type; empty where that is not known."""
+    """Number of tensors of each type; empty if unknown."""
     needs_imatrix: bool
-    """Whether llama-quantize makes it only with an importance matrix."""
+    """Whether llama-quantize needs an importance matrix for it."""
     is_trained_for: bool = False
-    """Whether its weights have so few values that it is for models that were trained with such weights."""
+    """Whether the type has so few values that it suits only models trained for it."""
     plan: Plan | None = None
-    """The plan for such a file; ``None`` where there is none."""
+    """The plan for such a file, if any."""
     longest_context: int | None = None
-    """The most tokens of context with which it fits, whatever that costs in time; ``None`` where it does not fit."""
+    """The longest context that fits, in tokens, however slow; ``None`` if none fits."""
     problem: str | None = None
-    """Why there is no plan; ``None`` where there is one."""
+    """Why there is no plan."""
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Estimated tokens per second of generation; ``None`` where it does not fit."""
+        """Estimated speed of generation; ``None`` if it does not fit."""
         return self.generation_tokens_per_second
 
 
 @dataclass(frozen=True)
 class Quantizations:
-    """A model in every file type that llama-quantize makes of it."""
+    """A model in every file type of llama-quantize."""
 
     model: ModelSummary
     """The model whose header was read."""
     source_type: str
-    """The type that most of its weights have."""
+    """The type of most of its weights."""
     found: tuple[Quantization, ...]
-    """Its file types, the largest file first; those that are not known last."""
+    """Its file types, the largest file first, unknown sizes last."""
     best: Quantization | None
-    """The one with the most bits per weight of those that fit with every layer on devices (without devices: that fit),
-    or that generate as fast as was asked for. Left out are those of which another one is no larger and has the lower
-    published perplexity, those that are for models trained for them, F16 of a model in BF16 and the other way round,
-    and of a model that is published quantized (gpt-oss, in MXFP4) those no smaller than the file type that keeps its
-    weights. ``None`` where there is none.
+    """The type with the most bits per weight that fits with every layer on devices (without devices: that fits), or
+    that generates as fast as requested; ``None`` if there is none. Excluded are types that another one beats by size
+    and published perplexity, types that suit only models trained for them, F16 of a BF16 model and the other way round,
+    and, for a model published quantized (gpt-oss, in MXFP4), types no smaller than the one that keeps its weights.
     """
     n_devices: int = 0
-    """How many devices there are to place it on."""
+    """Number of devices."""
     tokens_per_second: float | None = None
-    """How fast it must generate at least to be the best one, where that was asked for."""
+    """The requested speed, if any."""
     notes: tuple[str, ...] = field(default=())
-    """What is assumed of the model, a line each."""
+    """Assumptions about the original model, one line each."""
 
     @property
     def fits(self) -> bool:
-        """Whether any of them fits."""
+        """Whether any type fits."""
         return any(each.fits for each in self.found)
 
     def __bool__(self) -> bool:
         return self.fits
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON-ready data, schema 1; sizes in bytes."""
+        """Return all of it for JSON, schema 1. Bytes."""
         document: dict[str, Any] = methods_of(self).to_dict(self)
         return document
 
@@ -97,7 +96,7 @@ def _data() -> Mapping[str, Any]:
 
 
 def source_type(tensors: Sequence[TensorInfo]) -> str:
-    """The type that most weights have."""
+    """Return the type of most weights."""
     counts: Counter[str] = Counter()
     for tensor in tensors:
         counts[tensor.type] += math.prod(tensor.shape)
@@ -105,7 +104,7 @@ def source_type(tensors: Sequence[TensorInfo]) -> str:
 
 
 def check_source(model: Model) -> None:
-    """Raise ``ModelError`` where nothing tells what its quantizations keep of the original's tensors."""
+    """Raise ``ModelError`` if the header does not tell which tensors a quantization would keep."""
     if not any(tensor.type in FULL for tensor in model.tensors):
         raise ModelError(
             f"{show(model.path)} has no tensor of type f32, f16 or bf16, so it is not known what a file that is "
@@ -114,18 +113,18 @@ def check_source(model: Model) -> None:
 
 
 def short(model: Model) -> str:
-    """The name of its file, wherever that is."""
+    """Return the name of the model's file."""
     return model.called.rpartition("/")[2]
 
 
 def published_as(model: Model) -> str:
-    """The file type that keeps the weights of a model that is published quantized; empty for any other model."""
+    """Return the file type that keeps the weights of a model that is published quantized; empty for other models."""
     known = _data()["published"].get(model.architecture)
     return known["file_type"] if known and any(tensor.type == known["type"] for tensor in model.tensors) else ""
 
 
 def assumptions(model: Model) -> tuple[str, ...]:
-    """What is assumed of a model that is quantized itself."""
+    """List the assumptions about a model that is itself quantized."""
     published = published_as(model)
     own = {_data()["published"][model.architecture]["type"]} if published else set()
     notes = (
@@ -150,14 +149,14 @@ def assumptions(model: Model) -> tuple[str, ...]:
 
 
 def needs_imatrix(tensors: Sequence[str], file_type: FileType) -> bool:
-    """Whether llama-quantize refuses to make the file without an importance matrix."""
+    """Return whether llama-quantize refuses to write the file without an importance matrix."""
     rule = _data()["imatrix"]
     needing = {*rule["types"], rule["also"].get(file_type.name)}
     return any(kind in needing and name not in rule["but"] for name, kind in zip(tensors, file_type.types, strict=True))
 
 
 def quantization(model: Model, types: FileTypes, file_type: FileType) -> Quantization:
-    """One file type before it is planned; its ``problem`` says why it will not be."""
+    """Describe one file type before it is planned; ``problem`` says why it will not be planned."""
     name, is_trained_for = file_type.name, file_type.name in _data()["trained"]["names"]
     if file_type.problem:
         return Quantization(name, None, None, {}, False, is_trained_for, problem=f"llama.cpp: {file_type.problem}")
@@ -177,7 +176,7 @@ def quantization(model: Model, types: FileTypes, file_type: FileType) -> Quantiz
 
 
 def ordered(found: Iterable[Quantization]) -> tuple[Quantization, ...]:
-    """The largest file first, those that are not known last."""
+    """Sort by size, the largest file first, unknown sizes last."""
     return tuple(sorted(found, key=lambda each: (each.bytes is None, -(each.bytes or 0), each.name)))
 
 
@@ -188,12 +187,17 @@ def best_of(
     tokens_per_second: float | None,
     published: str = "",
 ) -> Quantization | None:
-    """Which one to take: see ``Quantizations.best``.
+    """Choose the best type; see ``Quantizations.best``.
 
-    ``own_type``: the type that most weights of the model have. ``published``: see ``published_as``.
+    Args:
+        found: The planned types.
+        own_type: The type of most weights of the model.
+        n_devices: Number of devices.
+        tokens_per_second: The requested speed, if any.
+        published: See ``published_as``.
     """
     full = [each for each in FULL if each.upper() != own_type.upper()]
-    # of a file that is not quantized there is another one with other words for the same weights
+    # F16 and BF16 files of one model have equal weights
     others = {each.upper() for each in full} if own_type in FULL else set()
     able = [
         each
@@ -214,7 +218,7 @@ def _is_enough(each: Quantization, n_devices: int, tokens_per_second: float | No
 
 
 def _is_beaten(each: Quantization, by: Quantization, published: str) -> bool:
-    """Whether the other one is no larger and has the lower published perplexity, or the weights as published."""
+    """Return whether ``by`` is no larger and has lower published perplexity, or the weights as published."""
     perplexity = _data()["perplexity"]
     if by.bytes is None or each.bytes is None or by.bytes > each.bytes or by is each:
         return False

@@ -1,4 +1,4 @@
-"""The models of a repository, each with a plan, and which of them to take. Bytes, if not said."""
+"""The table of a repository's models with their plans, and the choice of the best one. Bytes."""
 
 from __future__ import annotations
 
@@ -13,88 +13,88 @@ from fitter.planning.plan.result_methods import methods_of
 from fitter.planning.tables.quantization_rows import Quantization, best_of
 
 _SAME_MODEL = 0.95
-"""Files whose numbers of weights differ by less are of the same model: some leave the output's tensor out."""
+"""Files whose numbers of weights differ by less are one model: some leave the output's tensor out."""
 
 
 @dataclass(frozen=True)
 class RepositoryFile(Planned):
-    """A model of a repository, in one file or split into several, and the plan for it."""
+    """A model of a repository, in one file or several, and its plan."""
 
     name: str
-    """The path of its first file in the repository."""
+    """Path of its first file in the repository."""
     files: tuple[str, ...]
     """All its files."""
     bytes: int
     """Bytes of all its files."""
     file_type: str
-    """The file type that its name says, such as ``Q4_K_M``; empty where it says none."""
+    """The file type in its name, such as ``Q4_K_M``; empty if none."""
     path: str
     """Its address, or its path on this machine."""
     weights: int | None = None
-    """How many weights it has; ``None`` where its header could not be read."""
+    """Number of weights; ``None`` if its header cannot be read."""
     bits_per_weight: float | None = None
-    """Bits of all tensors by the number of their weights; ``None`` where its header could not be read."""
+    """Bits of all tensors per weight; ``None`` if its header cannot be read."""
     plan: Plan | None = None
-    """The plan for it; ``None`` where there is none."""
+    """Its plan, if any."""
     longest_context: int | None = None
-    """The most tokens of context with which it fits, whatever that costs in time; ``None`` where it does not fit."""
+    """The longest context that fits, in tokens, however slow; ``None`` if none fits."""
     problem: str | None = None
-    """Why there is no plan; ``None`` where there is one."""
+    """Why there is no plan."""
 
 
 @dataclass(frozen=True)
 class Repository:
-    """The models of a repository of Hugging Face's hub, or of a directory, each with a plan."""
+    """The models of a repository or directory, with their plans."""
 
     address: str
-    """The address of the repository, or the path of the directory."""
+    """Address of the repository, or path of the directory."""
     found: tuple[RepositoryFile, ...]
-    """Its models, the largest first; those without a plan last."""
+    """Its models, the largest first, those without a plan last."""
     beside: tuple[SideFile, ...]
-    """Its other GGUF files, which are no models of their own."""
+    """Its other GGUF files."""
     best: RepositoryFile | None
-    """The one with the most bits per weight of those that fit with every layer on devices, or where none does, of those
-    that fit; or of those that generate as fast as was asked for. Left out are those of which another one is no larger
-    and has the lower published perplexity, and models with fewer weights. ``None`` where none fits.
+    """The model with the most bits per weight that fits with every layer on devices (else: that fits), or that
+    generates as fast as requested; ``None`` if there is none. Excluded are files that another one beats by size and
+    published perplexity, and models with fewer weights.
     """
     n_devices: int = 0
-    """How many devices there are to place it on."""
+    """Number of devices."""
     tokens_per_second: float | None = None
-    """How fast it must generate at least to be the best one, where that was asked for."""
+    """The requested speed, if any."""
     download: tuple[str, ...] | None = None
-    """The command that downloads the best one into the current directory; ``None`` where it is here, or there is none.
+    """The command that downloads the best model into the current directory; ``None`` if it is here, or there is none.
     """
     run: tuple[str, ...] | None = None
-    """The command that runs the best one once it is here; ``None`` where there is none."""
+    """The command that runs the best model, if there is one."""
     hf: tuple[str, ...] | None = None
-    """llama.cpp's arguments in place of ``-m FILE`` that have it download the best one itself; ``None`` where it could
-    not, or would load something else.
+    """llama.cpp's arguments in place of ``-m FILE`` that download the best model; ``None`` if they would fail or load
+    another file.
     """
 
     @property
     def fits(self) -> bool:
-        """Whether any of them fits."""
+        """Whether any model fits."""
         return any(each.fits for each in self.found)
 
     def __bool__(self) -> bool:
         return self.fits
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON-ready data, schema 1; sizes in bytes."""
+        """Return all of it for JSON, schema 1. Bytes."""
         document: dict[str, Any] = methods_of(self).to_dict(self)
         return document
 
 
 def ordered(found: Iterable[RepositoryFile]) -> tuple[RepositoryFile, ...]:
-    """The largest first, those without a plan last."""
+    """Sort by size, the largest first, those without a plan last."""
     return tuple(sorted(found, key=lambda each: (each.plan is None, -each.bytes, each.name)))
 
 
 def best_file(
     found: Sequence[RepositoryFile], n_devices: int, tokens_per_second: float | None
 ) -> RepositoryFile | None:
-    """Which one to take: see ``Repository.best``."""
-    # Without a device to count, those count whose weights are on the host.
+    """Choose the best model; see ``Repository.best``."""
+    # if no model is wholly on devices, models with weights on the host count
     for devices in dict.fromkeys((n_devices, 0)):
         for group in _models(found):
             types = {each.file_type.lower() for each in group}
@@ -107,13 +107,13 @@ def best_file(
 
 
 def _as_quantization(each: RepositoryFile) -> Quantization:
-    """It as one of the file types of a model."""
+    """Convert a file to a row of the table of file types."""
     kind, bits = each.file_type or each.name, each.bits_per_weight
     return Quantization(kind, each.bytes, bits, {}, False, plan=each.plan, longest_context=each.longest_context)
 
 
 def _models(found: Sequence[RepositoryFile]) -> list[list[RepositoryFile]]:
-    """The files of each model, the one with the most weights first."""
+    """Group the files by model, the model with the most weights first."""
     groups: list[list[RepositoryFile]] = []
     for each in sorted(found, key=lambda each: (-(each.weights or 0), each.name)):
         if groups and (each.weights or 0) >= _SAME_MODEL * (groups[-1][0].weights or 0):
