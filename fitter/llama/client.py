@@ -1,4 +1,4 @@
-"""The worker process as seen from its parent: start it, ask it, and survive it."""
+"""The worker process, as its parent uses it: start it, ask it questions, and survive its end."""
 
 from __future__ import annotations
 
@@ -45,28 +45,24 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 DEFAULT_TIMEOUT: float = DEFAULTS["timeout"]
-"""The longest wait for a single answer of the worker, in seconds."""
+"""Seconds to wait for one answer of the worker."""
 
 _STDERR_LINES = 60
 
 _DROPPED = "Remote RPC server crashed"
 _ASKED_ONCE = frozenset({"load"})
-"""Commands that are not asked again after the end of a process: a real load takes the memory that may have run out."""
+"""Commands that are not repeated in a new process: a real load takes the memory that may have run out."""
 _DIAGNOSIS_SECONDS = 2.0
 _FAREWELL_SECONDS = 1.0
 
 
 class Worker:
-    """A child process that runs llama.cpp on the real devices, or on ``virtual_devices``.
+    """A child process that runs llama.cpp on the real devices, or on virtual ones.
 
-    With ``library``, the virtual devices are simulated by that CUDA backend instead of a profile. ``rpc`` names
-    rpc-servers (``host:port``), whose devices come before the others. ``llama_cpp`` says which llama.cpp: ``python``
-    for that of llama-cpp-python, a directory with its libraries, or a llama-server; by default what the environment
-    variable ``FITTER_LLAMA_CPP`` says, or ``python``.
+    Use a worker from one thread at a time; there may be several workers. The process starts with the first question. If
+    it ends before its answer, a new process gets the question once more.
 
-    Use a worker from one thread at a time; there may be several workers. The process starts with the first question.
-    Where it ends before its answer, a new one is asked once more. ``on_log`` is called with each line of llama.cpp's
-    log once a question is answered. Every question raises
+    Every question raises
 
     - ``LlamaCppError`` if llama.cpp refuses,
     - ``LlamaCppCrashError`` if llama.cpp ended both processes by the same abort or fault,
@@ -74,12 +70,21 @@ class Worker:
     - ``TimeLimitError`` after ``deadline`` (on the monotonic clock),
     - ``RemoteError`` if an rpc-server cannot be used.
 
-    If a worker is passed to ``fit``, ``measure`` or ``estimate``, these set its devices, but its own ``timeout`` and
-    ``on_log`` apply; others in the same call are a ``UsageError``.
+    ``fit``, ``measure`` and ``estimate`` set the devices of a worker that they are given; they refuse another
+    ``timeout`` or ``on_log`` than the worker's (``UsageError``).
+
+    Args:
+        virtual_devices: The virtual devices; without any, the real ones.
+        library: A CUDA backend that simulates the virtual devices, in place of their profiles.
+        timeout: Seconds to wait for one answer.
+        on_log: Called with each line of llama.cpp's log, after each answer.
+        rpc: rpc-servers (``host:port``), whose devices come before all others.
+        llama_cpp: The llama.cpp to use: ``python`` for llama-cpp-python's, a directory with its libraries, or a
+            llama-server; by default the environment variable ``FITTER_LLAMA_CPP``, or ``python``.
     """
 
     check: Callable[[], None] | None = None
-    """Called before a question is asked again; what it raises, the question does."""
+    """Called before a question is repeated in a new process; its error ends the question."""
 
     def __init__(
         self,
@@ -126,12 +131,12 @@ class Worker:
 
     @property
     def timeout(self) -> float:
-        """The longest wait for the answer to a single question, in seconds."""
+        """Seconds to wait for one answer."""
         return self._timeout
 
     @property
     def on_log(self) -> Callable[[str], None] | None:
-        """The function that is called with each line of llama.cpp's log."""
+        """The function for the lines of llama.cpp's log."""
         return self._on_log
 
     @property
@@ -145,12 +150,12 @@ class Worker:
         return self._library
 
     def llama_cpp_for(self, named: AnyPath | None) -> str | None:
-        """What names its llama.cpp where a call has ``named`` one, or has not."""
+        """Return the llama.cpp of a call: the one that it names, or the worker's own."""
         return self._own_llama_cpp if named is None else os.fsdecode(named)
 
     @property
     def dummy_loads(self) -> int:
-        """How many dummy loads were made so far; another context of a loaded model does not count."""
+        """Dummy loads until now; another context of a loaded model does not count."""
         return self._loads
 
     def start(self) -> None:
@@ -158,7 +163,7 @@ class Worker:
         self._guarded(self._open)
 
     def restart(self) -> None:
-        """End the process at once, whatever it is doing, and start another one."""
+        """Kill the process, whatever it is doing, and start another one."""
         self._kill()
         self._failed, self._answered = None, None
         self.start()
@@ -172,14 +177,21 @@ class Worker:
     ) -> None:
         """Replace the virtual devices; without any, questions are about the real ones.
 
-        ``llama_cpp``: another one than the worker's own, until the next call. Raises ``UsageError``.
+        Args:
+            virtual_devices: The virtual devices.
+            library: A CUDA backend that simulates them.
+            rpc: rpc-servers.
+            llama_cpp: Another llama.cpp than the worker's own, until the next call.
+
+        Raises:
+            UsageError: A device or a server is not valid.
         """
         description, remote = describe(virtual_devices), _servers(rpc)
         llama_cpp = self.llama_cpp_for(llama_cpp)
         is_library = library is not None or self._library is not None
         is_other = is_library and (library, description) != (self._library, self._description)
         if is_other or (remote, llama_cpp) != (self._rpc, self._llama_cpp):
-            # A CUDA backend reads the description of its cards only once, a server cannot be removed from ggml, and
+            # A CUDA backend reads the description of its cards only once, ggml cannot forget a server, and
             # a process has one libllama.
             self._kill()
         elif self._child is not None and library is None:
@@ -188,80 +200,87 @@ class Worker:
         self._rpc, self._llama_cpp = remote, llama_cpp
 
     def use_cpu(self, name: str) -> None:
-        """Have the CPU backend in the file ``name`` loaded, where llama.cpp has several, until the next call.
+        """Load the CPU backend in the file ``name`` until the next call, if llama.cpp has several.
 
-        The best one on this machine is, where there is no such file, or where it cannot run here; and with ``''``.
+        The best one for this machine is loaded if the file is missing or cannot run here, and for ``''``.
         """
         if name != self._cpu:
             self._kill()
             self._cpu = name
 
     def devices(self) -> tuple[DeviceInfo, ...]:
-        """The virtual devices, or the real ones that llama.cpp would use, in llama.cpp's order: remote ones first."""
+        """Return the virtual devices, or the real ones that llama.cpp uses, in llama.cpp's order: remote ones first."""
         return self._ask(tuple[DeviceInfo, ...], "devices")
 
     def llama_cpp(self) -> str:
-        """The version and commit of the worker's llama.cpp."""
+        """Return the version and commit of the worker's llama.cpp."""
         return self.build().version
 
     def build(self) -> LlamaCpp:
-        """The build of llama.cpp that the worker has."""
+        """Return the worker's build of llama.cpp."""
         return self._ask(LlamaCpp, "build")
 
     def host(self) -> DeviceInfo:
-        """The CPU as ggml reports it; on Linux ggml reports all memory as free."""
+        """Return the CPU as ggml reports it; on Linux ggml reports all memory as free."""
         return self._ask(DeviceInfo, "host")
 
     def header(self, path: str | os.PathLike[str]) -> Header:
-        """The header of one GGUF file. Raises ``ModelError`` with ggml's reason if it is malformed."""
+        """Read the header of one GGUF file. Raises ``ModelError`` with ggml's reason if it is malformed."""
         return self._ask(Header, "header", path=os.fspath(path))
 
     def file_types(self, files: Sequence[str | os.PathLike[str]], directory: str | os.PathLike[str]) -> FileTypes:
-        """The types that llama-quantize gives the tensors of the model in ``files``, in each of its file types.
+        """Ask llama-quantize's rule for the types of a model's tensors, in each of its file types.
 
-        The header of each such file is written to ``directory`` as ``NAME.gguf``, without a tokenizer; llama.cpp
-        measures it as it would the file. Raises ``LibraryError`` where this llama.cpp does not tell its rule.
+        Args:
+            files: The model's files.
+            directory: Gets the header of each such file as ``NAME.gguf``, without a tokenizer; llama.cpp measures it
+                like the file.
+
+        Raises:
+            LibraryError: This llama.cpp does not tell its rule.
         """
         names = [os.fspath(file) for file in files]
         return self._ask(FileTypes, "file_types", files=names, directory=os.fspath(directory))
 
     def write_skeleton(self, skeleton: Skeleton, path: str | os.PathLike[str]) -> None:
-        """Write a copy of the header without its tokenizer to ``path``, as one file of the length of the model.
+        """Write a copy of the header without its tokenizer to ``path``, as long as the model.
 
-        llama.cpp measures it as it would the model. Raises ``LlamaCppError`` where there is none of it.
+        llama.cpp measures it like the model. Raises ``LlamaCppError`` if no such copy can be made.
         """
         self._ask(type(None), "write_skeleton", skeleton=skeleton, path=os.fspath(path))
 
     def begin_measure(self, path: str | os.PathLike[str], params: Params, *, reserve: bool = False) -> None:
-        """Begin a ``measure`` without waiting for its answer, which ``finish_measure`` returns."""
+        """Start ``measure`` without waiting for the answer, which ``finish_measure`` returns."""
         self._begin("measure", path=os.fspath(path), params=params, role="measure", reserve=reserve)
 
     def begin_placing(self, path: str | os.PathLike[str], params: Params) -> None:
-        """Begin a ``measure`` with ``reserve`` of a placement that is one of many: the tokenizer is read for the first
-        of them only, where that can be. ``finish_measure`` returns its answer."""
+        """Start ``measure`` with ``reserve`` of one of many placements; ``finish_measure`` returns the answer.
+
+        If possible, only the first of them reads the tokenizer.
+        """
         self._begin("place", path=os.fspath(path), params=params, reserve=True)
 
     def begin_loading(self, path: str | os.PathLike[str], params: Params) -> None:
-        """Begin to load the model, for a later ``begin_measure`` with the same placement."""
+        """Start to load the model, for a later ``begin_measure`` with the same placement."""
         self._begin("model_info", path=os.fspath(path), params=params)
 
     def start_paused_load(self, path: str | os.PathLike[str]) -> None:
-        """Begin to load the model on all virtual devices before its placement is known.
+        """Start to load the model on all virtual devices before its placement is known.
 
-        A later ``begin_measure`` with all layers on devices, and with tensor overrides, is then answered quickly.
+        A later ``begin_measure`` with all layers on devices and with tensor overrides is then quick.
         """
         self._begin("hold", path=os.fspath(path))
 
     @property
     def busy(self) -> bool:
-        """Whether the answer to something that was begun is still missing."""
+        """Whether an answer to a started question is missing."""
         self._leave()
         while self._begun and self._begun[0].child.has_answer():
             self._take_answer()
         return bool(self._begun)
 
     def finish_measure(self) -> Breakdown:
-        """The answer to ``begin_measure``. Raises what ``measure`` raises."""
+        """Return the answer to ``begin_measure``. Raises what ``measure`` raises."""
         return self._guarded(lambda: _decoded(Breakdown, self._finish()))
 
     def measure(
@@ -272,30 +291,33 @@ class Worker:
         *,
         reserve: bool = False,
     ) -> Breakdown:
-        """The memory that loading ``path`` with ``params`` takes, by a dummy load.
+        """Measure the memory of a load, by a dummy load.
 
-        Compute buffers are llama.cpp's own figure. With ``reserve``, rows also have what llama.cpp reserves for a real
-        load, more or less on any device and on the host. A ``Skeleton`` is measured in place of its model; then
-        ``LlamaCppError`` may only mean that no skeleton can be made. The last model of each ``role`` stays loaded, so
-        that another context of it is quick.
+        Args:
+            path: The model. A ``Skeleton`` is loaded in place of its model; ``LlamaCppError`` may then only mean that
+                no skeleton can be made.
+            params: Parameters of the load.
+            role: The last model of each role stays loaded, so that another context of it is quick.
+            reserve: Whether rows also get the compute buffers that a real load reserves (``Row.reserved``).
 
-        Raises ``UsageError`` for unknown names, ``ModelError`` for an adapter that cannot be read or is for another
-        model.
+        Raises:
+            UsageError: A name is unknown.
+            ModelError: An adapter cannot be read, or belongs to another model.
         """
         return self._ask(Breakdown, "measure", path=_model(path), params=params, role=role, reserve=reserve)
 
     def model_info(self, path: str | os.PathLike[str] | Skeleton, params: Params) -> ModelInfo:
-        """What llama.cpp reports about the model; ``measure`` with the same ``params`` does not load it again."""
+        """Ask llama.cpp for facts about the model; ``measure`` with the same ``params`` does not load it again."""
         return self._ask(ModelInfo, "model_info", path=_model(path), params=params)
 
     def layout(self, path: str | os.PathLike[str] | Skeleton, params: Params) -> Layout:
-        """The size of every weight and cache tensor on a device. Only the context's parameters matter."""
+        """Record the size of every weight and cache tensor on a device. Only the context's parameters matter."""
         return self._ask(Layout, "layout", path=_model(path), params=params)
 
     def caches(self, path: str | os.PathLike[str] | Skeleton, params: Params) -> Caches:
-        """The caches of a context. Only the context's parameters matter, and ``load_mtp``.
+        """List the caches of a context. Only the context's parameters and ``load_mtp`` matter.
 
-        Raises ``LlamaCppError`` also where this build of llama.cpp does not say which caches it makes.
+        Raises ``LlamaCppError`` if this build of llama.cpp does not tell which caches it makes.
         """
         return self._ask(Caches, "caches", path=_model(path), params=params)
 
@@ -308,15 +330,23 @@ class Worker:
         image_min_tokens: int = -1,
         image_max_tokens: int = -1,
     ) -> tuple[Row, ...]:
-        """The memory of the multimodal projector at ``path``, a row per buffer type, without allocating.
+        """Measure a multimodal projector without allocating, in a row per buffer type.
 
-        Weights are model bytes. Compute is for the image with which libmtmd warms up: one image, which for some
-        projectors is smaller than the largest possible one. -1 tokens are the projector's own limit. ``device``: where
-        llama-server would put it, which is ``-mmdev`` or else the first of ``-dev``; ``None`` is the host, whose rows
-        have no device.
+        Weights are model bytes. Compute is for libmtmd's warm-up image, which for some projectors is smaller than the
+        largest one.
 
-        Raises ``ModelError`` if it is not a projector or truncated, ``UsageError`` for an unknown device,
-        ``LibraryError`` if libmtmd is missing or of another version.
+        Args:
+            path: The projector.
+            device: The device that llama-server would choose: ``-mmdev`` or else the first of ``-dev``; ``None`` for
+                the host, whose rows have no device.
+            flash_attn: Flash attention.
+            image_min_tokens: Fewest tokens of an image; -1 for the projector's own limit.
+            image_max_tokens: Most tokens of an image; -1 for the projector's own limit.
+
+        Raises:
+            ModelError: The file is no projector, or is truncated.
+            UsageError: The device is unknown.
+            LibraryError: libmtmd is missing, or has another version.
         """
         return self._ask(
             tuple[Row, ...],
@@ -329,15 +359,15 @@ class Worker:
         )
 
     def compute_capabilities(self) -> dict[str, int]:
-        """The compute capability (890 for 8.9) of the CUDA devices by name, if the driver reports it."""
+        """Return the compute capability (890 for 8.9) of each CUDA device by name, if the driver reports it."""
         return dict(self._ask(tuple[tuple[str, int], ...], "compute_capabilities"))
 
     def memory(self) -> tuple[DeviceInfo, ...]:
-        """As ``devices()``, with the memory that is free now."""
+        """Return ``devices()`` with the memory that is free now."""
         return self._ask(tuple[DeviceInfo, ...], "memory")
 
     def speed(self, device: str, memory: int, seconds: float) -> MeasuredSpeed:
-        """Measure how fast a device is, with up to ``memory`` bytes of it, for about ``seconds``.
+        """Measure the speed of a device with up to ``memory`` bytes of it, for about ``seconds``.
 
         Raises ``LlamaCppError`` if it cannot be measured.
         """
@@ -348,26 +378,26 @@ class Worker:
         return self._ask(Loaded, "load", path=os.fspath(path), params=params)
 
     def unload(self) -> None:
-        """Free what ``load`` has loaded."""
+        """Free the model of ``load``."""
         self._ask(type(None), "unload")
 
     def match(self, patterns: Sequence[str], names: Sequence[str]) -> tuple[int, ...]:
-        """For each name the index of the first pattern that matches a part of it, or -1. Raises ``UsageError``."""
+        """Return for each name the index of the first pattern that matches it, or -1. Raises ``UsageError``."""
         return self._ask(tuple[int, ...], "match", patterns=list(patterns), names=list(names))
 
     def dismiss(self) -> None:
-        """Tell the process to end, or kill it if it is busy; ``close`` waits. No new one is asked in its place."""
+        """Tell the process to end, or kill it if it is busy, without waiting; no new process repeats its questions."""
         self._is_dismissed = True
         if self._child is not None:
             self._child.dismiss(at_once=bool(self._begun) and not self._rpc)
 
     def interrupt(self) -> None:
-        """Kill the process, from any thread. A new one is asked the open question, unless ``check`` raises an error."""
+        """Kill the process, from any thread. A new one repeats the open question, unless ``check`` raises an error."""
         if (child := self._child) is not None:
             child.interrupt()
 
     def close(self) -> None:
-        """End the process and wait for it. Nothing is left behind."""
+        """End the process, and wait for its end."""
         self._closed = True
         child, self._child = self._child, None
         begun, self._begun = self._begun, []
@@ -383,7 +413,7 @@ class Worker:
         self._guarded(lambda: self._send(self._open(), command, arguments))
 
     def _ready(self) -> _Child:
-        """The process, after waiting for everything that was begun; those answers and errors are dropped."""
+        """Return the process, after waiting for all started questions; their answers and errors are dropped."""
         if any(not begun.is_opening for begun in self._begun) or self._failed or self._answered is not None:
             with contextlib.suppress(FitterError):
                 self._finish()
@@ -401,18 +431,18 @@ class Worker:
         except FitterError:
             raise
         except BaseException:
-            # The answer, which comes later, would be taken for that of the next question.
+            # the late answer would be taken for the next question's
             self._kill()
             raise
 
     def _leave(self) -> None:
-        """In a fork, forget the process, which answers the one that started it."""
+        """Forget the process in a fork: it answers the process that started it."""
         if self._child is not None and not self._child.is_own:
             self._kill()
             self._failed, self._answered = None, None
 
     def _start(self, lost: _Child | None = None) -> _Child:
-        """Start the process, in the environment of the one that was ``lost``: another one may answer otherwise."""
+        """Start the process; in place of a ``lost`` one, in the same environment."""
         if self._rpc:
             from fitter.llama.processes import rpc
 
@@ -454,7 +484,7 @@ class Worker:
             raise self._unanswered(begun) from None
 
     def _finish(self) -> Any:
-        """The answer to the last question; raises the first error of all open questions."""
+        """Return the answer to the last question; raise the first error of all open questions."""
         while self._begun:
             self._take_answer()
         answer, self._answered = self._answered, None
@@ -464,7 +494,7 @@ class Worker:
         return answer
 
     def _take_answer(self) -> None:
-        """Wait for the answer to the first open question, and store it, or its error."""
+        """Wait for the answer to the first open question, and store it or its error."""
         begun = self._begun[0]
         try:
             try:
@@ -491,7 +521,7 @@ class Worker:
             self._failed = self._failed or error
 
     def _unanswered(self, begun: _Begun) -> FitterError:
-        """Why there is no answer in time; the process is ended."""
+        """Kill the process after a missing answer; return the error."""
         log = self._kill()
         if self._end_of(begun) < begun.deadline:
             return _late(begun.command)
@@ -503,10 +533,10 @@ class Worker:
         return WorkerError(waited, log)
 
     def _ask_again(self, begun: _Begun, status: int) -> None:
-        """Ask a new process what the one that ended has not answered; raise an error where it was the second one.
+        """Repeat the open questions in a new process; raise an error if it was the second one.
 
-        Only what ends both in the same way says something about the question: memory comes back, and a process may be
-        killed by somebody else.
+        Only an equal end of both says something about the question: memory comes back, and other programs may kill a
+        process.
         """
         lost, exits = self._begun, self._exits
         log = self._kill()
@@ -524,7 +554,7 @@ class Worker:
                 self._send_request(child, each.command, each.request, False, each.is_long)
 
     def _end_of(self, begun: _Begun) -> float:
-        """The latest time for its answer; a deadline that was set later applies as well."""
+        """Return the latest time for an answer; a deadline that was set later applies too."""
         return begun.deadline if self.deadline is None else min(begun.deadline, self.deadline)
 
     def _is_late(self) -> bool:
@@ -532,16 +562,16 @@ class Worker:
 
     @property
     def _farewell(self) -> float:
-        """Seconds in which the process may reset its connections to rpc-servers: see ``reset_connections``."""
+        """Seconds for the process to reset its connections to rpc-servers; see ``reset_connections``."""
         return min(_FAREWELL_SECONDS, self._timeout / 8) if self._rpc else 0.0
 
     @property
     def _patience(self) -> float:
-        """Seconds for one answer; with rpc-servers some time is left to find out which one was lost."""
+        """Seconds for one answer; with rpc-servers, some of the timeout is left to find out which one was lost."""
         return self._timeout - min(_DIAGNOSIS_SECONDS, self._timeout / 4) if self._rpc else self._timeout
 
     def _check_servers(self, command: str, log: Sequence[str]) -> None:
-        """Raise ``RemoteError`` if an rpc-server is the reason why the process ended or did not answer."""
+        """Raise ``RemoteError`` if an rpc-server is why the process ended or did not answer."""
         if not self._rpc:
             return
         from fitter.llama.processes import rpc
@@ -600,7 +630,7 @@ DOING = {
     "unload": "freeing a model",
     "write_skeleton": "copying the header of a model",
 }
-"""What a user reads of each command of the worker."""
+"""Words for each command of the worker, for users."""
 
 
 def _late(command: str) -> TimeLimitError:
@@ -623,7 +653,7 @@ def _error(error: dict[str, str], log: tuple[str, ...]) -> FitterError:
 
 
 def _lost(command: str, first: WorkerExit, second: WorkerExit) -> FitterError:
-    """The error for a question that ended two processes, or one that is asked once (then both are the same)."""
+    """Make the error for a question that ended two processes, or the only process that it may use."""
     what = f"{second.how} during '{command}'"
     said = f": {second.last_words}" if second.last_words else ""
     if first.is_same_as(second):
@@ -641,10 +671,15 @@ class _TimeoutError(Exception):
 
 @dataclass(frozen=True)
 class _Begun:
-    """A question that was sent, as the JSON ``request``. ``deadline`` is on the monotonic clock.
+    """A question that was sent.
 
-    ``is_opening``: it is part of starting the process. ``is_long``: it is about a model's own file, not only its
-    header.
+    Attributes:
+        child: The process.
+        command: Its command.
+        request: Its JSON.
+        deadline: Its latest answer, on the monotonic clock.
+        is_opening: Whether it belongs to the start of the process.
+        is_long: Whether it loads a model's own file, not only its header.
     """
 
     child: _Child
@@ -662,7 +697,7 @@ class _EndedError(Exception):
 
 
 class _Child:
-    """The process, and the requests and answers on its pipes."""
+    """The process, with the requests and answers on its pipes."""
 
     def __init__(self, variables: Mapping[str, str], lost: _Child | None = None) -> None:
         try:
@@ -680,7 +715,7 @@ class _Child:
         return self._process.is_own
 
     def send(self, request: str, deadline: float) -> None:
-        """Send a request. That the process has ended is for ``receive`` to say. Raises ``_TimeoutError``."""
+        """Send a request; ``receive`` reports the end of the process. Raises ``_TimeoutError``."""
         view = memoryview(request.encode() + b"\n")
         while view:
             self._wait(self._process.requests, select.POLLOUT, deadline)
@@ -692,13 +727,13 @@ class _Child:
                 return
 
     def has_answer(self) -> bool:
-        """Whether ``receive`` would return at once, with an answer or because the process has ended."""
+        """Return whether ``receive`` would return at once, with an answer or the end of the process."""
         return b"\n" in self._pending or bool(select.select([self._process.answers], [], [], 0)[0])
 
     def receive(self, deadline: float, is_long: bool) -> dict[str, Any]:
-        """Wait for the answer to the request that was sent. Raises ``_TimeoutError`` and ``_EndedError``."""
+        """Wait for the answer to the request. Raises ``_TimeoutError`` and ``_EndedError``."""
         process.use_wait(is_long)
-        # joined once, as an answer may have many megabytes
+        # an answer may have many megabytes: join once
         pieces = [self._pending]
         while b"\n" not in pieces[-1]:
             self._wait(self._process.answers, select.POLLIN, deadline)
@@ -730,7 +765,7 @@ class _Child:
         self._process.close()
 
     def kill(self, patience: float = 0.0) -> tuple[str, ...]:
-        """Kill the process, ``patience`` seconds after telling it to end; returns the last lines that it printed."""
+        """Kill the process, ``patience`` seconds after telling it to end; return the last lines that it printed."""
         return tuple(self._process.kill(patience).decode("utf-8", "replace").splitlines()[-_STDERR_LINES:])
 
 

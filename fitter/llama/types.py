@@ -1,4 +1,4 @@
-"""The data that goes to llama.cpp and comes back: frozen dataclasses, sizes in bytes."""
+"""The data that goes to llama.cpp and comes back, as frozen dataclasses. Bytes."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from fitter.parameters.values import TensorBuftOverride as TensorBuftOverride
 ContextType = Literal["default", "mtp"]
 
 RPC = "RPC"
-"""The backend of remote devices, those of rpc-servers; they are named ``RPC0``, ``RPC1`` and so on."""
+"""The backend of remote devices (of rpc-servers), which are named ``RPC0``, ``RPC1`` and so on."""
 
 MAX_USED_DEVICES = 15
-"""The most devices for one model: ggml's scheduler has room for 16 backends, and one of them is the CPU's."""
+"""Most devices of one model: ggml's scheduler has room for 16 backends, and the CPU is one of them."""
 
 
 @dataclass(frozen=True)
 class Params:
-    """The parameters of one load, named as in llama.cpp; the table of parameters says what each means.
+    """Parameters of one load, named as in llama.cpp; the table of parameters explains each.
 
-    The defaults are those of llama.cpp's own tools (``common_params``), not of the library. ``devices`` is ``None`` for
-    llama.cpp's default choice, and ``()`` for no device; ``tensor_split`` is ``None`` for a split by free memory.
+    Defaults are those of llama.cpp's own tools (``common_params``), not of its library. ``devices`` is ``None`` for
+    llama.cpp's default choice and ``()`` for no device; ``tensor_split`` is ``None`` for a split by free memory.
     """
 
     n_ctx: int = DEFAULTS["n_ctx"]
@@ -58,11 +58,11 @@ class Params:
     n_outputs_max: int = DEFAULTS["n_outputs_max"]
     lora: tuple[Lora, ...] = DEFAULTS["lora"]
     more: tuple[tuple[str, bool | int | float | str], ...] = ()
-    """Names and values of all other parameters of the table that do not have their default, in its order."""
+    """Names and values of all other parameters of the table without their default, in its order."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Params:
-        """``Params`` with these ``values`` by name; every other parameter has its default."""
+        """Build ``Params`` from values by name; other parameters have their defaults."""
         own = {field.name for field in fields(cls)}
         more = [
             (name, values[name])
@@ -72,17 +72,17 @@ class Params:
         return cls(**{name: value for name, value in values.items() if name in own}, more=tuple(more))
 
     def of_parameter(self, parameter: Parameter) -> Any:
-        """The value of one parameter of the table."""
+        """Return the value of one parameter of the table."""
         name = str(parameter.key)
         return getattr(self, name) if hasattr(self, name) else dict(self.more).get(name, parameter.default)
 
     def having(self, values: Mapping[str, Any]) -> Params:
-        """These with some other values, by name."""
+        """Return the parameters with other values, by name."""
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "more"}
         return Params.of({**own, **dict(self.more), **values})
 
     def planned(self) -> dict[str, Any]:
-        """The values of all parameters in a plan, by name: in the order of the fields here, then ``more``."""
+        """Return the values of all parameters of a plan, by name: first the fields, then ``more``."""
         known = {name: each for name, each in of_a_load().items() if each.is_planned}
         order = [field.name for field in fields(self) if field.name in known]
         return {name: self.of_parameter(known[name]) for name in dict.fromkeys((*order, *known))}
@@ -90,10 +90,13 @@ class Params:
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A private copy of a model's header without its tokenizer, to be loaded in place of the model.
+    """A private copy of a model's header without its tokenizer, to load in place of the model.
 
-    ``files``: the files of the model, in order. llama.cpp measures the copy as it would the model, but faster, since it
-    need not read the tokens. The worker makes it when it is first needed, and no other process can see it.
+    llama.cpp measures the copy like the model, but faster, because it reads no tokens. The worker makes it on use, and
+    no other process sees it.
+
+    Attributes:
+        files: The model's files, in order.
     """
 
     files: tuple[str, ...]
@@ -106,29 +109,32 @@ class DeviceInfo:
     name: str
     """Its name in llama.cpp, such as ``CUDA0``."""
     description: str
-    """What the driver calls it."""
+    """The driver's name for it."""
     type: str
     """``gpu``, ``igpu``, ``accel`` or ``cpu``."""
     backend: str
-    """The backend that it belongs to, such as ``CUDA``."""
+    """Its backend, such as ``CUDA``."""
     total: int
     """Its memory in bytes."""
     free: int
-    """What is free of it, in bytes."""
+    """Free bytes."""
     virtual: bool = False
-    """Whether it is a described one."""
+    """Whether it is a virtual device."""
     buffer_type: str | None = None
     """The name of its default buffer type, if it has one."""
     largest_tensor: int | None = None
-    """The most bytes of a tensor that it can compute with, if it has such a limit."""
+    """Most bytes of one tensor that it can compute with; ``None`` if it names no limit."""
 
 
 @dataclass(frozen=True)
 class MeasuredSpeed:
-    """The measured speed of a device; 0 for what could not be measured.
+    """The measured speed of a device; 0 for a figure that could not be measured.
 
-    ``round_trip``: latency in seconds. ``link``: bytes per second to it. ``bandwidth``: bytes per second of weights
-    that are read to multiply with one vector. ``compute``: FLOP per second to multiply with a batch.
+    Attributes:
+        round_trip: Latency in seconds.
+        link: Bytes per second to the device.
+        bandwidth: Bytes per second of weights, multiplied with one vector.
+        compute: FLOP per second, multiplying with a batch.
     """
 
     round_trip: float
@@ -139,20 +145,20 @@ class MeasuredSpeed:
 
 @dataclass(frozen=True)
 class LlamaCpp:
-    """A build of llama.cpp, as what was planned with it says it."""
+    """A build of llama.cpp."""
 
     version: str
-    """Its version and commit, and the version of ggml: ``0.5.0 (ggml 0.25.3, commit 0c1e57098)``."""
+    """Version and commit, and the version of ggml: ``0.5.0 (ggml 0.25.3, commit 0c1e57098)``."""
     ggml: str
     """The version of ggml."""
     commit: str
-    """Its commit, as the build itself says it; empty where it says none."""
+    """Its commit, as the build says it; empty if it says none."""
     libllama: str
-    """The path of its libllama, on the machine that planned."""
+    """Path of its libllama on the machine of the plan."""
     key: str
-    """The same for the same files, wherever they are, and another for any other build."""
+    """A key that is equal for equal files, wherever they are."""
     cpu: str
-    """The name of the file of the CPU backend that was loaded; empty where libllama is linked to its own."""
+    """File name of the loaded CPU backend; empty if libllama is linked to its own."""
 
 
 @dataclass(frozen=True)
@@ -162,23 +168,22 @@ class Row:
     buffer_type: str
     """Its name in llama.cpp, such as ``CUDA0`` or ``CPU_REPACK``."""
     device: str | None
-    """The device that it belongs to; ``None`` for none."""
+    """Its device; ``None`` for none."""
     is_host: bool
-    """Whether it is host memory, as every buffer type is that belongs to none of the model's devices; that includes
-    ``CPU_REPACK``, which upstream's total leaves out.
+    """Whether it is host memory, like every buffer type outside the model's devices; also ``CPU_REPACK``, which
+    upstream's total leaves out.
     """
     model: int
     """Bytes of weights."""
     context: int
     """Bytes of KV cache and recurrent state."""
     compute: int
-    """Bytes of compute buffers, by llama.cpp's own figure for the load that was measured. That of a dummy load, which
-    llama-fit-params prints too, is of the graph for the largest batch alone, and ignores to which device single nodes
-    were assigned.
+    """Bytes of compute buffers, by llama.cpp's own figure. The figure of a dummy load (llama-fit-params prints it too)
+    is for the graph of the largest batch alone, and ignores the devices of single nodes.
     """
     reserved: int | None = field(default=None, compare=False)
-    """Bytes of compute buffers that llama.cpp reserves for all graphs when it loads the model for real, more or less
-    than ``compute``; ``None`` if that was not measured, or if the load was a real one.
+    """Bytes of compute buffers that a real load of llama.cpp reserves for all graphs, more or less than ``compute``;
+    ``None`` if not measured, or for a real load.
     """
 
     @property
@@ -188,45 +193,45 @@ class Row:
 
     @property
     def real(self) -> Row:
-        """The row for a real load: with ``reserved`` as its ``compute``, if that is known."""
+        """The row of a real load: ``reserved`` as ``compute``, if known."""
         return self if self.reserved is None else replace(self, compute=self.reserved, reserved=None)
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """The measurement of one load: a row per buffer type, and what llama.cpp chose."""
+    """The measurement of one load: a row per buffer type, and llama.cpp's choices."""
 
     rows: tuple[Row, ...]
-    """The memory of each buffer type, without LoRA adapters except in the compute buffers."""
+    """Memory of each buffer type; LoRA adapters are only in the compute buffers."""
     devices: tuple[str, ...]
-    """The names of the model's devices, in order."""
+    """Names of the model's devices, in order."""
     n_ctx: int
     """The context in tokens."""
     flash_attn: bool | None = None
-    """Whether flash attention is on once ``auto`` is resolved; ``None`` if llama.cpp did not report it."""
+    """Whether flash attention is on, with ``auto`` resolved; ``None`` if llama.cpp did not report it."""
     n_splits: tuple[int, int] | None = None
-    """Graph splits of prompt processing and of generation, if llama.cpp reported them."""
+    """Graph splits of prompts and of generation, if llama.cpp reported them."""
     lora: tuple[tuple[Row, ...], ...] = ()
-    """For each LoRA adapter its rows, as model bytes, without a device if on the host."""
+    """Rows of each LoRA adapter, as model bytes; without a device on the host."""
 
     def on(self, device: str) -> Row:
-        """The sum of all rows of ``device`` (without host rows), as one row."""
+        """Add up all rows of ``device`` (without host rows) to one row."""
         rows = [row for row in self.rows if row.device == device and not row.is_host]
         return _sum(device, device, False, rows)
 
     @property
     def real(self) -> Breakdown:
-        """The breakdown of a real load: every row's ``real``, which are the figures that a load prints."""
+        """The breakdown of a real load: every row's ``real``."""
         return replace(self, rows=tuple(row.real for row in self.rows))
 
     @property
     def most(self) -> Breakdown:
-        """The breakdown with the larger of both compute figures in every row."""
+        """The breakdown with the larger compute figure of every row."""
         return replace(self, rows=tuple(max(row, row.real, key=lambda each: each.compute) for row in self.rows))
 
     @property
     def host(self) -> Row:
-        """The sum of all rows in host memory, of every host buffer type."""
+        """All rows of host memory, added up to one."""
         return _sum("Host", None, True, [row for row in self.rows if row.is_host])
 
 
@@ -250,16 +255,19 @@ class Loaded:
 
 
 LAYOUT_DEVICE = "Recorder"
-"""The buffer type of those entries of a ``Layout`` that are on its device; all others stayed on the host."""
+"""Buffer type of the entries of a ``Layout`` on its device; all others are on the host."""
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What llama.cpp reports about a loaded model.
+    """Facts that llama.cpp reports about a loaded model.
 
-    ``n_layer``: repeating layers, without the ``n_layer_nextn`` for multi-token prediction. ``n_swa``: the window of
-    sliding-window attention, 0 without. ``bytes``, ``n_params``: of all tensors. ``devices``: the names of the devices
-    that it was loaded for.
+    Attributes:
+        n_layer: Repeating layers, without the ``n_layer_nextn`` for multi-token prediction.
+        n_swa: Window of sliding-window attention; 0 without.
+        n_params: Weights of all tensors.
+        bytes: Bytes of all tensors.
+        devices: Names of the devices that it was loaded for.
     """
 
     n_layer: int
@@ -280,7 +288,7 @@ class ModelInfo:
 
 
 class LayoutEntry(NamedTuple):
-    """The bytes of one tensor in ``buffer_type``; ``kind`` is ``model`` (weights) or ``context`` (caches)."""
+    """Bytes of one tensor in ``buffer_type``; ``kind`` is ``model`` (weights) or ``context`` (caches)."""
 
     buffer_type: str
     name: str
@@ -292,8 +300,13 @@ class LayoutEntry(NamedTuple):
 class Layout:
     """Every weight and cache tensor, with the size that llama.cpp requested for it.
 
-    Recorded in a dummy load with all layers on one virtual device; ``alignment`` is that device's. What is on the host
-    has an entry only where it is in memory that the device can read. ``unused``: tensors that llama.cpp does not load.
+    Recorded in a dummy load with all layers on one virtual device.
+
+    Attributes:
+        entries: The tensors; those on the host only if the device can read their memory.
+        alignment: The device's alignment.
+        n_ctx: The context.
+        unused: Tensors that llama.cpp does not load.
     """
 
     entries: tuple[LayoutEntry, ...]
@@ -303,7 +316,7 @@ class Layout:
 
     @property
     def on_device(self) -> frozenset[str]:
-        """The names of all that is on the device."""
+        """Names of all tensors on the device."""
         return frozenset(entry.name for entry in self.entries if entry.buffer_type == LAYOUT_DEVICE)
 
 
@@ -321,13 +334,18 @@ CacheKind = Literal["kv", "swa", "recurrent", "compressed", "compressor"]
 
 @dataclass(frozen=True)
 class Cache:
-    """One of the caches that a context consists of, as llama.cpp made it.
+    """One of the caches of a context.
 
-    ``kind``: ``kv`` keeps what it has of every token, ``swa`` what sliding-window attention still sees, ``recurrent`` a
-    state for each sequence; ``compressed`` and ``compressor`` are DeepSeek-V4's, which keep a row of ``ratio`` tokens,
-    and the state that such a row is made of. ``cells``: tokens that it has room for in each of ``n_stream`` streams, or
-    sequences. ``n_layer``: as llama.cpp counts the layers. ``cell_bytes``: what it writes of a cell beside its rows.
-    A cache may have no tensors.
+    Attributes:
+        kind: ``kv`` holds every token, ``swa`` the tokens that sliding-window attention still sees, ``recurrent`` a
+            state for each sequence. DeepSeek-V4's ``compressed`` holds a row for each ``ratio`` tokens, ``compressor``
+            the state that makes such a row.
+        cells: Tokens (or sequences) in each stream.
+        n_stream: Number of streams.
+        n_layer: Number of layers, by llama.cpp's count.
+        tensors: Its tensors, if any.
+        ratio: Tokens of a compressed row.
+        cell_bytes: Bytes that llama.cpp writes of a cell beside its rows.
     """
 
     kind: CacheKind
@@ -341,13 +359,17 @@ class Cache:
 
 @dataclass(frozen=True)
 class Caches:
-    """The caches of a context, and what decides how much of them a sequence has.
+    """The caches of a context, and the facts that decide a sequence's part of them.
 
-    ``n_swa``: the window of sliding-window attention in tokens, 0 without. ``is_chunked``: it begins anew after so many
-    tokens, in place of sliding. ``leaves_out_masked``: a state has only the cells of the window, and not all that are
-    still in the cache. ``n_seq_max``: sequences. ``n_rs_seq``: tokens that a recurrent state can be taken back by.
-    ``empty`` and ``empty_partial``: bytes of the state of a sequence without tokens as this build writes it, and of its
-    part that cannot be rolled back.
+    Attributes:
+        caches: The caches.
+        n_swa: Window of sliding-window attention in tokens; 0 without.
+        is_chunked: Whether the window starts anew after so many tokens instead of sliding.
+        leaves_out_masked: Whether a state has only the window's cells, not all cells that are still in the cache.
+        n_seq_max: Number of sequences.
+        n_rs_seq: Tokens by which a recurrent state can be rolled back.
+        empty: Bytes of an empty sequence's state, as this build writes it.
+        empty_partial: The same for the part that cannot be rolled back.
     """
 
     caches: tuple[Cache, ...]
@@ -361,7 +383,7 @@ class Caches:
 
 
 class TensorInfo(NamedTuple):
-    """A tensor of a GGUF file. ``shape`` has ggml's order (ne[0] first); ``bytes`` as stored in the file."""
+    """A tensor of a GGUF file. ``shape`` is in ggml's order (ne[0] first); ``bytes`` as stored in the file."""
 
     name: str
     type: str
@@ -372,7 +394,7 @@ class TensorInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """The metadata and tensors of one GGUF file. Arrays in ``metadata`` are ``Array``, long ones without values."""
+    """Metadata and tensors of one GGUF file. Arrays of metadata are ``Array``, without values if they are long."""
 
     metadata: Mapping[str, MetadataValue]
     tensors: tuple[TensorInfo, ...]
@@ -382,7 +404,7 @@ class Header:
 
     @property
     def file_bytes(self) -> int:
-        """Where the last tensor ends, 0 without tensors; a shorter file is truncated."""
+        """End of the last tensor, 0 without tensors; a shorter file is truncated."""
         if not self.tensors:
             return 0
         padded = sum(-(-tensor.bytes // self.alignment) * self.alignment for tensor in self.tensors[:-1])
@@ -391,10 +413,13 @@ class Header:
 
 @dataclass(frozen=True)
 class FileType:
-    """What a file of one of llama-quantize's types has.
+    """The tensors of a file in one of llama-quantize's types.
 
-    ``types`` and ``sizes`` (bytes) are those of its tensors, in order. ``problem``: why the model cannot be quantized
-    so, in llama.cpp's words; empty where it can.
+    Attributes:
+        name: The file type.
+        types: Type of each tensor, in order.
+        sizes: Bytes of each tensor, in order.
+        problem: llama.cpp's reason why the model cannot be quantized so; empty if it can.
     """
 
     name: str
@@ -405,9 +430,12 @@ class FileType:
 
 @dataclass(frozen=True)
 class FileTypes:
-    """Every file type of a model. ``tensors``: their names, in the order of such a file.
+    """Every file type of a model.
 
-    ``header_bytes``: where the first tensor begins in a file that llama-quantize writes.
+    Attributes:
+        tensors: Names of the tensors, in the order of such a file.
+        header_bytes: Offset of the first tensor in a file of llama-quantize.
+        found: The file types.
     """
 
     tensors: tuple[str, ...]
@@ -420,12 +448,12 @@ class Array:
     """A metadata array."""
 
     type: str
-    """The type of its elements, as GGUF calls it."""
+    """GGUF's type of its elements."""
     length: int
-    """How many there are."""
+    """Number of elements."""
     values: tuple[int | float | bool, ...] = field(default=())
     """The elements; empty for strings, and for more than 4096 numbers or booleans."""
 
 
 MetadataValue = int | float | bool | str | Array
-"""A value of a header. Of all its texts together the first MiB is here."""
+"""A value of a header. Only the first MiB of all texts together is kept."""

@@ -1,4 +1,4 @@
-"""The memory bandwidth of this machine: given by the user, or measured once and stored in the cache directory."""
+"""Memory bandwidth of this machine: the user's, or measured once and stored in the cache directory."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _LEAST, _MOST = 10**8, 10**14
 """Bytes per second that a figure may say; others are a slip of the unit, or of a damaged file."""
 
 _LEAST_READ = 32 * MIB
-"""The fewest bytes that each thread reads, so that reading takes far longer than starting the threads."""
+"""Least bytes per thread, so that reading takes far longer than starting the threads."""
 
 _CACHES = 3
-"""Read so many times the size of the last-level caches: read in order, none of it then stays in them."""
+"""Multiple of the last-level caches to read; in order, so that nothing stays in them."""
 
 _SECONDS = 0.25
-"""How long passes are repeated at least."""
+"""Least seconds of all passes."""
 _PASSES = 5
-"""Other programs may slow some passes down, so the fastest one counts."""
+"""Least number of passes; the fastest counts, because other programs slow some down."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """What identifies a machine in the cache: processor, cores that this process may use, bytes of memory."""
+    """The key of a machine in the cache: processor, cores for this process, bytes of memory."""
 
     processor: str
     cores: int
@@ -50,9 +50,10 @@ class Host:
 
 
 def parse_bandwidth(text: str) -> float:
-    """Bytes per second of ``60GB/s``, ``55.9 GiB/s`` or ``60000000000``.
+    """Parse ``60GB/s``, ``55.9 GiB/s`` or ``60000000000``; return bytes per second.
 
-    Raises ``UsageError`` if it is not a bandwidth, or outside of 0.1 GB/s to 100 TB/s.
+    Raises:
+        UsageError: It is no bandwidth, or not between 0.1 GB/s and 100 TB/s.
     """
     match = _BANDWIDTH.fullmatch(text.strip())
     unit = (match[2] or "b").lower() if match else ""
@@ -66,16 +67,18 @@ def parse_bandwidth(text: str) -> float:
 
 
 def given_speed(text: str) -> HostSpeed:
-    """The host's speed with a bandwidth from the user. Raises ``UsageError``, see ``parse_bandwidth``."""
+    """Return the host's speed with the user's bandwidth. Raises ``UsageError``."""
     return HostSpeed(parse_bandwidth(text), "given")
 
 
 def host_speed(measure: Callable[[int], float] | None = None) -> HostSpeed:
-    """The memory bandwidth of this machine, with all cores together.
+    """Return the memory bandwidth of this machine, with all cores; never raises.
 
-    The first call measures it in about half a second and stores it in ``cache_path()``. It is measured again if the
-    file cannot be read, and every time if it cannot be written. Never raises: a machine that cannot be measured gets
-    ``default_host``. ``measure`` takes the number of cores and returns bytes per second.
+    The first call measures it in half a second and stores it in ``cache_path()``. A damaged file is measured again. A
+    machine that cannot be measured gets ``default_host``.
+
+    Args:
+        measure: Replaces the measurement: from a number of cores to bytes per second.
     """
     host = this_host()
     if (bandwidth := _read(host)) is not None:
@@ -91,28 +94,30 @@ def host_speed(measure: Callable[[int], float] | None = None) -> HostSpeed:
 
 
 def cache_path() -> Path:
-    """The file: ``llama-fitter/bandwidth.json`` in the platform's cache directory (``XDG_CACHE_HOME``)."""
+    """Name the file: ``llama-fitter/bandwidth.json`` in the platform's cache directory (``XDG_CACHE_HOME``)."""
     return cache_folder() / "bandwidth.json"
 
 
 def this_host() -> Host:
-    """This machine, or the container that this process runs in."""
+    """Describe this machine, or this process's container."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     cores = min(usable, _physical_cores() or usable)
     return Host(_processor(), cores, host_memory().total)
 
 
 def read_bandwidth(cores: int) -> float:
-    """Bytes per second that ``cores`` threads read together: the best of a few passes over more than the caches hold.
+    """Measure the bytes per second that ``cores`` threads read together: the best of a few passes.
 
-    Raises ``ImportError`` without numpy, ``MemoryError`` without enough memory.
+    Raises:
+        ImportError: numpy is missing.
+        MemoryError: There is not enough memory.
     """
     # Its reductions read at full speed and release the interpreter's lock; imported here, since that is slow.
     import numpy
 
     size = buffer_bytes(cores, cache_bytes(), host_memory().available)
     buffers = [numpy.empty(size // 4, dtype=numpy.float32) for _ in range(cores)]
-    # Untouched pages are all the same page of zeros, which would be in the cache.
+    # untouched pages are one page of zeros, which would stay in the cache
     _together(cores, lambda thread: buffers[thread].fill(1))
     best, passes, start = math.inf, 0, time.perf_counter()
     while passes < _PASSES or time.perf_counter() - start < _SECONDS:
@@ -122,16 +127,16 @@ def read_bandwidth(cores: int) -> float:
 
 
 def buffer_bytes(cores: int, caches: int, available: int) -> int:
-    """Bytes for each of ``cores`` threads to read: more than ``caches``, but at most an eighth of what is available.
+    """Return the bytes that each thread reads: more than ``caches``, at most an eighth of the available memory.
 
-    In whole pages of 4 KiB, at least one.
+    Whole pages of 4 KiB, at least one.
     """
     wanted = max(_LEAST_READ, _CACHES * caches // cores)
     return max(4096, min(wanted, available // 8 // cores) // 4096 * 4096)
 
 
 def _together(count: int, work: Callable[[int], object]) -> float:
-    """Seconds in which ``count`` threads do ``work``, from the first start to the last end."""
+    """Return the seconds from the first thread's start to the last one's end."""
     barrier = threading.Barrier(count)
     begun, ended = [0.0] * count, [math.inf] * count
 
@@ -153,7 +158,7 @@ def _together(count: int, work: Callable[[int], object]) -> float:
 
 
 def cache_bytes(root: Path = Path("/")) -> int:
-    """Bytes of the last-level caches; as in a large desktop machine if that is not known."""
+    """Return the bytes of the last-level caches; a large desktop machine's if unknown."""
     caches: dict[str, int] = {}
     for index in root.glob("sys/devices/system/cpu/cpu[0-9]*/cache/index*"):
         with contextlib.suppress(OSError, ValueError):
@@ -164,7 +169,7 @@ def cache_bytes(root: Path = Path("/")) -> int:
 
 
 def _physical_cores(root: Path = Path("/")) -> int:
-    """Physical cores of this machine; 0 if that is not known."""
+    """Return the number of physical cores; 0 if unknown."""
     cores, package = set(), ""
     with contextlib.suppress(OSError):
         for line in (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -196,7 +201,7 @@ def _processor(root: Path = Path("/")) -> str:
 
 
 def key_of(host: Host) -> str:
-    """What a measured host is known by in the file."""
+    """Return the key of a host in the file."""
     return f"{host.processor}, {host.cores} cores, {round(host.memory / 2**30)} GiB"
 
 

@@ -1,4 +1,4 @@
-"""What ``fitter calibrate`` measured on this machine's devices, in a file in the user's configuration. Bytes."""
+"""Measurements of ``fitter calibrate`` on this machine's devices, in a file of the user's configuration. Bytes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ _SCHEMA = 1
 
 @dataclass(frozen=True)
 class Calibrated:
-    """One device.
+    """The measurement of one device.
 
-    ``outside``: bytes that a loaded model takes beyond ``context`` and beyond llama.cpp's own count. ``context``: bytes
-    that a process takes just by using the device, ``None`` if the device does not tell. It needs no margin, since a fit
-    sees the memory that is free without it.
+    Attributes:
+        backend: Its backend.
+        description: The driver's name for it.
+        total: Its memory.
+        outside: Bytes of a loaded model beyond ``context`` and beyond llama.cpp's count.
+        context: Bytes that a process takes by using the device; ``None`` if the device does not tell. They need no
+            margin, since free memory does not include them.
     """
 
     backend: str
@@ -33,12 +37,12 @@ class Calibrated:
 
 
 def store_path() -> Path:
-    """The file: ``llama-fitter/calibration.json`` in the platform's configuration directory (``XDG_CONFIG_HOME``)."""
+    """Name the file: ``llama-fitter/calibration.json`` in the configuration directory (``XDG_CONFIG_HOME``)."""
     return config_folder() / "calibration.json"
 
 
 def read() -> tuple[Calibrated, ...]:
-    """Every stored device; none if there is no file, or if it cannot be read."""
+    """Read every stored device; none if the file is missing or damaged."""
     try:
         document = json.loads(store_path().read_text(encoding="utf-8"))
         return tuple(_device(entry) for entry in document["devices"]) if document["schema"] == _SCHEMA else ()
@@ -47,10 +51,7 @@ def read() -> tuple[Calibrated, ...]:
 
 
 def store(measured: Iterable[Calibrated]) -> Path:
-    """Store ``measured`` in addition to other devices, all of it or nothing; returns the file's path.
-
-    Raises ``AnswerError`` if it cannot be written.
-    """
+    """Add ``measured`` to the file, all or nothing; return the file's path. Raises ``AnswerError``."""
     devices = {_key(device): device for device in (*read(), *measured)}
     document = {"schema": _SCHEMA, "devices": [asdict(device) for device in devices.values()]}
     path = store_path()
@@ -64,7 +65,7 @@ def store(measured: Iterable[Calibrated]) -> Path:
 
 
 def outside_of(device: DeviceInfo, stored: Iterable[Calibrated]) -> int | None:
-    """The stored ``outside`` for a device of the same kind and memory as ``device``, ``None`` if there is none."""
+    """Return the stored ``outside`` of a device with this name and memory; ``None`` if there is none."""
     if device.virtual:
         return None
     key = (device.backend, device.description, device.total)

@@ -1,4 +1,4 @@
-"""``--gpu SPEC``: parsing descriptions of virtual GPUs."""
+"""Parse the descriptions of virtual GPUs (``--gpu SPEC``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fitter.machine import gpu_catalogue, shared_memory
 from fitter.parameters.values import SIZE, UNITS, parse_size
 
 PROFILES = ("cuda", "rocm", "vulkan", "metal")
-"""Profiles for a GPU that is not in the catalogue."""
+"""Profiles for GPUs outside the catalogue."""
 
 VULKAN_DRIVERS = {
     "radv": "AMD with Mesa's RADV",
@@ -24,7 +24,7 @@ VULKAN_DRIVERS = {
 """Drivers whose limits the Vulkan profile knows; the first is the default."""
 
 _PREFIXES = {"cuda": "CUDA", "rocm": "ROCm", "vulkan": "Vulkan", "metal": "MTL"}
-"""The names of a backend's devices in llama.cpp, without their number."""
+"""Names of a backend's devices in llama.cpp, without the number."""
 
 NO_GPU = "none"
 """The spec of a machine without a GPU."""
@@ -43,25 +43,27 @@ _FORMS = "name a GPU (rtx-4090), a size (24GiB), cuda:8.9:24GiB, rocm:gfx1100:24
 
 
 def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
-    """The virtual devices that ``specs`` describe, named ``CUDA0``, ``CUDA1``, ``ROCm0``, ``Vulkan0`` or ``MTL0``, ….
+    """Parse descriptions of virtual devices; name them ``CUDA0``, ``CUDA1``, ``ROCm0``, ``Vulkan0``, ``MTL0`` and so
+    on.
 
-    A spec is one of these:
+    A description is one of these:
 
-    - a GPU of the catalogue (``rtx-4090``); one that uses the machine's memory takes a size (``m2-ultra:128GiB``);
+    - a GPU of the catalogue (``rtx-4090``); if it uses the machine's memory, with a size (``m2-ultra:128GiB``);
     - a size (``24GiB``), for an NVIDIA card;
     - profile, compute capability or architecture, and memory (``cuda:8.9:24564MiB``, ``rocm:gfx1100:24GiB``);
     - profile and memory, optionally with a driver (``vulkan:24GiB``, ``vulkan:nvidia:24GiB``);
-    - the memory of a Mac (``metal:64GiB``), of which the GPU gets what macOS lets it use.
+    - the memory of a Mac (``metal:64GiB``), of which macOS gives the GPU a part.
 
-    It may begin with a count (``2x``) and end with the free memory (``:free=20GiB``). By default a GPU of the
-    catalogue has as much free memory as an idle card, and any other GPU has all of its memory free. ``none``, alone, is
-    a machine without a GPU.
+    It may begin with a count (``2x``) and end with the free memory (``:free=20GiB``). By default a GPU of the catalogue
+    has as much free memory as an idle card, and other GPUs have all their memory free. ``none`` alone is a machine
+    without a GPU.
 
-    Of a GPU that uses the machine's memory, the size is that of the machine. ``:free=`` is then what the system lets
-    the GPU use of it, and ``:available=`` what programs and GPU have of it together, by default what an idle system
-    leaves.
+    For a GPU that uses the machine's memory, the size is the machine's. ``:free=`` then sets the part that the system
+    lets the GPU use, and ``:available=`` the memory for programs and GPU together; by default both are as on an idle
+    system.
 
-    Raises ``UsageError`` for anything else, for more than 16 devices, and for several that share a machine's memory.
+    Raises:
+        UsageError: A description is not valid, there are more than 16 devices, or several share one machine's memory.
     """
     if any(spec.strip().lower() == NO_GPU for spec in specs):
         if len(specs) > 1:
@@ -84,7 +86,7 @@ def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
 
 
 def virtual_devices(gpus: str | VirtualDevice | Sequence[str | VirtualDevice]) -> tuple[VirtualDevice, ...]:
-    """The virtual devices of what is one description or device, or all of one kind. Raises ``UsageError``."""
+    """Parse one or several descriptions, or return the given devices. Raises ``UsageError``."""
     if isinstance(gpus, (str, VirtualDevice)):
         gpus = [gpus]
     devices = tuple(gpu for gpu in gpus if isinstance(gpu, VirtualDevice))
@@ -96,9 +98,9 @@ def virtual_devices(gpus: str | VirtualDevice | Sequence[str | VirtualDevice]) -
 
 
 def cards_of(spec: str) -> tuple[str, ...]:
-    """What the cards of a description are called: ``RTX 3090`` and ``2x rtx-3090`` name the same one, once and twice.
+    """Return the name of each card in a description: ``RTX 3090`` and ``2x rtx-3090`` name one card, once and twice.
 
-    None of ``none``. Raises ``UsageError``.
+    ``none`` has no cards. Raises ``UsageError``.
     """
     if spec.strip().lower() == NO_GPU:
         return ()
@@ -110,7 +112,7 @@ def cards_of(spec: str) -> tuple[str, ...]:
 
 
 def parse_twin(text: str) -> tuple[str, int]:
-    """The profile and compute capability in ``cuda:8.9``. Raises ``UsageError``."""
+    """Parse profile and compute capability, such as ``cuda:8.9``. Raises ``UsageError``."""
     kind = _parse_profile(f"{text}:1MiB")
     return kind.profile, kind.compute_capability
 
@@ -143,7 +145,7 @@ def _with_options(kind: VirtualDevice, sizes: Mapping[str, int]) -> VirtualDevic
 
 
 def _sharing(kind: VirtualDevice, memory: SharedMemory, free: int, available: int | None) -> VirtualDevice:
-    """``kind`` with what its system lets it use of the ``memory``, and what is ``available`` of that."""
+    """Set the part of the ``memory`` that the system lets the GPU use, and its ``available`` bytes."""
     if memory.total == 0 or free == 0 or available == 0:
         raise UsageError("a device must have memory")
     for name, size in (("free", free), ("available", available or 0)):
@@ -151,11 +153,11 @@ def _sharing(kind: VirtualDevice, memory: SharedMemory, free: int, available: in
             raise UsageError(f"{name}= is more than the machine's {memory.total // 2**20} MiB of memory")
     is_limited = memory.system != "cuda"
     if available is None:
-        # what CUDA has free there is what the system has available
+        # CUDA reports the system's available memory as free
         available = memory.free if is_limited or free == kind.free else free
     elif not is_limited:
         free = min(free, available)
-    # What the GPU may use is only a default, which the machine's owner can raise.
+    # the owner of the machine can raise the GPU's part above the default
     return replace(kind, total=max(kind.total, free), free=free, shared=replace(memory, free=available))
 
 
@@ -170,7 +172,7 @@ def _check_one_memory(kinds: Sequence[VirtualDevice]) -> None:
 
 
 def _split_options(text: str) -> list[str]:
-    """The part that names the GPU, then each ``key=value`` after it."""
+    """Split the name of the GPU from each ``key=value`` after it."""
     body, *rest = re.split(r":(?=[^:=]*=)", text)
     return [body.strip(), *rest]
 
@@ -223,7 +225,7 @@ def _known(gpu: gpu_catalogue.CatalogueGpu, total: int) -> VirtualDevice:
 
 
 def _shared(gpu: VirtualDevice, memory: int, carved: int = 0) -> VirtualDevice:
-    """``gpu`` on a machine with so much ``memory`` as it reports it: as total what it may use."""
+    """Give ``gpu`` the part of the machine's ``memory`` that the system lets it use."""
     system = shared_memory.system_of(gpu.profile)
     if carved >= memory > 0:
         raise UsageError(f"{carved // 2**20} MiB are set aside for the GPU: the machine must have more memory")

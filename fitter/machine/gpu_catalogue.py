@@ -1,4 +1,4 @@
-"""The GPUs that fitter knows by name. The numbers and their sources are in ``catalogue.toml``."""
+"""The catalogue of known GPUs; ``gpu_catalogue.toml`` has the figures and their sources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fitter.text import MIB
 
 @dataclass(frozen=True)
 class Sources:
-    """The source of each figure of a card; ``None`` if the figure is not known, or if the card has none."""
+    """The source of each figure of a card; ``None`` if the figure is unknown or does not exist."""
 
     compute_capability: str | None
     total: str
@@ -29,18 +29,26 @@ class Sources:
 
 @dataclass(frozen=True)
 class CatalogueGpu:
-    """A card. Memory in bytes.
+    """A card. Memory in bytes, speeds in bytes per second.
 
-    ``compute_capability``: as ggml-cuda counts it (890 for 8.9, see ``capability``), 0 for Vulkan and Metal.
-    ``total``: the card's memory. ``usable``: what the driver leaves of it (``None``: not known). ``free``: what
-    llama.cpp can use on an idle card.
-
-    ``bandwidth``: of its memory, ``pcie``: from the host, in one direction, and ``nvlink``: to cards of its kind, in
-    one direction, where every such card has it (bridges are not assumed); all in bytes per second. ``compute``: dense
-    fp16 FLOP per second with accumulation in fp32, ``None`` if not published. ``unified``: it uses the machine's own
-    memory: ``total`` is all of that, its size the owner's choice, ``usable`` what the system lets the GPU use, of which
-    ``carved`` is set aside for it, and there is no ``pcie``. ``sizes``: the sizes that it is sold with, if these tell
-    cards apart. ``names``: what drivers call it, ``description`` first.
+    Attributes:
+        key: Its key in the catalogue.
+        description: The driver's name for it.
+        profile: Its profile.
+        compute_capability: As in ggml-cuda (890 for 8.9, see ``capability``); 0 for Vulkan and Metal.
+        total: Its memory.
+        usable: The part that the driver leaves; ``None`` if unknown.
+        free: The part that llama.cpp can use on an idle card.
+        sources: The source of each figure.
+        bandwidth: Speed of its memory.
+        compute: Dense fp16 FLOP per second with accumulation in fp32; ``None`` if not published.
+        pcie: Speed from the host, in one direction.
+        unified: Whether it uses the machine's memory. Then ``total`` is all of that (the owner's choice), ``usable`` is
+            the part that the system lets the GPU use, and there is no ``pcie``.
+        sizes: Memory sizes on sale, if they tell cards apart.
+        names: All names by drivers, ``description`` first.
+        carved: The part of ``usable`` that is reserved for the GPU.
+        nvlink: Speed to cards of its kind, in one direction, if every such card has it; bridges do not count.
     """
 
     key: str
@@ -63,12 +71,17 @@ class CatalogueGpu:
 
 @dataclass(frozen=True)
 class Default:
-    """What is assumed if nothing better is known.
+    """Assumptions where nothing better is known.
 
-    ``free_fraction``: the free share of a card's memory, ``free_fraction_rocm`` that of AMD's cards with memory of
-    their own. ``profile``, ``compute_capability``: of a GPU that is given only by its size. ``integrated``: the card
-    whose speed a GPU without memory of its own gets. ``host_bandwidth``: bytes per second of a host that was not
-    measured. ``remote_link``, bytes per second, and ``remote_round_trip``, seconds: of a network that was not measured.
+    Attributes:
+        free_fraction: Free share of a card's memory.
+        free_fraction_rocm: The same for AMD's cards with memory of their own.
+        profile: Profile of a GPU that is described only by its size.
+        compute_capability: Its compute capability.
+        integrated: The card whose speed a GPU without own memory gets.
+        host_bandwidth: Bytes per second of a host that is not measured.
+        remote_link: Bytes per second of a network that is not measured.
+        remote_round_trip: Seconds of its round trip.
     """
 
     free_fraction: float
@@ -82,11 +95,11 @@ class Default:
 
 
 AMD_OFFSET = 0x1000000
-"""What ggml adds to the architecture numbers of AMD's cards, to tell them from compute capabilities."""
+"""The offset that ggml adds to AMD's architecture numbers, to tell them from compute capabilities."""
 
 
 def capability(text: str) -> int:
-    """``8.9`` as 890, and ``gfx1100`` as ggml's number for it. Raises ``ValueError`` for anything else."""
+    """Convert ``8.9`` to 890, and ``gfx1100`` to ggml's number. Raises ``ValueError``."""
     if match := re.fullmatch(r"gfx([0-9a-f]{3,4})", text):
         return AMD_OFFSET + int(match[1], 16)
     match = re.fullmatch(r"([0-9]{1,2})\.([0-9])", text)
@@ -96,7 +109,7 @@ def capability(text: str) -> int:
 
 
 def capability_text(compute_capability: int) -> str:
-    """890 as ``8.9``, and ggml's number of an AMD architecture as ``gfx1100``: the reverse of ``capability``."""
+    """Convert 890 to ``8.9``, and ggml's number of an AMD architecture to ``gfx1100``."""
     if compute_capability >= AMD_OFFSET:
         return f"gfx{compute_capability - AMD_OFFSET:x}"
     return f"{compute_capability // 100}.{compute_capability % 100 // 10}"
@@ -104,7 +117,7 @@ def capability_text(compute_capability: int) -> str:
 
 @functools.cache
 def default() -> Default:
-    """The defaults of the catalogue."""
+    """Read the defaults of the catalogue."""
     data = parse_toml(_part("default"))["default"]
     return Default(
         data["free_fraction"],
@@ -120,20 +133,20 @@ def default() -> Default:
 
 @functools.cache
 def gpus() -> dict[str, CatalogueGpu]:
-    """Every card by its key, in the catalogue's order."""
+    """Read every card, by its key, in the catalogue's order."""
     data = parse_toml(_text())
     return {key: _gpu(key, entry, data) for key, entry in data["gpu"].items()}
 
 
 def find(name: str) -> CatalogueGpu | None:
-    """The card of that name, which is a key or a driver's name for it.
+    """Find a card by its key or a driver's name; ``None`` if it is unknown or ambiguous.
 
-    Case, spaces, ``NVIDIA GeForce``, ``AMD Radeon``, ``Intel`` and ``Apple`` are ignored. The size of the memory may be
-    left out of a name (``rtx-3060``) if only one card matches.
+    Case, spaces, ``NVIDIA GeForce``, ``AMD Radeon``, ``Intel`` and ``Apple`` are ignored. The memory size may be
+    missing (``rtx-3060``) if only one card matches.
     """
     key = _normal(name)
     if part := _part(f"gpu.{key}"):
-        # Parsing the whole catalogue would take longer than planning for most models.
+        # parsing the whole catalogue would take longer than most plans
         parts = [_part("pcie"), part]
         words = set(re.findall(r'"([^"]*)"', "".join(parts)))
         source = [line for line in _part("source").splitlines() if line.partition(" =")[0] in words]
@@ -146,7 +159,7 @@ def find(name: str) -> CatalogueGpu | None:
 
 
 def similar(name: str) -> list[str]:
-    """Up to three keys that are similar to ``name``, the most similar first."""
+    """Return up to three keys similar to ``name``, the most similar first."""
     import difflib
 
     key = _normal(name)
@@ -223,6 +236,6 @@ def _text() -> str:
 
 
 def _part(name: str) -> str:
-    """The text of the table ``[name]`` of the catalogue; empty if there is none."""
+    """Return the text of a table of the catalogue; empty if there is none."""
     _, start, rest = _text().partition(f"\n[{name}]\n")
     return start + rest.partition("\n[")[0]

@@ -1,4 +1,4 @@
-"""How much memory the host has, and how much of it is available to a new process."""
+"""Total and available memory of the host."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ _V1_UNLIMITED = 2**60
 
 @dataclass(frozen=True)
 class HostMemory:
-    """Bytes of host memory. ``available``: without swapping, and including page cache that can be dropped."""
+    """Bytes of host memory. ``available`` is without swapping, with droppable page cache."""
 
     total: int
     available: int
 
 
 def host_memory(root: Path = Path("/")) -> HostMemory:
-    """The memory of this machine, or of the container of this process if that has less.
+    """Return the memory of this machine, or of this process's container if that is smaller.
 
-    ``root`` is the directory in which ``proc`` and ``sys`` are mounted.
+    Args:
+        root: Directory of ``proc`` and ``sys``.
     """
     memory = _machine_memory()
     limits = cgroup_limits(root)
@@ -45,15 +46,15 @@ def _machine_memory() -> HostMemory:
         memory = psutil.virtual_memory()
         return HostMemory(memory.total, memory.available)
     except OSError:
-        # no /proc at all; what is available is then without the page cache
+        # without /proc, available memory does not include the page cache
         page = os.sysconf("SC_PAGE_SIZE")
         return HostMemory(page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES"))
 
 
 def cgroup_limits(root: Path = Path("/")) -> tuple[HostMemory, ...]:
-    """The memory limits of all control groups above this process (Linux, version 1 or 2); ``()`` on other systems.
+    """Return the memory limits of all control groups of this process (Linux, version 1 or 2); empty on other systems.
 
-    ``available`` is the limit minus what the group uses, without file cache, which the kernel drops if it needs memory.
+    ``available`` is the limit minus the group's memory, without file cache, which the kernel can drop.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -73,7 +74,7 @@ def cgroup_limits(root: Path = Path("/")) -> tuple[HostMemory, ...]:
 
 
 def _groups(mount: Path, path: str) -> list[Path]:
-    """The directories of the group and of all groups above it.
+    """Return the directories of a group and its parents.
 
     In a container whose ``/proc`` shows the host's path, only the mount point exists, and it is the group.
     """

@@ -1,4 +1,4 @@
-"""The machine that a plan is for: this one, or a described one."""
+"""The machine of a plan: this one, or a described one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from fitter.text import mib, mib_up
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices that a model can be offloaded to, and host memory in bytes (``None``: unlimited).
+    """Devices for offloading, and host memory in bytes (``None``: unlimited).
 
-    ``virtual`` is empty for a real machine; else there is one for each of ``devices``. ``pools``: memory that some of
-    them share with the host, whose own memory it then is.
+    Attributes:
+        devices: The devices.
+        virtual: A virtual device for each of them; empty for a real machine.
+        host_total: Host memory.
+        host_free: Free host memory.
+        pools: Host memory that devices share.
     """
 
     devices: tuple[DeviceInfo, ...]
@@ -29,9 +33,11 @@ class Machine:
 
 
 def virtual_machine(virtual: Sequence[VirtualDevice], host: int | None = None) -> Machine:
-    """A machine of virtual devices; ``host`` bytes of host memory, all of them free, or no limit.
+    """Describe a machine of virtual devices.
 
-    Where a device shares the host's memory, the host has that, and of it ``host`` bytes at most.
+    Args:
+        virtual: The devices.
+        host: Bytes of free host memory; ``None`` for no limit, or for all memory that a device shares with the host.
     """
     devices = tuple(
         DeviceInfo(
@@ -56,9 +62,12 @@ def virtual_machine(virtual: Sequence[VirtualDevice], host: int | None = None) -
 
 
 def real_machine(devices: Sequence[DeviceInfo], memory: HostMemory, host: int | None = None) -> Machine:
-    """This machine, with the devices that ggml reports except the CPU.
+    """Describe this machine, with all of ggml's devices but the CPU.
 
-    ``host``: bytes of available host memory, if the user gives them.
+    Args:
+        devices: The devices that ggml reports.
+        memory: Host memory.
+        host: Available bytes of host memory, if the user sets them.
     """
     offload = tuple(device for device in devices if device.type in ("gpu", "igpu"))
     pools = pools_here(offload, memory)
@@ -71,7 +80,7 @@ def real_machine(devices: Sequence[DeviceInfo], memory: HostMemory, host: int | 
 
 
 def _check_host(host: int | None, total: int, pools: Sequence[Pool]) -> None:
-    """Raise ``UsageError`` where ``host`` is more than the ``total`` of the memory that it shares with devices."""
+    """Raise ``UsageError`` if ``host`` exceeds the memory that devices share with the host."""
     if host is not None and host > total:
         raise UsageError(
             f"--host-memory is {mib_up(host)} MiB, and {pools[0].name} share {mib(total)} MiB: leave it out, or "
@@ -80,7 +89,7 @@ def _check_host(host: int | None, total: int, pools: Sequence[Pool]) -> None:
 
 
 def described(devices: Sequence[DeviceInfo], virtual: Sequence[VirtualDevice] = ()) -> tuple[DeviceInfo, ...]:
-    """Those of a machine that is described: not this machine's own. ``virtual`` ones have the types of real ones."""
+    """Return the devices of a described machine: virtual and remote ones, with the types of real devices."""
     return typed([device for device in devices if device.virtual or device.backend == RPC], virtual)
 
 
@@ -92,9 +101,14 @@ def machine_of(
     is_described: bool,
     has_rpc: bool,
 ) -> Machine:
-    """The machine to plan for: this one, or one that ``is_described``, whose ``host`` bytes have a limit where given.
+    """Describe this machine, or the user's.
 
-    ``devices`` are those that llama.cpp reports; it is asked only where some of them may be part of that machine.
+    Args:
+        devices: Asks llama.cpp for its devices; called only if some of them may belong to the machine.
+        virtual: The described devices.
+        host: Bytes of host memory, if set.
+        is_described: Whether the user describes a machine.
+        has_rpc: Whether there are rpc-servers.
     """
     if not is_described:
         return real_machine(devices(), host_memory(), host)
@@ -103,9 +117,10 @@ def machine_of(
 
 
 def choose(devices: Sequence[DeviceInfo], names: Sequence[str] | None) -> tuple[DeviceInfo, ...]:
-    """Those of ``devices`` that are named, in that order (``none`` for none); all of them where nothing is.
+    """Return the named devices, in the order of ``names`` (``none`` for none); all devices without names.
 
-    Raises ``UsageError`` for a name that there is not, or twice.
+    Raises:
+        UsageError: A name is unknown or repeated.
     """
     if names is None:
         return tuple(devices)
@@ -121,7 +136,7 @@ def choose(devices: Sequence[DeviceInfo], names: Sequence[str] | None) -> tuple[
 
 
 def check_main_gpu(main_gpu: int, devices: Sequence[object]) -> None:
-    """Raise ``UsageError`` for a main GPU that is none of ``devices``."""
+    """Raise ``UsageError`` if the main GPU does not exist."""
     if main_gpu >= len(devices):
         raise UsageError(f"main GPU {main_gpu} does not exist: the number of devices is {len(devices)}, counted from 0")
 
@@ -133,9 +148,14 @@ def device_speeds(
     measure: Callable[[str, int, float], MeasuredSpeed],
     remote_bandwidths: Sequence[float] = (),
 ) -> dict[str, DeviceSpeed]:
-    """The speed of each of ``infos`` by its name, which are some of ``every`` device that there is.
+    """Return the speed of each device in ``infos``, by name; ``fitter.machine.rpc_devices`` measures remote ones.
 
-    A remote one is measured, or has one of ``remote_bandwidths``: ``fitter.machine.rpc_devices`` says how.
+    Args:
+        infos: The devices.
+        every: All devices of the machine.
+        virtual: The described devices.
+        measure: Measures a remote device.
+        remote_bandwidths: The user's bandwidths of remote devices.
     """
     known = {device.name: device for device in virtual}
     speeds = {info.name: speed_of(known.get(info.name, info)) for info in infos}
@@ -147,13 +167,12 @@ def device_speeds(
 
 
 def speed_of_host(given: float | str | None, *, is_described: bool, virtual: Sequence[VirtualDevice] = ()) -> HostSpeed:
-    """The host's speed as it is ``given``, or else what this machine reads; of a described one, a stated default.
+    """Return the host's speed: the user's, this machine's (measured), or the default of a described machine.
 
-    Where one of the ``virtual`` devices shares the host's memory, that is as fast for both. Raises ``UsageError`` for
-    what is no bandwidth.
+    A host that shares its memory with a virtual device reads it as fast. Raises ``UsageError``.
     """
     if given is None and is_described:
-        # of a host that is not this one, nothing can be measured
+        # another machine's host cannot be measured
         sharing = [device for device in virtual if device.shared is not None]
         return host_of_gpu(sharing[0]) if sharing else default_host()
     from fitter.machine import bandwidth

@@ -1,4 +1,4 @@
-"""Pools: memory that devices and the host share, on this machine and on described ones. Bytes."""
+"""Memory pools that devices and the host share, on this machine and on described ones. Bytes."""
 
 from __future__ import annotations
 
@@ -12,34 +12,37 @@ from fitter.machine.host import HostMemory
 from fitter.machine.shared_memory import system_of_device
 
 _ALIKE = 0.06
-"""How far what a driver reports may be from what Linux says of the same GPU, as a share."""
+"""Allowed deviation of a driver's report from Linux's for the same GPU, as a share."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Memory that ``devices``, by name, share with the host and with one another."""
+    """Memory that ``devices`` share with the host."""
 
     devices: tuple[str, ...]
     memory: SharedMemory
 
     @property
     def name(self) -> str:
-        """What shares it: ``MTL0+host``."""
+        """Its name, such as ``MTL0+host``."""
         return "+".join((*self.devices, "host"))
 
 
 def described_pools(virtual: Sequence[VirtualDevice]) -> tuple[Pool, ...]:
-    """The pool of a described machine; none where every device has memory of its own."""
+    """Return the pool of a described machine; none if every device has memory of its own."""
     sharing = [device for device in virtual if device.shared is not None]
-    # a machine has one memory: what its devices say of it is the same
+    # a machine has one memory, so its devices agree
     memories = [device.shared for device in sharing if device.shared is not None]
     return (Pool(tuple(device.name for device in sharing), memories[0]),) if memories else ()
 
 
 def pools_here(devices: Sequence[DeviceInfo], host: HostMemory, root: Path = Path("/")) -> tuple[Pool, ...]:
-    """The pool of this machine; none where every device has memory of its own.
+    """Return the pool of this machine; none if every device has memory of its own.
 
-    ``root`` is the directory in which ``sys`` is mounted.
+    Args:
+        devices: The devices.
+        host: Host memory.
+        root: Directory of ``sys``.
     """
     found = {device: system_of_device(device) for device in devices if device.backend != RPC}
     sharing = {device: system for device, system in found.items() if system is not None}
@@ -52,9 +55,9 @@ def pools_here(devices: Sequence[DeviceInfo], host: HostMemory, root: Path = Pat
 
 
 def set_aside(total: int, root: Path = Path("/")) -> tuple[int, int]:
-    """Bytes that the firmware has set aside for an AMD GPU with ``total`` bytes, and how many of them are free.
+    """Return the bytes that the firmware reserves for an AMD GPU, and how many of them are free.
 
-    Linux has them apart from its own memory. A card with memory of its own is told by what the driver reports in all.
+    Linux does not count them as its own memory. The GPU is recognized by its ``total`` in the driver's report.
     """
     for device in sorted(root.glob("sys/class/drm/card*/device")):
         with contextlib.suppress(OSError, ValueError):
@@ -67,15 +70,15 @@ def set_aside(total: int, root: Path = Path("/")) -> tuple[int, int]:
 
 
 def typed(devices: Sequence[DeviceInfo], virtual: Sequence[VirtualDevice]) -> tuple[DeviceInfo, ...]:
-    """``devices``, some of them ``virtual``, with the types of the real ones: ggml says one of all virtual ones."""
+    """Give virtual devices the types of the real ones; ggml reports one type for all of them."""
     types = {device.name: device.type for device in virtual}
     return tuple(replace(d, type=types.get(d.name, d.type)) if d.virtual else d for d in devices)
 
 
 def used_by_default(devices: Sequence[DeviceInfo]) -> tuple[DeviceInfo, ...]:
-    """Those that llama.cpp uses where none is named: a GPU that shares the host's memory only where it is alone.
+    """Return the devices that llama.cpp uses by default: an integrated GPU only if it is the only GPU.
 
-    Remote ones do not count (``llama_prepare_model_devices``).
+    Remote devices do not count as other GPUs (``llama_prepare_model_devices``).
     """
     has_own = any(device.type == "gpu" and device.backend != RPC for device in devices)
     return tuple(device for device in devices if device.type != "igpu" or not has_own)

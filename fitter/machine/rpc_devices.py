@@ -1,4 +1,4 @@
-"""The speed of remote devices: given by the user, or measured over the network and stored for a day."""
+"""Speeds of remote devices: the user's, or measured over the network and stored for a day."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _SCHEMA = 1
 _GB = 10**9
 
 _SECONDS = 0.5
-"""About how long to measure a device."""
+"""Approximate seconds to measure a device."""
 
 _MEMORY = 320 * MIB
-"""Bytes of its memory to read: more than the caches of most processors hold."""
+"""Bytes to read of its memory: more than the caches of most processors hold."""
 
 _STORED_SECONDS = 24 * 3600.0
-"""Later, the address may belong to another machine, or the network may have changed."""
+"""Seconds after which the address may belong to another machine, or the network may have changed."""
 
 Measure = Callable[[str, int, float], MeasuredSpeed]
-"""Measures a device by its name, with so many bytes of its memory, for so many seconds, as ``Worker.speed`` does."""
+"""Measures a device, as ``Worker.speed``: its name, bytes of its memory to read, seconds."""
 
 
 def parse_bandwidths(given: float | str | Sequence[float | str]) -> tuple[float, ...]:
-    """Bytes per second of ``900GB/s``, or of several such values with commas. Raises ``UsageError``."""
+    """Parse ``900GB/s``, or several such values with commas; return bytes per second. Raises ``UsageError``."""
     values: list[float | str] = [given] if isinstance(given, (str, int, float)) else list(given)
     texts = [text for value in values for text in (value.split(",") if isinstance(value, str) else [f"{value:.0f}"])]
     if not texts:
@@ -44,11 +44,20 @@ def parse_bandwidths(given: float | str | Sequence[float | str]) -> tuple[float,
 def remote_speeds(
     devices: Sequence[DeviceInfo], every: Sequence[DeviceInfo], measure: Measure, given: Sequence[float] = ()
 ) -> dict[str, DeviceSpeed]:
-    """The speeds of the remote ones of ``devices``, by name.
+    """Return the speeds of the remote devices among ``devices``, by name.
 
-    ``every`` has all devices of the machine. ``given``: a bandwidth for all remote devices, or one for each of them in
-    ``every``, which replaces the measured one. A device that cannot be measured gets a default, and its ``source`` says
-    so. Raises ``UsageError`` for a wrong number of bandwidths, and what ``measure`` raises if a server is lost.
+    A device that cannot be measured gets a default, and its ``source`` says so.
+
+    Args:
+        devices: The devices.
+        every: All devices of the machine.
+        measure: Measures a device.
+        given: The user's bandwidths in place of measured ones: one for all remote devices, or one for each in
+            ``every``.
+
+    Raises:
+        UsageError: The number of bandwidths is wrong.
+        RemoteError: A server was lost.
     """
     remote = [device for device in every if device.backend == RPC]
     if len(given) not in (0, 1, len(remote)):
@@ -66,7 +75,7 @@ def remote_speeds(
         if measured is None:
             measured, how = _measured(device, measure), "measured"
             if measured is not None and measured.bandwidth > 0:
-                # nothing, as where its memory was full, may be something the next time
+                # a result of 0, for example with full memory, may be another next time
                 fresh[key] = measured
         own = given[index if len(given) > 1 else 0] if given else None
         speeds[device.name] = _speed(device, measured, how, own)
@@ -76,7 +85,7 @@ def remote_speeds(
 
 
 def cache_path() -> Path:
-    """The file: ``llama-fitter/remote.json`` in the platform's cache directory (``XDG_CACHE_HOME``)."""
+    """Name the file: ``llama-fitter/remote.json`` in the platform's cache directory (``XDG_CACHE_HOME``)."""
     return bandwidth.cache_path().with_name("remote.json")
 
 
@@ -88,7 +97,7 @@ def _measured(device: DeviceInfo, measure: Measure) -> MeasuredSpeed | None:
 
 
 def _speed(device: DeviceInfo, measured: MeasuredSpeed | None, how: str, given: float | None) -> DeviceSpeed:
-    """The speed of a device from what was given and measured, with defaults for the rest."""
+    """Combine the user's and the measured figures with defaults for the others."""
     default = speed_of(device)
     assumed = gpu_catalogue.default()
     reached = given or (measured.bandwidth if measured else 0.0)
@@ -98,7 +107,7 @@ def _speed(device: DeviceInfo, measured: MeasuredSpeed | None, how: str, given: 
         reached, source = default.bandwidth, default.source
     compute = measured.compute if measured else 0.0
     if compute <= 0:
-        # devices differ little in how much they compute for what they read
+        # the ratio of compute to bandwidth differs little between devices
         compute = reached * default.compute / default.bandwidth
         source += "; compute estimated from its bandwidth" if known else ""
     link, round_trip = (measured.link, measured.round_trip) if measured else (0.0, 0.0)
@@ -126,13 +135,13 @@ def _short(value: float) -> str:
 
 
 def _key(device: DeviceInfo, before: Sequence[DeviceInfo]) -> str:
-    """The server, the index of the device there, and its memory."""
+    """Identify a device by its server, its index there, and its memory."""
     index = sum(other.description == device.description for other in before)
     return f"{device.description}, device {index}, {round(device.total / MIB)} MiB"
 
 
 def _entries() -> dict[str, tuple[MeasuredSpeed, float]]:
-    """The entries in the file that are not too old, each with its time."""
+    """Read the entries of the file that are not too old, each with its time."""
     try:
         document = files.read_json(cache_path())
         if document["schema"] != _SCHEMA:

@@ -1,6 +1,6 @@
-"""Memory that a GPU and the processor share: how much of it the system lets the GPU use. Bytes.
+"""Memory that a GPU shares with the processor: the part that the system lets the GPU use. Bytes.
 
-The figures and their sources are in ``shared_memory.toml``.
+``shared_memory.toml`` has the figures and their sources.
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ from fitter.storage.data_files import read_data
 from fitter.text import MIB
 
 _STEP = 2**14
-"""The pages of a Mac; a limit is in whole ones."""
+"""Page size of a Mac; limits are whole pages."""
 
 _PAGE = 4096
-"""The pages in which Linux counts what a GPU may map (``ttm.pages_limit``)."""
+"""Page size in which Linux counts the memory that a GPU may map (``ttm.pages_limit``)."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What decides how much of the memory a GPU may use.
+    """The limit of a GPU's part of the memory.
 
-    ``setting``: what raises it, with ``{mib}`` or ``{pages}`` for the new one; ``None`` where nothing does. ``lasts``
-    says how long it holds, ``risk`` what it risks, ``source`` where the default is from.
+    Attributes:
+        setting: The command that raises it, with ``{mib}`` or ``{pages}``; ``None`` if nothing does.
+        lasts: How long the setting lasts.
+        risk: Its risk.
+        source: Source of the default limit.
     """
 
     setting: str | None
@@ -34,18 +37,18 @@ class Limit:
     source: str
 
     def set_to(self, size: int) -> str | None:
-        """The setting for a limit of ``size`` bytes."""
+        """Return the command for a limit of ``size`` bytes."""
         return None if self.setting is None else self.setting.format(mib=size // MIB, pages=size // _PAGE)
 
 
 def limit_of(system: str) -> Limit:
-    """What decides on a machine with this ``SharedMemory.system``."""
+    """Return the limit on machines with this ``SharedMemory.system``."""
     entry = _data()[system]
     return Limit(entry.get("setting"), entry.get("lasts", ""), entry.get("risk", ""), entry["source"])
 
 
 def system_of(profile: str) -> str:
-    """What decides for a GPU of this profile that shares the machine's memory."""
+    """Return the system that limits a GPU of this profile."""
     kind, _, driver = profile.partition("-")
     if kind in ("metal", "cuda"):
         return kind
@@ -53,9 +56,9 @@ def system_of(profile: str) -> str:
 
 
 def system_of_device(device: DeviceInfo) -> str | None:
-    """The same for a device of this machine, ``None`` for one that has memory of its own.
+    """Return the system that limits a device of this machine; ``None`` if it has memory of its own.
 
-    An Apple M has ggml's type ``gpu``; all others that share the host's memory are ``igpu``.
+    An Apple M has ggml's type ``gpu``; all other devices that share the host's memory are ``igpu``.
     """
     if device.backend in ("MTL", "Metal"):
         return "metal"
@@ -67,24 +70,24 @@ def system_of_device(device: DeviceInfo) -> str | None:
 
 
 def usable(system: str, memory: int, carved: int = 0) -> int:
-    """Bytes that the system lets a GPU use of ``memory``, of which ``carved`` are set aside for it."""
+    """Return the bytes of ``memory`` that the system lets a GPU use; ``carved`` bytes are reserved for it."""
     share = _data()[system]["share"]
     part, whole = share["large" if memory >= share["large_gib"] * 2**30 else "small"].split("/")
-    # of macOS and CUDA it is one of all memory, of Linux one of what that has
+    # macOS and CUDA give a share of all memory, Linux a share of its own
     of = memory if system in ("metal", "cuda") else available(system, memory - carved)
-    # ROCm has either what is set aside or what Linux lends, Vulkan both: the first one is certain
+    # ROCm uses either the reserved memory or Linux's share, Vulkan both: count on one of them
     return max(carved, of * int(part) // int(whole)) // _STEP * _STEP
 
 
 def available(system: str, memory: int) -> int:
-    """Bytes that an idle system leaves of ``memory`` to programs and the GPU."""
+    """Return the bytes of ``memory`` that an idle system leaves to programs and the GPU."""
     entry = _data()[system]
     left = memory - entry["takes_mib"] * MIB if "takes_mib" in entry else int(memory * entry["available"])
     return max(0, left) // MIB * MIB
 
 
 def free(system: str, memory: int, carved: int = 0) -> int:
-    """Bytes that llama.cpp finds free on a GPU of an idle machine: ggml-metal reports the limit, whatever is in use."""
+    """Return the bytes that llama.cpp finds free on the GPU of an idle machine; ggml-metal always reports the limit."""
     limit = usable(system, memory, carved)
     if system == "metal":
         return limit
@@ -92,12 +95,12 @@ def free(system: str, memory: int, carved: int = 0) -> int:
 
 
 def shared_memory(system: str, memory: int, carved: int = 0) -> SharedMemory:
-    """Memory of a machine that is described."""
+    """Describe the memory of a virtual machine."""
     return SharedMemory(memory, available(system, memory), carved, system)
 
 
 def processor_bandwidth(gpu: str) -> float | None:
-    """Bytes per second that the processor beside a GPU of the catalogue reads, ``None`` where nobody measured it."""
+    """Return the measured bytes per second of the processor beside a GPU of the catalogue; ``None`` if not measured."""
     return next((row["gbs"] * 1e9 for row in _data()["processor"] if row["gpu"] == gpu), None)
 
 

@@ -1,4 +1,4 @@
-"""How fast a device computes and reads its memory, by its vendor's figures, and how fast the host does."""
+"""Speeds of devices, by their vendors' figures, and of the host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BACKENDS = {
     "Metal": "metal",
     "MTL": "metal",
 }
-"""The kind of a device, by its backend or by its name without the number."""
+"""Kind of a device, by its backend or by its name without the number."""
 
 REMOTE = "remote"
 """The kind of every device of an rpc-server."""
@@ -33,17 +33,21 @@ _OLDEST_RDNA = AMD_OFFSET + 0x1010
 
 @dataclass(frozen=True)
 class DeviceSpeed:
-    """The speeds of one device as its vendor publishes them. The cost model says what share llama.cpp reaches.
+    """Speeds of one device as its vendor publishes them; the cost model knows the share that llama.cpp reaches.
 
-    ``bandwidth``: bytes per second of its memory. ``compute``: dense fp16 FLOP per second with accumulation in fp32, on
-    matrix units if it has them. ``pcie``: theoretical bytes per second from host to device; the memory's bandwidth if
-    it is the host's own memory. ``nvlink``: the same to other devices, 0 without. ``kind``: ``cuda``, ``rocm``,
-    ``vulkan`` or ``metal``. ``compute_capability``: ``8.9``, ``gfx1100``, or empty if there is none or it is not known.
-    ``source``: one line for people. ``known``: whether the device is in the catalogue; otherwise the speeds are those
-    of another card, which ``source`` names.
+    A remote device's figures are what llama.cpp reaches over the network instead.
 
-    For a device of an rpc-server, ``kind`` is ``remote`` and all figures are what llama.cpp reaches: ``pcie`` is the
-    network's bandwidth, ``round_trip`` its latency in seconds. ``known``: whether ``bandwidth`` was measured or given.
+    Attributes:
+        bandwidth: Bytes per second of its memory.
+        compute: Dense fp16 FLOP per second with accumulation in fp32, on matrix units if it has them.
+        pcie: Theoretical bytes per second from host to device; the memory's bandwidth if it uses the host's memory; the
+            network's if remote.
+        kind: ``cuda``, ``rocm``, ``vulkan``, ``metal`` or ``remote``.
+        compute_capability: ``8.9`` or ``gfx1100``; empty if unknown.
+        source: The source in one line, with the other card if the speeds are another card's.
+        known: Whether the device is in the catalogue; for a remote device, whether its bandwidth is measured or set.
+        round_trip: Seconds of the network's round trip.
+        nvlink: Bytes per second to other devices; 0 without.
     """
 
     bandwidth: float
@@ -64,10 +68,13 @@ class DeviceSpeed:
 
 @dataclass(frozen=True)
 class HostSpeed:
-    """The speed of the host. ``bandwidth``: bytes per second of its memory, all cores together. ``source``: one line.
+    """Speed of the host.
 
-    ``threads``: with how many llama.cpp computes, by default one per physical core; 0 if not known. ``known``: whether
-    the bandwidth was measured or given; otherwise it is a default.
+    Attributes:
+        bandwidth: Bytes per second of its memory, with all cores.
+        source: The source in one line.
+        threads: llama.cpp's threads, by default one per physical core; 0 if unknown.
+        known: Whether the bandwidth is measured or set.
     """
 
     bandwidth: float
@@ -77,15 +84,14 @@ class HostSpeed:
 
 
 def default_host() -> HostSpeed:
-    """The speed of a host that was not measured."""
+    """Return the speed of a host that is not measured."""
     bandwidth = gpu_catalogue.default().host_bandwidth
     source = f"{bandwidth / 1e9:.0f} GB/s, assumed (two channels of DDR4-3200): --host-bandwidth sets another"
     return HostSpeed(bandwidth, source, known=False)
 
 
 def host_of_gpu(device: VirtualDevice) -> HostSpeed:
-    """The speed of a host that shares its memory with ``device``: what its processor was measured to read of it, or all
-    that the memory has."""
+    """Return the speed of a host that shares its memory with ``device``: measured, or else the memory's."""
     speed = speed_of(device)
     cards = named(device.description)
     measured = [found for card in cards if (found := shared_memory.processor_bandwidth(card.key)) is not None]
@@ -95,10 +101,10 @@ def host_of_gpu(device: VirtualDevice) -> HostSpeed:
 
 
 def speed_of(info: DeviceInfo | VirtualDevice) -> DeviceSpeed:
-    """The speed of a real or virtual device: that of the card in the catalogue that its description names.
+    """Return the speed of the catalogue's card with the device's name, or of a similar card, which ``source`` names.
 
-    If several cards have the name, the one with the most similar memory is used. If none has it, another card is used,
-    which ``source`` names: of those with its kind and compute capability the one with the most similar memory.
+    Of several cards with the name, and of cards with the same kind and compute capability, the one with the most
+    similar memory counts.
     """
     kind = _kind(info)
     if cards := named(info.description):
@@ -108,10 +114,10 @@ def speed_of(info: DeviceInfo | VirtualDevice) -> DeviceSpeed:
 
 
 def named(description: str) -> tuple[CatalogueGpu, ...]:
-    """The cards of the catalogue that match a driver's description, in the catalogue's order.
+    """Return the catalogue's cards that match a driver's description.
 
-    Vendor, trade marks and what Vulkan drivers add in parentheses are ignored, but nothing else is: a laptop's GPU is
-    not the card that it is named after.
+    Vendor, trade marks and Vulkan's additions in parentheses are ignored, nothing else: a laptop's GPU is not the card
+    of that name.
     """
     cards = _names()
     return cards.get(_normal(description)) or cards.get(_normal(re.sub(r"\s*\([^()]*\)$", "", description)), ())
@@ -127,7 +133,7 @@ def _names() -> dict[str, tuple[CatalogueGpu, ...]]:
 
 
 def _normal(description: str) -> str:
-    """``Intel(R) Arc(tm) A770 Graphics`` as ``arc a770``."""
+    """Normalize a name: ``Intel(R) Arc(tm) A770 Graphics`` becomes ``arc a770``."""
     text = re.sub(r"\((?:r|tm)\)|[®™]", " ", description.lower())
     text = " ".join(text.split()).removesuffix(" graphics")
     return re.sub(r"^(nvidia|amd|ati|intel|apple) ", "", text)
@@ -140,7 +146,7 @@ def _kind(info: DeviceInfo | VirtualDevice) -> str | None:
 
 
 def _distance(card: CatalogueGpu, total: int) -> int:
-    """How far ``total`` is from what the card may report."""
+    """Return how far ``total`` is from the memory that the card may report."""
     if card.profile == "metal":
         return min(abs(shared_memory.usable("metal", size) - total) for size in card.sizes)
     return min(abs(size - total) for size in (card.total, card.usable or card.total))
@@ -173,7 +179,7 @@ def _default(info: DeviceInfo | VirtualDevice, kind: str | None) -> DeviceSpeed:
 
 
 def _alike(profile: str, architecture: int) -> list[CatalogueGpu]:
-    """Cards of the nearest architecture that have memory of their own."""
+    """Return cards of the nearest architecture with memory of their own."""
     cards = [card for card in _cards() if card.profile == profile]
     nearest = min(abs(card.compute_capability - architecture) for card in cards)
     return [card for card in cards if abs(card.compute_capability - architecture) == nearest]
@@ -198,7 +204,7 @@ def _is_integrated(info: DeviceInfo | VirtualDevice) -> bool:
 
 
 def _driver(info: DeviceInfo | VirtualDevice) -> str:
-    """The Vulkan driver of a device: by the profile if it is virtual, by its description if it is real."""
+    """Return the Vulkan driver of a device, from a virtual device's profile or a real device's description."""
     if isinstance(info, VirtualDevice):
         return info.profile.partition("-")[2]
     text = info.description.lower()
@@ -207,7 +213,7 @@ def _driver(info: DeviceInfo | VirtualDevice) -> str:
 
 
 def _architecture(info: DeviceInfo | VirtualDevice) -> int:
-    """The compute capability or architecture, which ``--gpu`` writes into descriptions; 0 if it is not known."""
+    """Return the compute capability or architecture, also from the description of ``--gpu``; 0 if unknown."""
     if isinstance(info, VirtualDevice):
         return info.compute_capability
     match = re.fullmatch(r"virtual \w+ GPU (\S+)", info.description) if info.virtual else None
@@ -234,7 +240,7 @@ def _speed(card: CatalogueGpu, kind: str, source: str, known: bool) -> DeviceSpe
 
 @functools.cache
 def _middle_intensity(profile: str) -> float:
-    """The median FLOP per byte of the cards for which both are known."""
+    """Return the median FLOP per byte of the cards with both figures."""
     cards = [card for card in gpu_catalogue.gpus().values() if card.profile == profile]
     intensities = sorted(card.compute / card.bandwidth for card in cards if card.compute)
     middle = len(intensities) // 2

@@ -1,6 +1,6 @@
-"""What a loaded model takes of a device beyond what llama.cpp counts, by the kind of device. Bytes.
+"""Memory of a loaded model on a device beyond llama.cpp's count, by kind of device. Bytes.
 
-The figures and their sources are in ``unaccounted.toml``.
+``unaccounted.toml`` has the figures and their sources.
 """
 
 from __future__ import annotations
@@ -13,27 +13,30 @@ from fitter.storage.data_files import read_data
 from fitter.text import MIB
 
 _PROFILES = {"CUDA": "cuda", "ROCm": "rocm", "HIP": "rocm", "Vulkan": "vulkan", "MTL": "metal", "Metal": "metal"}
-"""The profile of each backend of ggml's."""
+"""Profile of each of ggml's backends."""
 
 _HALF = "bf16"
 
 
 def has_half_experts(experts: Iterable[TensorInfo]) -> bool:
-    """Whether ``experts`` have weights of 16 bits, for which a device that they are sent to needs work spaces."""
+    """Return whether ``experts`` have 16-bit weights, which need work spaces on the device that computes with them."""
     return any(tensor.type.lower() == _HALF for tensor in experts)
 
 
 def kind_of(device: DeviceInfo, virtual: Iterable[VirtualDevice]) -> str | None:
-    """The profile of ``device``, one of the ``virtual`` ones or a real one; ``None`` where there is none for it."""
+    """Return the profile of a virtual or real device; ``None`` if there is none."""
     if not device.virtual:
         return _PROFILES.get(device.backend)
     return next((each.profile for each in virtual if each.name == device.name), None)
 
 
 def unaccounted(device: DeviceInfo, virtual: Iterable[VirtualDevice], *, halves: bool) -> int | None:
-    """The most that was measured on devices of the kind of ``device``, ``None`` where nobody has measured any.
+    """Return the most bytes measured on devices of this kind; ``None`` if there is no measurement.
 
-    ``virtual`` are the described devices, ``halves`` says that experts of 16 bits may be on the host.
+    Args:
+        device: The device.
+        virtual: The described devices.
+        halves: Whether 16-bit experts may be on the host.
     """
     profile = kind_of(device, virtual)
     return max(

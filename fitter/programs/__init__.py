@@ -1,4 +1,4 @@
-"""The programs that a plan can be for, by name; each says what it sets of a load and what it takes beside it."""
+"""The programs that a plan can be for: what each sets for a load, and the memory that it takes later."""
 
 from __future__ import annotations
 
@@ -21,15 +21,12 @@ _VARIABLE = "FITTER_PROGRAM"
 
 
 def unless_named(default: str) -> str | None:
-    """The ``default``, or ``None`` where the environment names a program."""
+    """Return ``default``, or ``None`` if the environment names a program."""
     return None if os.environ.get(_VARIABLE) else default
 
 
 def chosen(default: str) -> str:
-    """The program of who names none: that of the environment variable ``FITTER_PROGRAM``, or the ``default``.
-
-    Raises ``UsageError`` for one that there is not.
-    """
+    """Return the program in the environment variable ``FITTER_PROGRAM``, or ``default``. Raises ``UsageError``."""
     name = os.environ.get(_VARIABLE) or default
     if name not in PROGRAMS:
         raise UsageError(f"{_VARIABLE} is '{name}': give one of {', '.join(PROGRAMS)}, or unset it")

@@ -1,6 +1,6 @@
-"""What a program sets where its user sets nothing, by its version: read from ``facts.toml``, and from its own help.
+"""Defaults of programs, by version: from ``facts.toml``, and from a program's own help.
 
-A version is that of ggml, which every build of llama.cpp tells (``LlamaCpp.ggml``).
+The version is ggml's, which every build of llama.cpp tells (``LlamaCpp.ggml``).
 """
 
 from __future__ import annotations
@@ -19,59 +19,66 @@ from fitter.storage.data_files import read_data
 
 @dataclass(frozen=True)
 class Facts:
-    """What ``program`` sets where its user sets nothing."""
+    """Defaults of ``program``."""
 
     program: str
     """Its name: ``llama-server``."""
     n_batch: int
-    """Tokens of a batch, at most."""
+    """Most tokens of a batch."""
     n_ubatch: int
-    """Tokens of a micro batch, at most."""
+    """Most tokens of a micro batch."""
     n_parallel: int
-    """Sequences: of llama-server its slots, as many as it has where ``-np`` is not given or -1."""
+    """Sequences; for llama-server its slots if ``-np`` is missing or -1."""
     kv_unified: bool
-    """Whether its sequences share one cache where ``-np`` is not given or -1."""
+    """Whether its sequences share one cache if ``-np`` is missing or -1."""
     kv_unified_of_slots: bool
-    """The same where ``-np`` is given."""
+    """The same with ``-np``."""
     has_kv_unified_per_slot: bool
     """Whether it has the option ``--kv-unified-per-slot``."""
     has_load_mode: bool
-    """Whether it can be told to read host weights into memory of their own: with ``--load-mode``, or ``use_mmap``."""
+    """Whether ``--load-mode`` or ``use_mmap`` can make it read host weights into own memory."""
     flash_attn: str
     """``auto``, ``on`` or ``off``."""
     sets_outputs: bool
-    """Whether it limits the outputs of a batch to what it reads; otherwise every token of a micro batch may be one.
+    """Whether it limits the outputs of a batch to those that it reads; else every token of a micro batch may be one.
 
-    llama-server reads those of ``n_parallel * (1 + tokens drafted)`` tokens, and of ``n_batch`` for embeddings."""
+    llama-server reads ``n_parallel * (1 + tokens drafted)`` outputs, and ``n_batch`` for embeddings.
+    """
     cache_ram_mib: int
-    """MiB of host memory that its prompt cache may take: 0 for no cache, -1 for no limit."""
+    """Limit of its prompt cache in MiB of host memory: 0 for no cache, -1 for no limit."""
     n_ctx_checkpoints: int
-    """How many context checkpoints a slot has, at most."""
+    """Most context checkpoints of a slot."""
     checkpoint_min_step: int
-    """Tokens between two checkpoints, at least."""
+    """Least tokens between two checkpoints."""
     cache_idle_slots: bool
-    """Whether it moves slots that are idle to the prompt cache."""
+    """Whether it moves idle slots to the prompt cache."""
     warmup: bool
     """Whether it runs the model once before it begins."""
     backend_sampling: bool
     """Whether it samples on the device."""
     draft_backend_sampling: bool
-    """Whether it samples what a draft model says on the device."""
+    """Whether it samples a draft model's output on the device."""
     draft_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Tokens drafted at a time, by the name of each ``--spec-type`` that it has."""
+    """Tokens drafted at a time, for each ``--spec-type`` that it has."""
 
     @property
     def draft_n_max(self) -> int:
-        """Tokens that a draft model, or the model's own layers for it, draft at a time: ``--spec-draft-n-max``."""
+        """Tokens drafted at a time by a draft model or the model's own layers (``--spec-draft-n-max``)."""
         return self.draft_tokens["draft-simple"]
 
 
 def facts(program: str, build: LlamaCpp | None = None, executable: str | None = None) -> Facts:
-    """What ``program`` of the llama.cpp ``build`` sets, ``None`` for the newest that is known.
+    """Return the defaults of a program.
 
-    ``executable``: the path of that program, which is run for its help, whose defaults are taken instead; where it does
-    not say any within some seconds, those that are known remain. A program that is older than all that are known is
-    taken for the oldest. Raises ``UsageError`` for a program that is not known.
+    A program older than all known versions counts as the oldest.
+
+    Args:
+        program: Its name.
+        build: Its build of llama.cpp; ``None`` for the newest known.
+        executable: Its path, to run it for its help, whose defaults replace the known ones.
+
+    Raises:
+        UsageError: The program is unknown.
     """
     ggml = "" if build is None else build.ggml
     found = {name: _value_at(values, ggml) for name, values in _values_of(program).items() if name != _DRAFTS}
@@ -81,12 +88,12 @@ def facts(program: str, build: LlamaCpp | None = None, executable: str | None = 
 
 
 def programs() -> tuple[str, ...]:
-    """The names of the programs that are known."""
+    """Return the names of all known programs."""
     return tuple(data())
 
 
 def with_defaults(known: Facts, defaults: Mapping[str, Any]) -> Facts:
-    """``known`` with what the program's own help says, by the names of ``Facts``; tokens drafted by their spec type."""
+    """Replace known defaults by those of the program's help."""
     names = {each.name for each in fields(Facts)}
     found = {name: value for name, value in defaults.items() if name in names}
     slots = found.pop("n_parallel", -1)
@@ -98,11 +105,11 @@ def with_defaults(known: Facts, defaults: Mapping[str, Any]) -> Facts:
 
 _DRAFTS = "draft_tokens"
 _OLDEST = (0, 13, 1)
-"""The version of ggml of the oldest source that was read."""
+"""ggml's version in the oldest known source."""
 
 
 def _value_at(values: list[dict[str, Any]], ggml: str) -> Any:
-    """The value of the newest entry that ``ggml`` has; ``None`` for what it does not have yet."""
+    """Return the value of the newest entry that ``ggml`` has; ``None`` if it has none."""
     version = numbers_of(ggml)
     held = [each["value"] for each in values if not version or numbers_of(each["since"]) <= max(version, _OLDEST)]
     return held[-1] if held else None
@@ -121,7 +128,7 @@ def _values_of(program: str) -> dict[str, Any]:
 
 
 def _merged(inherited: Any, own: Any) -> Any:
-    """A program's own values, before the first of which those hold that it inherits."""
+    """Return a program's own values, after those that it inherits."""
     if own is None or isinstance(inherited, dict):
         return inherited
     return [*inherited, *own]
@@ -129,5 +136,5 @@ def _merged(inherited: Any, own: Any) -> Any:
 
 @functools.cache
 def data() -> dict[str, Any]:
-    """What ``facts.toml`` says, parsed once."""
+    """Read ``facts.toml``."""
     return read_data(__file__)

@@ -1,4 +1,4 @@
-"""Which llama-server a plan is for, and what that one says of itself. It is only run for its version here."""
+"""Find the llama-server of a plan, and read its version."""
 
 from __future__ import annotations
 
@@ -31,21 +31,29 @@ class ServerProgram:
     path: str
     """Its path."""
     version: str
-    """Its version and commit, as it says them; empty where it says none."""
+    """Its version and commit, as printed; empty without any."""
 
     @property
     def commit(self) -> str:
-        """Its commit, empty where it says none."""
+        """Its commit; empty without any."""
         match = _COMMIT.search(self.version)
         return match[1] if match else ""
 
 
 def find_server(server: str | None = None, llama_cpp: str | None = None) -> str:
-    """The path of the llama-server that is meant.
+    """Find the llama-server.
 
-    That is the file or directory ``server``; without it the one of ``llama_cpp``, where that names a llama-server, a
-    directory that has one or a libllama that it stands beside; else the one on the PATH. Raises ``UsageError`` where
-    the one that was named is not there, ``LibraryError`` where none was named and there is none.
+    Args:
+        server: Its file or directory, if set.
+        llama_cpp: Else a llama-server, a directory with one, or a libllama beside one. Without both, the one on the
+            PATH.
+
+    Returns:
+        Its path.
+
+    Raises:
+        UsageError: It is not at the named place.
+        LibraryError: No place is named, and the PATH has none.
     """
     if server is not None:
         return _at(server, _BELOW) or _missing(server)
@@ -58,7 +66,7 @@ def find_server(server: str | None = None, llama_cpp: str | None = None) -> str:
 
 
 def named_server(llama_cpp: str | None) -> str | None:
-    """The path of the llama-server that ``llama_cpp``, or the environment, names; ``None`` where that is none."""
+    """Return the path of the llama-server that ``llama_cpp`` or the environment names; ``None`` if they name none."""
     where = named(llama_cpp)
     path = None if where == PYTHON else _at(where, ())
     return path if path and os.path.basename(path) == NAME else None
@@ -85,9 +93,10 @@ def _at(where: str, below: tuple[str, ...]) -> str | None:
 
 
 def asked(path: str) -> ServerProgram:
-    """The llama-server at ``path`` with its version.
+    """Run the llama-server at ``path`` for its version.
 
-    Raises ``LibraryError`` where it does not start: it is not executable, is for another machine, lacks a library.
+    Raises:
+        LibraryError: It does not start: not executable, for another machine, or without a library.
     """
     try:
         with SupervisedProgram([path, "--version"], os.environ) as program:
@@ -106,7 +115,7 @@ def asked(path: str) -> ServerProgram:
 
 
 def cannot_start(path: str, error: OSError) -> str:
-    """Why the program at ``path`` cannot be started, and what to do, for a message."""
+    """Explain why the program at ``path`` cannot be started, and what to do."""
     if isinstance(error, PermissionError):
         return f"{path} is not executable: chmod +x it, or name another {NAME} with --server"
     why = (error.strerror or str(error)).lower()
@@ -114,12 +123,12 @@ def cannot_start(path: str, error: OSError) -> str:
 
 
 def ending(status: int) -> str:
-    """How a program ended, for a message."""
+    """Describe how a program ended."""
     return f"signal {-status}" if status < 0 else f"exit status {status}"
 
 
 def _all_of(program: SupervisedProgram) -> tuple[bytes, int | None]:
-    """The end of what it writes, and its exit status; ``None`` where it does not end in time."""
+    """Return the end of a program's output, and its exit status; ``None`` if it does not end in time."""
     os.set_blocking(program.output.fileno(), False)
     deadline, text = time.monotonic() + _SECONDS, b""
     status = None
@@ -130,7 +139,7 @@ def _all_of(program: SupervisedProgram) -> tuple[bytes, int | None]:
 
 
 def check_same_build(planned: LlamaCpp | None, server: ServerProgram) -> None:
-    """Raise ``PlanError`` where ``planned`` is not the llama.cpp of ``server``, which may take other memory."""
+    """Raise ``PlanError`` if ``server`` is another llama.cpp than the plan's."""
     if planned is None:
         return
     is_same = same_commit(server.commit, planned.commit)

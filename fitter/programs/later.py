@@ -1,4 +1,4 @@
-"""What a program takes of host memory after the load, as its users fill it. Bytes."""
+"""Host memory that a program takes after the load, while it is used. Bytes."""
 
 from __future__ import annotations
 
@@ -10,28 +10,32 @@ from fitter.text import MIB
 
 @dataclass(frozen=True)
 class Later:
-    """Something that grows in host memory after the load, up to a limit."""
+    """Host memory that grows after the load, up to a limit."""
 
     kind: str
     """``prompt cache``, ``idle slots``, ``checkpoints`` or ``logits``."""
     bytes: int | None
-    """The most bytes that it takes; ``None`` where it has no limit, 0 for what is a part of another one."""
+    """Most bytes; ``None`` without a limit, 0 if they are part of another entry."""
     each: int
-    """Bytes of one of those that it consists of: a full slot's state, a checkpoint."""
+    """Bytes of one element: a full slot's state, a checkpoint."""
     count: int | None
-    """How many of them there are at most; with a prompt cache, how many it has room for."""
+    """Most elements; with a prompt cache, those that it has room for."""
     per_slot: int | None = None
-    """How many there are for each slot."""
+    """Elements for each slot."""
 
 
 @dataclass(frozen=True)
 class Keeps:
-    """What a server keeps for its slots.
+    """The caches of a server for its slots.
 
-    ``state``: bytes of the whole state of one slot at most, ``checkpoint``: bytes of one context checkpoint, 0 where
-    none are made. ``cache_ram`` (MiB) and ``ctx_checkpoints`` (for each slot) are as its options have them.
-    ``saves_idle``: idle slots are saved in the prompt cache. ``drafting``: checkpoints that a slot has beyond those,
-    for tokens that are drafted and taken back.
+    Attributes:
+        n_slots: Number of slots.
+        state: Most bytes of one slot's whole state.
+        checkpoint: Bytes of one context checkpoint; 0 if the server makes none.
+        cache_ram: Limit of the prompt cache in MiB, as its option has it.
+        ctx_checkpoints: Most checkpoints of a slot, as its option has it.
+        saves_idle: Whether idle slots are saved in the prompt cache.
+        drafting: Further checkpoints of a slot, to take drafted tokens back.
     """
 
     n_slots: int
@@ -44,31 +48,31 @@ class Keeps:
 
     @property
     def prompt_cache(self) -> int | None:
-        """Bytes of the prompt cache at most (``server_prompt_cache``), ``None`` without a limit."""
+        """Most bytes of the prompt cache (``server_prompt_cache``); ``None`` without a limit."""
         return None if self.cache_ram < 0 else self.cache_ram * MIB
 
     @property
     def checkpoints(self) -> int:
-        """Bytes of the checkpoints of all slots at most; those of saved prompts count in the prompt cache."""
+        """Most bytes of all slots' checkpoints; those of saved prompts count in the prompt cache."""
         return self.n_slots * self.per_slot * self.checkpoint
 
     @property
     def per_draft(self) -> int:
-        """Bytes of the checkpoints of all slots that are for tokens that are drafted and taken back."""
+        """Bytes of all slots' checkpoints for drafted tokens."""
         return self.n_slots * self.drafting * self.checkpoint
 
     @property
     def per_slot(self) -> int:
-        """How many checkpoints a slot has at most."""
+        """Most checkpoints of a slot."""
         return self.ctx_checkpoints + self.drafting
 
     @property
     def bytes(self) -> int:
-        """All of it that has a limit."""
+        """Bytes of everything with a limit."""
         return (self.prompt_cache or 0) + self.checkpoints
 
     def lines(self) -> tuple[Later, ...]:
-        """What there is to say, a line each; nothing of what is not kept."""
+        """List the caches in use."""
         found = []
         if self.cache_ram:
             cache = self.prompt_cache
@@ -92,7 +96,7 @@ def keeps(
     cache_idle_slots: bool | None = None,
     drafting: int = 0,
 ) -> Keeps:
-    """What a server of these ``facts`` keeps, with its own limits where none are given (``None``)."""
+    """Build the caches of a server, with its own limits where none are set (``None``)."""
     return Keeps(
         n_slots,
         state,
@@ -105,10 +109,10 @@ def keeps(
 
 
 def fitted(own: Keeps, room: int, *, is_cache_fixed: bool, are_checkpoints_fixed: bool) -> Keeps:
-    """``own`` with limits that fit in ``room`` bytes, as large as its own or as that leaves them.
+    """Reduce the limits of ``own`` to ``room`` bytes.
 
-    What is fixed stays. Checkpoints have half of the room, and what the prompt cache leaves of the rest: without any, a
-    prompt that changes is computed again from its beginning.
+    Fixed limits stay. Checkpoints get half of the room, and the rest that the prompt cache leaves: without checkpoints,
+    a changed prompt is computed again from its beginning.
     """
     one = own.n_slots * own.checkpoint
     fixed = (own.prompt_cache or 0 if is_cache_fixed else 0) + one * own.drafting

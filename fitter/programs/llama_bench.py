@@ -1,4 +1,4 @@
-"""llama-bench: one sequence, and an output for every token of a prompt."""
+"""llama-bench: one sequence, with an output for every token of a prompt."""
 
 from __future__ import annotations
 

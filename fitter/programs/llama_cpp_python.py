@@ -1,4 +1,4 @@
-"""llama-cpp-python, as ``plan.load`` and ``fitter.Llama`` load with it."""
+"""llama-cpp-python, as ``Plan.load`` and ``fitter.Llama`` use it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fitter.programs.program import Asked, Program
 
 
 class LlamaCppPython(Program):
-    """llama-cpp-python: its ``Llama`` reads the logits of the last token alone, unless ``logits_all`` is set."""
+    """llama-cpp-python: ``Llama`` reads the logits of the last token only, unless ``logits_all`` is set."""
 
     name: ClassVar[str] = "llama-cpp-python"
     reads_logits: ClassVar[bool] = True
 
     def sequences(self, asked: Asked, facts: Facts) -> tuple[int, bool]:
-        """For embeddings as many texts at once as ``Llama`` hands to it."""
+        """Return as many sequences for embeddings as ``Llama`` computes at once."""
         if asked.n_seq_max is None and asked.reads_texts:
             n_batch, _ = self.batches(asked)
             return min(n_batch or Params.n_batch, MAX_SEQUENCES), True
@@ -30,7 +30,7 @@ class LlamaCppPython(Program):
 
 
 class AnyProgram(LlamaCppPython):
-    """Any program: every token of a batch has an output, which is the most that one asks for."""
+    """Any program: every token of a batch has an output, the most that a program can use."""
 
     name: ClassVar[str] = "any"
     reads_logits: ClassVar[bool] = False

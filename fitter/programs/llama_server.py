@@ -1,4 +1,4 @@
-"""llama-server, and llama-cli, which is a llama-server with one slot."""
+"""llama-server, and llama-cli, a llama-server with one slot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fitter.programs.program import Asked, Program, Shape
 
 
 class LlamaServer(Program):
-    """llama-server: an output for each slot, and for what is drafted there (``server_output_limits``)."""
+    """llama-server: an output for each slot and each drafted token (``server_output_limits``)."""
 
     name: ClassVar[str] = "llama-server"
     is_server: ClassVar[bool] = True
@@ -30,7 +30,7 @@ class LlamaServer(Program):
     )
 
     def shape(self, asked: Asked, facts: Facts) -> Shape:
-        """A batch of another size by default is said in the plan, so that it is what the server takes."""
+        """Set batch sizes where the server's defaults differ from llama.cpp's."""
         n_batch, n_ubatch = (
             own if given is None and own != usual else given
             for given, own, usual in (
@@ -43,7 +43,7 @@ class LlamaServer(Program):
     def batches(self, asked: Asked) -> tuple[int | None, int | None]:
         n_batch, n_ubatch = super().batches(asked)
         if asked.reads_texts and n_batch is not None and n_ubatch is not None:
-            # it makes the batch as small as the micro batch
+            # the server cuts the batch to the micro batch
             n_batch = min(n_batch, n_ubatch)
         return n_batch, n_ubatch
 

@@ -1,7 +1,7 @@
-"""Logits and embeddings that llama.cpp keeps of the tokens of a batch, in host memory beside what it counts. Bytes.
+"""Host memory for the logits and embeddings of a batch, which the breakdown of a load does not have. Bytes.
 
-A context begins with a row for each sequence, and has another buffer as soon as a batch asks for more
-(``llama_context::output_reserve``). The breakdown of a load has neither.
+A context starts with a row for each sequence, and allocates a larger buffer when a batch needs more
+(``llama_context::output_reserve``).
 """
 
 from __future__ import annotations
@@ -18,12 +18,17 @@ def output_bytes(
     n_batch: int = 0,
     has_samplers: bool = False,
 ) -> int:
-    """The buffer for ``n_outputs`` tokens of a batch, but at least for as many as there are sequences.
+    """Compute the bytes of the output buffer.
 
-    ``n_embd``: elements of the embedding of each, where these are asked for. ``n_embd_of_batch``: those of each of the
-    ``n_batch`` tokens of a batch, asked for where a model's own layers draft (``llama_set_embeddings_nextn``).
-    ``has_samplers``: whether samplers run on the device (``--backend-sampling``, and by default what a model's own
-    layers draft), whose probabilities and candidates are kept as well.
+    Args:
+        n_outputs: Tokens with an output; at least the number of sequences.
+        n_vocab: Tokens of the vocabulary.
+        n_embd: Elements of each embedding, if requested.
+        n_embd_of_batch: Elements for each token of the batch, if the model's own layers draft
+            (``llama_set_embeddings_nextn``).
+        n_batch: Tokens of the batch.
+        has_samplers: Whether samplers run on the device (``--backend-sampling``, by default for the model's own
+            drafts): probabilities and candidates then have buffers too.
     """
     row = _FLOAT * (n_vocab + n_embd)
     if has_samplers:

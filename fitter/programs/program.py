@@ -1,4 +1,4 @@
-"""What a program of llama.cpp makes of a load, and takes beside it."""
+"""The interface of a program: what it sets for a load."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from fitter.programs.facts import Facts
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user says that a program reads; ``None`` is not set.
+    """The user's keywords that a program reads; ``None`` is not set.
 
-    ``drafted``: the most tokens that are drafted at a time, 0 where nothing drafts. ``reads_texts``: embeddings or
-    reranking are asked for. ``logits_all``: every token is to have its logits.
+    Attributes:
+        drafted: Most tokens drafted at a time; 0 without drafting.
+        reads_texts: Whether the user wants embeddings or reranking.
+        logits_all: Whether every token has logits.
     """
 
     n_seq_max: int | None = None
@@ -30,7 +32,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a program sets of a load, named as in ``Params``; ``None`` leaves it to what follows from the others."""
+    """Parameters that a program sets, named as in ``Params``; ``None`` leaves them to the other parameters."""
 
     n_seq_max: int
     kv_unified: bool
@@ -40,11 +42,12 @@ class Shape:
 
 
 class Program:
-    """A program, and what it sets and takes; this one is any of them: every token of a batch has an output.
+    """A program; the base class stands for any program, with an output for every token of a batch.
 
-    ``is_server``: it keeps prompts and checkpoints in host memory after the load. ``reads_logits``: it is known to read
-    those of every token that is an output. ``knows``: keywords that are options of llama-server's, which this program
-    has too.
+    Attributes:
+        is_server: Whether it caches prompts and checkpoints in host memory.
+        reads_logits: Whether it reads the logits of every output.
+        knows: Keywords for options of llama-server that it has too.
     """
 
     name: ClassVar[str] = "any"
@@ -53,7 +56,7 @@ class Program:
     knows: ClassVar[frozenset[str]] = frozenset()
 
     def shape(self, asked: Asked, facts: Facts) -> Shape:
-        """What it makes of ``asked``, in the version that ``facts`` are of."""
+        """Return what it sets, in the version of ``facts``."""
         n_batch, n_ubatch = self.batches(asked)
         n_seq_max, kv_unified = self.sequences(asked, facts)
         outputs = self.outputs(asked, facts, n_seq_max)
@@ -61,12 +64,12 @@ class Program:
         return Shape(n_seq_max, kv_unified, n_batch, n_ubatch, min(outputs, most) if outputs else 0)
 
     def check_facts(self, given: frozenset[str], facts: Facts) -> None:
-        """Raise ``UsageError`` for what its version does not know, of the keywords that are ``given``."""
+        """Raise ``UsageError`` for a keyword that its version does not have."""
 
     def batches(self, asked: Asked) -> tuple[int | None, int | None]:
-        """``n_batch`` and ``n_ubatch``; for texts that are only read the same unless both are given.
+        """Return ``n_batch`` and ``n_ubatch``; for texts that are only read, equal ones unless both are set.
 
-        A model that is not causal needs all of a batch at once, and llama.cpp aborts where it is not so.
+        A model that is not causal needs the whole batch at once; llama.cpp aborts otherwise.
         """
         if not asked.reads_texts:
             return asked.n_batch, asked.n_ubatch
@@ -75,15 +78,15 @@ class Program:
         return n_batch, n_batch if asked.n_ubatch is None else n_ubatch
 
     def sequences(self, asked: Asked, facts: Facts) -> tuple[int, bool]:
-        """``n_seq_max`` and ``kv_unified``."""
+        """Return ``n_seq_max`` and ``kv_unified``."""
         return asked.n_seq_max or 1, bool(asked.kv_unified)
 
     def outputs(self, asked: Asked, facts: Facts, n_seq_max: int) -> int:
-        """Tokens of a batch that get an output; 0 is all."""
+        """Return the number of tokens of a batch with an output; 0 is all."""
         return 0
 
     def check(self, given: frozenset[str]) -> None:
-        """Raise ``UsageError`` for what it does not know, of the keywords that are ``given``."""
+        """Raise ``UsageError`` for a keyword that it does not have."""
         for name, option in _OF_A_SERVER.items():
             if name in given and name not in self.knows:
                 raise UsageError(
@@ -100,4 +103,4 @@ _OF_A_SERVER = {
     "spec_type": "--spec-type",
     "backend_sampling": "-bs",
 }
-"""Parameters that not all programs know, with the option of each."""
+"""Keywords that some programs lack, with their options."""

@@ -1,4 +1,4 @@
-"""The defaults that a program of llama.cpp says in its own ``--help``."""
+"""Defaults of a program of llama.cpp, from its own ``--help``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 10.0
-"""How long a program may take to say its help."""
+"""Seconds for a program to print its help."""
 _MOST_BYTES = 1 << 20
 """More than any help has."""
 
@@ -44,21 +44,21 @@ OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "--spec-ngram-map-k4v-size-m": ("ngram-map-k4v", int),
     "--spec-ngram-mod-n-max": ("ngram-mod", int),
 }
-"""The fact that an option's default is, by the option, and how it is read."""
+"""The fact for an option's default, and the parser of the default."""
 
 _HAS = {
     "--kv-unified-per-slot": "has_kv_unified_per_slot",
     "--load-mode": "has_load_mode",
     "--no-mmap": "has_load_mode",
 }
-"""Facts that are true where the help has an option."""
+"""Facts that are true if the help has the option."""
 
 DRAFTS = ("draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark")
-"""The spec types whose tokens ``--spec-draft-n-max`` limits."""
+"""The spec types that ``--spec-draft-n-max`` limits."""
 
 
 def parse(text: str) -> dict[str, Any]:
-    """The defaults in the help ``text``, by the names of ``OPTIONS``; what is said in another way is left out."""
+    """Read the defaults in a help text; those in an unknown form are left out."""
     found: dict[str, Any] = {}
     for option, said in _entries(text).items():
         if option in _HAS:
@@ -78,7 +78,7 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def _entries(text: str) -> dict[str, str]:
-    """What stands beneath each option, in one line, by each of its names."""
+    """Return the text of each option in one line, by each of its names."""
     entries: dict[str, str] = {}
     for entry in re.split(r"\n(?=-)", "\n" + text):
         said = " ".join(entry.split())
@@ -89,9 +89,9 @@ def _entries(text: str) -> dict[str, str]:
 
 
 def defaults_of(executable: str) -> Mapping[str, Any]:
-    """The defaults that the program at this path says when it is run with ``--help``; none where it says none in time.
+    """Run the program with ``--help``, and return its defaults; none if it does not print them in time.
 
-    What it said is remembered as long as the program and the libraries beside it are the same.
+    Cached as long as the program and the libraries beside it are unchanged.
     """
     return _defaults_of(executable, _stamp(executable))
 
@@ -117,7 +117,7 @@ def _defaults_of(executable: str, _stamped: tuple[tuple[str, int, int], ...]) ->
 
 
 def _stamp(executable: str) -> tuple[tuple[str, int, int], ...]:
-    """What changes when the program does, or the libraries that hold its options: file names, times and sizes."""
+    """Return names, times and sizes of the program and of the libraries with its options."""
     path = Path(os.path.realpath(executable))
     try:
         files = [path, *sorted(path.parent.glob("libllama*"))]

@@ -1,4 +1,4 @@
-"""Prompts that fill a llama-server's slots, prompt cache and checkpoints: bounded in number, tokens and time."""
+"""Prompts that fill a llama-server's slots, prompt cache and checkpoints, limited in number, tokens and time."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from fitter.programs.running_server import Gone, Running, ended
 from fitter.text import printable
 
 PROMPTS = 40
-"""Prompts that are sent, where nothing is said."""
+"""Default number of prompts."""
 
 _TOKENS = 4096
-"""Tokens of a prompt, at most."""
+"""Most tokens of a prompt."""
 SECONDS = 7.5
-"""Seconds for each prompt; all of them together are waited for."""
+"""Seconds for each prompt, on average."""
 _GENERATED = 4
 _FIRST = 64
-"""Tokens of the first prompts, which show how fast the server is."""
+"""Tokens of the first prompts, which show the server's speed."""
 _SHARE = 0.8
-"""Of the time that is left, for prompts of a length that is chosen now."""
+"""Share of the remaining time that a new prompt may plan with."""
 _SPARE = 8
 """Tokens of a slot that stay free."""
 _BIAS = 1000.0
-"""More than any token has of its own."""
+"""A bias that beats any token's own logit."""
 
 
 @dataclass(frozen=True)
 class Fed:
-    """What was sent, and what came of it."""
+    """The prompts that were sent, and the answers."""
 
     prompts: int
-    """Prompts that were to be sent."""
+    """Prompts to send."""
     answered: int
-    """Those that were answered."""
+    """Prompts with an answer."""
     tokens: int
-    """Tokens of those."""
+    """Tokens of the answered prompts."""
     slots: int
-    """Slots that they filled, as many at once."""
+    """Prompts at a time."""
     refused: str = ""
-    """The first answer that was an error."""
+    """The first error."""
 
 
 class Feeder:
-    """The prompts of one server, handed out to as many threads as it has slots."""
+    """The prompts for one server, sent by as many threads as it has slots."""
 
     def __init__(self, server: Running, slots: int, room: int, n_vocab: int, number: int, *, is_read: bool) -> None:
         self._server, self._slots, self._number, self._is_read = server, slots, number, is_read
         self._bias = [] if is_read else [[token, _BIAS] for token in _a_letter(server)]
         self._most = max(1, min(_TOKENS, room - _GENERATED - _SPARE))
         self._n_vocab = n_vocab
-        # the same prompts for the same server, to have the same figures again
+        # equal prompts for an equal server, so that figures repeat
         self._random = random.Random(number)
         self._firsts = self._random.sample(range(n_vocab), min(number, n_vocab))
         self._lock = threading.Lock()
@@ -65,12 +65,12 @@ class Feeder:
 
     @property
     def fed(self) -> Fed:
-        """What came of it so far."""
+        """The result until now."""
         with self._lock:
             return Fed(self._number, self._answered, self._tokens, self._slots, self._refused)
 
     def send(self) -> None:
-        """Send one prompt after the other, until there is none left or the time is over."""
+        """Send prompts until none are left or the time is over."""
         for prompt in self._prompts():
             try:
                 status, answer = self._server.ask("POST", *self._request(prompt), self.deadline - time.monotonic())
@@ -90,7 +90,7 @@ class Feeder:
         return "/completion", {**body, "logit_bias": self._bias}
 
     def _prompts(self) -> Iterator[list[int]]:
-        """Prompts of random tokens, no two of which begin with the same one while there are others."""
+        """Yield prompts of random tokens, with different first tokens while there are any."""
         while time.monotonic() < self.deadline:
             with self._lock:
                 if self._sent == self._number:
@@ -102,7 +102,7 @@ class Feeder:
             yield prompt
 
     def _length(self) -> int:
-        """Tokens of the next prompt: what the time allows, half of that at least."""
+        """Return the tokens of the next prompt: what the time allows, or down to half of it."""
         now = time.monotonic()
         if not self._tokens:
             return min(self._most, _FIRST)
@@ -113,10 +113,18 @@ class Feeder:
 
 
 def feed(server: Running, *, slots: int, room: int, n_vocab: int, number: int = PROMPTS, is_read: bool = False) -> Fed:
-    """Send ``number`` prompts to ``server``, as many at once as it has ``slots``, each of at most ``room`` tokens.
+    """Send prompts to ``server``, as many at once as it has slots.
 
-    ``is_read``: the server makes embeddings of them, and does not go on. Raises ``LlamaCppCrashError`` where it ends
-    meanwhile.
+    Args:
+        server: The running server.
+        slots: Its slots.
+        room: Most tokens of a prompt.
+        n_vocab: Tokens of the vocabulary.
+        number: Number of prompts.
+        is_read: Whether the server computes embeddings instead of an answer.
+
+    Raises:
+        LlamaCppCrashError: The server ended.
     """
     feeder = Feeder(server, slots, room, n_vocab, number, is_read=is_read)
     threads = [threading.Thread(target=feeder.send, daemon=True) for _ in range(min(slots, number))]
@@ -132,7 +140,7 @@ def feed(server: Running, *, slots: int, room: int, n_vocab: int, number: int = 
 
 
 def _a_letter(server: Running) -> list[int]:
-    """The token of a letter, for a server to go on with: some refuse to send what is no text, as of random tokens."""
+    """Return the token of a letter as the only answer: some servers refuse to send random tokens, which are no text."""
     try:
         status, answer = server.ask("POST", "/tokenize", {"content": "a"}, 10.0)
         return [int(token) for token in answer["tokens"][-1:]] if status == 200 else []

@@ -1,4 +1,4 @@
-"""How much memory a process has, read from Linux's ``/proc``. Bytes."""
+"""Resident memory of a process, from Linux's ``/proc``. Bytes."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Resident:
-    """What a process has in memory at one moment."""
+    """Resident memory of a process at one moment."""
 
     total: int
     """All pages."""
     of_files: int
-    """Those of files that are mapped, as the model's is: the system drops them where it needs memory."""
+    """Pages of mapped files, such as the model's, which the system can drop."""
 
     @property
     def own(self) -> int:
-        """Those that are its own."""
+        """Its own pages."""
         return self.total - self.of_files
 
 
 def resident(pid: int, root: Path = Path("/")) -> Resident | None:
-    """What the process ``pid`` has; ``None`` where the system does not say it, or the process has ended.
+    """Return the memory of the process ``pid``; ``None`` if the system does not say, or the process has ended.
 
-    ``root`` is the directory in which ``proc`` is mounted.
+    Args:
+        pid: The process.
+        root: Directory of ``proc``.
     """
     try:
         lines = (root / f"proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()

@@ -1,4 +1,4 @@
-"""Running a llama-server on a free port of this machine: started, heard, asked, ended. Sizes in bytes."""
+"""Run a llama-server on a free port of this machine: start it, read its log, ask it, end it. Bytes."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from fitter.text import printable
 
 _HOST = "127.0.0.1"
 _TRIES = 3
-"""Ports that are tried, since another program may take one before the server does."""
+"""Ports to try, because another program may take one first."""
 _TICK = 0.05
 _KEPT_LINES = 200
 _LONGEST_LINE = 1 << 14
 _VERBOSITY = "4"
-"""``-lv``: what older versions call debug, and newer ones trace; checkpoints and the prompt cache are said there."""
+"""``-lv`` that logs checkpoints and prompt cache: debug in older versions, trace in newer ones."""
 _NOT_PASSED_ON = ("HOST", "PORT", "SSL_", "API_", "ALIAS", "LOG_", "MODELS_", "REUSE_PORT", "SLEEP_", "TOOLS", "UI")
-"""Beginnings of llama-server's environment variables that are about who reaches it and what it logs where."""
+"""Beginnings of llama-server's environment variables for its network and log."""
 
 
 class Gone(Exception):
-    """A request was not answered: the server ended, or it took too long."""
+    """The server ended or took too long to answer."""
 
 
 class Running:
-    """A llama-server that was started; ``running`` makes and ends it."""
+    """A running llama-server; ``running`` starts and ends it."""
 
     def __init__(self, words: Sequence[str], on_log: Callable[[str], None] | None) -> None:
         self.path = words[0]
@@ -65,7 +65,7 @@ class Running:
 
     @property
     def said(self) -> Said:
-        """What its log has said so far."""
+        """The figures of its log until now."""
         return self._listener.said
 
     @property
@@ -84,7 +84,7 @@ class Running:
         return self._process.status
 
     def tick(self, seconds: float = _TICK) -> int | None:
-        """Hear what it said and look at its memory, for so many seconds. Returns its ``status``."""
+        """Read its log and its memory for ``seconds``; return its ``status``."""
         until = time.monotonic() + seconds
         self.look()
         while True:
@@ -95,13 +95,13 @@ class Running:
             self._hear(line)
 
     def look(self) -> None:
-        """Look at its memory; ``most`` is what it had when it had the most of its own."""
+        """Read its memory; ``most`` is the reading with the most memory of its own."""
         now = resident(self.pid)
         if now is not None and (self.most is None or now.own > self.most.own):
             self.most = now
 
     def end(self) -> None:
-        """End it, and hear what it still says."""
+        """End it, and read the rest of its log."""
         try:
             self._process.end()
         finally:
@@ -116,7 +116,7 @@ class Running:
             self._on_log(printable(line))
 
     def is_itself(self) -> bool:
-        """Whether it is the one that answers on its port, and nobody else."""
+        """Return whether this server, not another program, answers on its port."""
         try:
             status, answer = self.ask("GET", "/v1/models", None, 5.0)
             return status == 200 and any(each.get("id") == self._alias for each in answer["data"])
@@ -124,14 +124,14 @@ class Running:
             return False
 
     def is_ready(self) -> bool:
-        """Whether it has loaded the model."""
+        """Return whether it has loaded the model."""
         try:
             return self.ask("GET", "/health", None, 2.0)[0] == 200
         except Gone:
             return False
 
     def ask(self, method: str, path: str, body: object, seconds: float) -> tuple[int, Any]:
-        """The status and the JSON of an answer; raises ``Gone``. Safe to call from several threads at once."""
+        """Send a request from any thread; return status and JSON of the answer. Raises ``Gone``."""
         connection = http.client.HTTPConnection(_HOST, self.port, timeout=max(0.01, seconds))
         try:
             headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
@@ -148,24 +148,31 @@ class Running:
             connection.close()
 
     def why(self) -> str:
-        """Why it failed, in its own words."""
-        # without the control characters and the length of a line that another program wrote
+        """Return the reason of its failure, in its own words."""
+        # another program wrote the line: remove control characters, and cut it
         return printable(reason(self._last), 300) or "it says nothing"
 
 
 def ended(server: Running, status: int, while_what: str) -> LlamaCppCrashError:
-    """The error for a ``server`` that has ended while it should not."""
+    """Make the error for a server that ended unexpectedly."""
     server.end()
     return LlamaCppCrashError(f"{server.path} ended {while_what} ({ending(status)}): {server.why()}", tuple(server.log))
 
 
 @contextmanager
 def running(words: Sequence[str], patience: float, on_log: Callable[[str], None] | None = None) -> Iterator[Running]:
-    """The llama-server of ``words``, its path and its arguments, once it has loaded its model; it ends with the block.
+    """Start a llama-server, wait until it has loaded its model, and end it with the block.
 
-    It listens on a free port of this machine alone, and answers only who has a key that is made for it.
-    ``patience``: seconds that it has to load. Raises ``LibraryError`` where it cannot be started, ``LlamaCppError``
-    where it ends before it is ready, or is not ready in time.
+    It listens on a free port of this machine only, and answers only requests with a new random key.
+
+    Args:
+        words: Its path and arguments.
+        patience: Seconds for the load.
+        on_log: Called with every line of its log.
+
+    Raises:
+        LibraryError: It cannot be started.
+        LlamaCppError: It ended before it was ready, or is not ready in time.
     """
     for left in reversed(range(_TRIES)):
         server = Running(words, on_log)
@@ -178,7 +185,7 @@ def running(words: Sequence[str], patience: float, on_log: Callable[[str], None]
 
 
 def _is_up(server: Running, patience: float, *, is_last: bool) -> bool:
-    """Whether it has loaded its model; false where another program took its port before."""
+    """Return whether it has loaded its model; false if another program took its port."""
     deadline = time.monotonic() + patience
     while (status := server.tick()) is None:
         if server.is_ready():
@@ -209,7 +216,7 @@ def _refuse_port(server: Running) -> NoReturn:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Return a free port of this machine."""
     with socket.socket() as found:
         found.bind((_HOST, 0))
         port: int = found.getsockname()[1]
@@ -217,7 +224,7 @@ def free_port() -> int:
 
 
 def environment() -> dict[str, str]:
-    """The environment of a server: that of this process without what changes who reaches it and what it logs."""
+    """Return this process's environment without variables for the server's network and log."""
     names = tuple(f"LLAMA_ARG_{name}" for name in _NOT_PASSED_ON)
     others = ("LLAMA_API_KEY", "LLAMA_LOG_", "LLAMA_SERVER_")
     return {name: value for name, value in os.environ.items() if not name.startswith((*names, *others))}

@@ -1,6 +1,6 @@
-"""What a llama-server says in its log of the memory that it takes. Bytes.
+"""Read the memory of a llama-server from its log. Bytes.
 
-It says MiB with some decimals. Words of other versions are further patterns; what none of them finds was not said.
+The log has MiB with some decimals. Other versions' words are further patterns; what no pattern finds is unknown.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Kept = TypeVar("_Kept")
 
 @dataclass(frozen=True)
 class Figure:
-    """Bytes that were said as ``bytes``, which may be as many as ``rounding`` more or fewer."""
+    """A rounded number of bytes; the true one may differ by up to ``rounding``."""
 
     bytes: int
     rounding: int
@@ -27,13 +27,13 @@ class Figure:
         return Figure(self.bytes + other.bytes, self.rounding + other.rounding)
 
     def may_be(self, size: int) -> bool:
-        """Whether ``size`` bytes would have been said like this."""
+        """Return whether the log could print ``size`` bytes like this."""
         return abs(self.bytes - size) <= self.rounding
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A buffer: ``context`` counts the contexts, from 0 for the first; a model's weights come before its context."""
+    """A buffer. ``context`` counts contexts from 0; a model's weights come before its context."""
 
     context: int
     buffer_type: str
@@ -44,7 +44,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A context checkpoint of a sequence of so many tokens; ``None`` where they were not said."""
+    """A context checkpoint; ``tokens`` is ``None`` if the log does not say."""
 
     tokens: int | None
     size: Figure
@@ -52,7 +52,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class CachedPrompt:
-    """A prompt in the prompt cache: its tokens, how many checkpoints it keeps, and all that it takes with them."""
+    """A prompt in the prompt cache: its tokens, its checkpoints, and the bytes of both."""
 
     tokens: int
     checkpoints: int
@@ -61,7 +61,7 @@ class CachedPrompt:
 
 @dataclass(frozen=True)
 class CacheState:
-    """The prompt cache: how many prompts it has, what they take, and what they may take; ``None`` for no limit."""
+    """The prompt cache: number of prompts, their bytes, and the limit (``None`` for none)."""
 
     prompts: int
     size: Figure
@@ -70,26 +70,26 @@ class CacheState:
 
 @dataclass(frozen=True)
 class Said:
-    """All that a log said."""
+    """All figures of a log."""
 
     buffers: tuple[Buffer, ...] = ()
-    """What a load took. A compute buffer that was made again later is there with its largest size."""
+    """Buffers of the load; a compute buffer that was allocated again has its largest size."""
     checkpoints: tuple[Checkpoint, ...] = ()
-    """Context checkpoints, each size for a number of tokens once."""
+    """Context checkpoints, each combination of size and tokens once."""
     n_checkpoints: int = 0
-    """How many were made."""
+    """Number of checkpoints made."""
     held: Figure = Figure(0, 0)
-    """What those took that the slots had at most, each slot when it had the most."""
+    """Bytes of the most checkpoints that the slots had, each slot at its peak."""
     cache: CacheState | None = None
-    """The prompt cache when it was largest; ``None`` where it was not said."""
+    """The prompt cache at its peak; ``None`` if the log does not have it."""
     cached: tuple[CachedPrompt, ...] = ()
-    """Prompts in it, each kind once."""
+    """Prompts in the cache, each kind once."""
     can_bind: bool = True
     """Whether it could listen on its port."""
 
     @property
     def largest_checkpoint(self) -> Figure | None:
-        """Bytes of the largest checkpoint; ``None`` where none was made, or none was said."""
+        """Bytes of the largest checkpoint; ``None`` if there was none."""
         return max((each.size for each in self.checkpoints), key=lambda size: size.bytes, default=None)
 
 
@@ -118,11 +118,11 @@ _NOT_BOUND = re.compile(r"couldn't bind|failed to bind|address already in use|HT
 
 _MAPPED = "_Mapped"
 _MOST_KEPT = 4096
-"""Checkpoints and cached prompts that are kept, each."""
+"""Most checkpoints, and most cached prompts, to remember."""
 
 
 def figure(text: str) -> Figure:
-    """What ``text``, MiB with some decimals, says."""
+    """Parse MiB with some decimals."""
     decimals = len(text.partition(".")[2])
     half = MIB / 2 / 10**decimals
     return Figure(round(float(text) * MIB), int(half) + 1)
@@ -130,7 +130,7 @@ def figure(text: str) -> Figure:
 
 @dataclass
 class Listener:
-    """Hears a log line by line; ``said`` is what it has said so far."""
+    """Reads a log line by line; ``said`` has the figures until now."""
 
     _buffers: dict[tuple[int, str, Kind, bool], list[Figure]] = field(default_factory=dict)
     _compute: dict[tuple[int, str], Figure] = field(default_factory=dict)
@@ -144,7 +144,7 @@ class Listener:
     _can_bind: bool = True
 
     def hear(self, line: str) -> None:
-        """Take in one line."""
+        """Read one line."""
         if " MiB" in line:
             self._hear_size(line)
         elif _NEW_CONTEXT.search(line):
@@ -194,7 +194,7 @@ class Listener:
 
     @property
     def said(self) -> Said:
-        """What was said so far."""
+        """The figures until now."""
         said = Said(
             tuple(self._every_buffer()),
             tuple(self._checkpoints),
@@ -215,16 +215,16 @@ class Listener:
 
 
 def is_host(buffer_type: str) -> bool:
-    """Whether a buffer type is host memory, by its name: ``CPU``, ``CPU_REPACK``, ``CUDA_Host``."""
+    """Return whether a buffer type is host memory: ``CPU``, ``CPU_REPACK``, ``CUDA_Host``."""
     return buffer_type.startswith("CPU") or buffer_type.endswith("_Host")
 
 
 def total(sizes: Iterable[Figure]) -> Figure:
-    """The sum of ``sizes``."""
+    """Add up ``sizes``."""
     return sum(sizes, Figure(0, 0))
 
 
-# the time since the start, and a letter for an error; older versions have neither
+# time since the start, and a letter for an error; older versions have neither
 _ERROR = re.compile(r"^[\d.]+ E (?:\S+ +\S+: )?(?:\w+: )?(.*)$")
 _WORDS = re.compile(r"\b(?:error|failed|fatal|cannot|unable|abort|assert|terminate)", re.IGNORECASE)
 _CONSEQUENCES = re.compile(
@@ -235,9 +235,9 @@ _BEGINNINGS = re.compile(r"^(?:\w+: )?(?:error loading model: )?(?:llama_model_l
 
 
 def reason(lines: Iterable[str]) -> str:
-    """Why a llama-server failed that wrote these last ``lines``: the last error that is not the consequence of another.
+    """Return the reason of a server's failure: the last error in these lines that is not a consequence of another.
 
-    Where no line is an error, the last one; empty where there is none.
+    Without an error, the last line; empty without any line.
     """
     lines = [line.strip() for line in lines if line.strip()]
     errors = [match[1] for line in lines if (match := _ERROR.match(line))]

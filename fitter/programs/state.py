@@ -1,9 +1,8 @@
-"""How large the state of a sequence is as llama.cpp writes it. Bytes.
+"""Size of a sequence's state as llama.cpp writes it: a prompt in llama-server's cache, a saved slot, a checkpoint.
+Bytes.
 
-That is a prompt in llama-server's cache, a saved slot, a context checkpoint.
-
-The rules are those of ``state_write`` in llama.cpp's ``src/llama-kv-cache*.cpp`` and ``src/llama-memory-*.cpp``. What a
-sequence without tokens takes is asked of every build itself, and has to be what the rules say.
+The rules are those of ``state_write`` in llama.cpp's ``src/llama-kv-cache*.cpp`` and ``src/llama-memory-*.cpp``. Every
+build must write an empty sequence as the rules say.
 """
 
 from __future__ import annotations
@@ -16,26 +15,26 @@ from fitter.errors import LlamaCppError
 from fitter.llama.types import Cache, Caches, CacheTensor
 
 _HEADER = 8
-"""A number by which a state is known, and the sequence."""
+"""The magic number of a state, and the sequence."""
 
 _COUNT = 4
-"""How many cells, streams or layers there are, or the number of a layer."""
+"""A number of cells, streams or layers, or the number of a layer."""
 
 _OF_TENSOR = 12
-"""The type of a tensor and the size of its rows."""
+"""A tensor's type, and the size of its rows."""
 
 _WITHOUT_TYPE = 8
 _OF_PLANES = 28
-"""The type of a tensor of DeepSeek-V4's, its dimensions, and the size of its rows."""
+"""A DeepSeek-V4 tensor's type, its dimensions, and the size of its rows."""
 
 _OF_COMPRESSED = 12
-"""What begins a state of DeepSeek-V4's caches."""
+"""The beginning of a state of DeepSeek-V4's caches."""
 
 _OF_COMPRESSED_CACHE = 16
 _OF_COMPRESSOR = 24
 
 _PLAIN_CELL = 12
-"""What is written of a cell whose position has one dimension."""
+"""Bytes of a cell whose position has one dimension."""
 
 
 Removal = Literal["none", "any", "bounded", "whole"]
@@ -43,46 +42,51 @@ Removal = Literal["none", "any", "bounded", "whole"]
 
 @dataclass(frozen=True)
 class SequenceState:
-    """The state of one sequence of a context with these ``caches``, made with ``state_of``.
+    """The state of one sequence in a context with these ``caches``; ``state_of`` makes it.
 
-    ``swa_full``: whether the caches of sliding-window attention are as large as the others.
+    Attributes:
+        caches: The context's caches.
+        swa_full: Whether caches of sliding-window attention have full size.
     """
 
     caches: Caches
     swa_full: bool = False
 
     def full(self, n_tokens: int) -> int:
-        """Bytes of the whole state after ``n_tokens`` tokens (``llama_state_seq_get_size_ext`` with no flag)."""
+        """Compute the bytes of the whole state after ``n_tokens`` tokens (``llama_state_seq_get_size_ext`` without
+        flags).
+        """
         return _size(self.caches, n_tokens, _window)
 
     def checkpoint(self, n_tokens: int) -> int:
-        """Bytes of what of it cannot be rolled back (``LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY``).
+        """Compute the bytes of the part that cannot be rolled back (``LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY``).
 
-        Those are windows and recurrent states, which soon grow no more. Where a context has neither, it is all of it.
+        Windows and recurrent states, which soon stop growing; the whole state if there are neither.
         """
         return _size(self.caches, n_tokens, _window, is_partial=True)
 
     @property
     def n_ctx(self) -> int:
-        """The most tokens that one sequence can have; 1 where all states are recurrent, and so of one size."""
+        """Most tokens of one sequence; 1 if all states are recurrent, and so of constant size."""
         return max((each.cells for each in self.caches.caches if each.kind in ("kv", "swa")), default=1)
 
     @property
     def largest(self) -> int:
-        """The most bytes that the whole state of a sequence can have."""
+        """Most bytes of a sequence's whole state."""
         return _size(self.caches, self.n_ctx, _largest_window)
 
     @property
     def largest_checkpoint(self) -> int:
-        """The most bytes that a checkpoint of a sequence can have."""
+        """Most bytes of a sequence's checkpoint."""
         return _size(self.caches, self.n_ctx, _largest_window, is_partial=True)
 
     @property
     def removal(self) -> Removal:
-        """How the last tokens of a sequence can be taken back, which llama-server tries out when it starts.
+        """How llama.cpp can remove the last tokens of a sequence (``common_context_can_seq_rm``), which llama-server
+        tests at its start.
 
-        ``whole``: only all of them; then each slot that drafts has one more checkpoint of its own. ``bounded``: some of
-        them, from snapshots (``n_rs_seq``). ``none``: there is no cache. It is ``common_context_can_seq_rm``.
+        ``whole``: only all of them; each drafting slot then has one more checkpoint. ``bounded``: some, from snapshots
+        (``n_rs_seq``). ``none``: there is no cache.
         """
         kinds = {each.kind for each in self.caches.caches}
         if not kinds:
@@ -93,19 +97,16 @@ class SequenceState:
 
     @property
     def needs_checkpoints(self) -> bool:
-        """Whether llama-server makes context checkpoints, as its prompts cannot be taken back otherwise.
+        """Whether llama-server makes context checkpoints, because prompts cannot be rolled back otherwise.
 
-        The rule is that of ``do_checkpoint`` and ``n_swa`` in ``tools/server/server-context.cpp``.
+        The rule of ``do_checkpoint`` and ``n_swa`` in ``tools/server/server-context.cpp``.
         """
         has_window = self.removal == "any" and self.caches.n_swa > 0 and not self.swa_full
         return self.removal in ("whole", "bounded") or has_window
 
 
 def state_of(caches: Caches, *, swa_full: bool = False) -> SequenceState:
-    """The state of a sequence of a context with these ``caches``.
-
-    Raises ``LlamaCppError`` if the build of llama.cpp that made them writes states in another way than is known here.
-    """
+    """Return the state of a sequence. Raises ``LlamaCppError`` if this build writes states in an unknown way."""
     state = SequenceState(caches, swa_full)
     for what, said, own in (
         ("state", caches.empty, state.full(0)),
@@ -120,7 +121,7 @@ def state_of(caches: Caches, *, swa_full: bool = False) -> SequenceState:
 
 
 _Window = Callable[[Caches, Cache, int], int]
-"""How many cells of a cache of sliding-window attention are written after so many tokens."""
+"""Cells of a sliding-window cache that are written after so many tokens."""
 
 
 def _window(caches: Caches, cache: Cache, n_tokens: int) -> int:
@@ -132,7 +133,7 @@ def _window(caches: Caches, cache: Cache, n_tokens: int) -> int:
 
 
 def _largest_window(caches: Caches, cache: Cache, n_tokens: int) -> int:
-    # the tokens of an image can share a position, so that a window has more of them than it has positions
+    # tokens of an image share a position, so a window may have more tokens than positions
     is_exact = caches.leaves_out_masked and cache.cell_bytes <= _PLAIN_CELL
     return min(n_tokens, cache.cells, caches.n_swa) if is_exact else min(n_tokens, cache.cells)
 
@@ -159,7 +160,7 @@ def _size(caches: Caches, n_tokens: int, window: _Window, *, is_partial: bool = 
 
 
 def _of_cells(cache: Cache, n_cells: int) -> int:
-    """``llama_kv_cache::state_write``: only the stream of the sequence has any cells."""
+    """Compute ``llama_kv_cache::state_write``: only the sequence's stream has cells."""
     size = _COUNT + _COUNT * cache.n_stream
     if n_cells:
         size += 2 * _COUNT + n_cells * cache.cell_bytes
@@ -168,7 +169,7 @@ def _of_cells(cache: Cache, n_cells: int) -> int:
 
 
 def _of_recurrent(cache: Cache, n_cells: int) -> int:
-    """``llama_memory_recurrent::state_write``."""
+    """Compute ``llama_memory_recurrent::state_write``."""
     return 3 * _COUNT + n_cells * cache.cell_bytes + sum(_of_state(tensor, n_cells) for tensor in cache.tensors)
 
 
@@ -178,5 +179,5 @@ def _of_state(tensor: CacheTensor, n_cells: int) -> int:
 
 
 def _of_planes(cache: Cache, n_rows: int) -> int:
-    """``dsv4_state_write_tensor_streams``, of all layers."""
+    """Compute ``dsv4_state_write_tensor_streams`` for all layers."""
     return _COUNT * cache.n_layer + sum(_OF_PLANES + n_rows * tensor.row_bytes for tensor in cache.tensors)

@@ -1,6 +1,6 @@
-"""Finding a build of llama.cpp by what the user calls it: its libraries, what they need, what tells it from others.
+"""Find a build of llama.cpp by the user's name for it: its libraries, what they need, and its identity.
 
-Nothing is loaded or run here, so any process may look.
+Nothing is loaded or run, so every process may call these functions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 PYTHON = "python"
-"""What the libllama of the installed llama-cpp-python is called."""
+"""The name of llama-cpp-python's libllama."""
 
 _BELOW = ("", "lib", "lib64", "bin", "build/bin", "usr/lib", "usr/lib64")
 _WHERE = "a directory with libllama.so and ggml's libraries, or a llama-server that is linked to them"
@@ -30,12 +30,14 @@ _GGML = ("libggml.", "libggml-")
 _CORE = ("libggml.", "libggml-base.")
 _CPU = ("libggml-cpu.", "libggml-cpu-")
 _CUDA = ("libggml-cuda.",)
-"""What names of libraries begin with."""
+"""Beginnings of the names of CUDA's libraries."""
 _HEXADECIMAL = frozenset("0123456789abcdef")
 
 
 def _is(path: str, beginnings: tuple[str, ...]) -> bool:
-    """Whether it is a library whose name begins so, such as libllama.so, libllama.so.0 and libllama.v0.5.0.so."""
+    """Return whether a path is a library whose name begins so, such as libllama.so, libllama.so.0 and
+    libllama.v0.5.0.so.
+    """
     name = _own_name(path)
     if not name.startswith(beginnings):
         return False
@@ -44,7 +46,7 @@ def _is(path: str, beginnings: tuple[str, ...]) -> bool:
 
 
 def _own_name(path: str) -> str:
-    """The file's name, without what a repaired wheel adds to it: libllama.so for libllama-43a2e278.so."""
+    """Remove the addition of a repaired wheel from a file's name: libllama.so for libllama-43a2e278.so."""
     name = os.path.basename(path)
     stem, dot, rest = name.partition(".")
     before, _, added = stem.rpartition("-")
@@ -52,12 +54,15 @@ def _own_name(path: str) -> str:
 
 
 class Build(NamedTuple):
-    """A build of llama.cpp. ``where``: what the user called it; ``libllama``: that library's path.
+    """A build of llama.cpp.
 
-    ``libraries``: paths of ggml's libraries, and of others beside libllama, that it needs, in an order to load them in.
-    ``plugins``: backends that ggml loads itself, but of the CPU's the best one only; none where libllama is linked to
-    its own. ``headers``: its ``llama.h``, where there is one. ``build_ids``: what tells builds apart, of libllama and
-    each of ggml's libraries, by name.
+    Attributes:
+        where: The user's name for it.
+        libllama: Path of its libllama.
+        libraries: Paths of ggml's libraries and others that libllama needs, in an order to load them in.
+        plugins: Backends that ggml loads itself, of the CPU's only the best; none if libllama is linked to its own.
+        headers: Its ``llama.h``, if there is one.
+        build_ids: Identities of libllama and of ggml's libraries, by name.
     """
 
     where: str
@@ -69,39 +74,42 @@ class Build(NamedTuple):
 
     @property
     def directory(self) -> str:
-        """The directory of libllama."""
+        """Directory of libllama."""
         return os.path.dirname(self.libllama)
 
     @property
     def cpu_plugins(self) -> tuple[str, ...]:
-        """The plugins for a CPU, of which one is loaded."""
+        """Plugins for a CPU, one of which is loaded."""
         return tuple(path for path in self.plugins if _is(path, _CPU))
 
     @property
     def cuda(self) -> str:
-        """The path of its CUDA backend, '' without one."""
+        """Path of its CUDA backend; '' without one."""
         return next((path for path in (*self.plugins, *self.libraries) if _is(path, _CUDA)), "")
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """The names of ggml's backends that it has, such as ``cpu`` and ``cuda``."""
+        """Names of its ggml backends, such as ``cpu`` and ``cuda``."""
         files = [path for path in (*self.libraries, *self.plugins) if _is(path, _GGML) and not _is(path, _CORE)]
         names = (_own_name(path).removeprefix("libggml-").partition(".")[0] for path in files)
         return tuple(sorted({"cpu" if name.startswith("cpu-") else name for name in names}))
 
     @property
     def key(self) -> str:
-        """The same for the same files, wherever they are, and another for any other build."""
+        """A key that is equal for equal files, wherever they are."""
         import hashlib
 
         return hashlib.sha256(" ".join(sorted({found for _, found in self.build_ids})).encode()).hexdigest()
 
 
 def find(where: str = PYTHON) -> Build:
-    """The build that ``where`` names: ``python``, a directory, a ``llama-server`` or a libllama.
+    """Find the build that ``where`` names: ``python``, a directory, a ``llama-server`` or a libllama.
 
-    ``python`` is the libllama that the installed llama-cpp-python would load, whatever version that is. Raises
-    ``UsageError`` if there is no such file, and ``LibraryError`` if it is no build that fitter can use.
+    ``python`` is the libllama that the installed llama-cpp-python would load, whatever version that is.
+
+    Raises:
+        UsageError: There is no such file.
+        LibraryError: fitter cannot use it.
     """
     if where == PYTHON:
         return _build(where, _of_python())
@@ -117,12 +125,12 @@ def find(where: str = PYTHON) -> Build:
 
 
 def named(where: str | None) -> str:
-    """What a worker goes by that is to use the llama.cpp ``where``; ``None``: what the environment names."""
+    """Return the name of the llama.cpp for a worker; ``None`` becomes the environment's."""
     return where or os.environ.get(worker_environment.LLAMA_CPP) or PYTHON
 
 
 def may_have_cuda(where: str) -> bool:
-    """False where ``where`` surely has no CUDA backend; looks at little, so as to cost next to nothing."""
+    """Return false if ``where`` surely has no CUDA backend. Checks little, because every plan calls it."""
     if where != PYTHON:
         return True
     try:
@@ -141,9 +149,9 @@ def _existing(where: str) -> str:
 
 
 def on_path(name: str) -> str:
-    """The path of a program, '' where the PATH has none, or where ``name`` is a path itself.
+    """Return the path of a program; '' if the PATH has none, or if ``name`` is itself a path.
 
-    What the PATH says relative to the current directory is left out: whatever is there was not installed.
+    Entries of the PATH relative to the current directory are ignored: nobody installed those programs.
     """
     if "/" in name:
         return ""
@@ -153,7 +161,7 @@ def on_path(name: str) -> str:
 
 
 def python_package() -> tuple[str, ...]:
-    """The directories of the installed llama-cpp-python. Raises ``LibraryError`` if it is not installed."""
+    """Return the directories of the installed llama-cpp-python. Raises ``LibraryError`` if it is not installed."""
     # Not imported: that would load libllama into this process.
     package = importlib.util.find_spec("llama_cpp")
     places = package.submodule_search_locations if package is not None else None
@@ -172,7 +180,7 @@ def _of_python() -> str:
 
 
 def _in_directory(directory: str) -> str:
-    """The path of the one libllama in a directory, or in one below where libraries usually are."""
+    """Return the path of the one libllama in a directory or in the usual folders below it."""
     machine = os.uname().machine
     below = (*_BELOW, f"lib/{machine}-linux-gnu", f"usr/lib/{machine}-linux-gnu")
     for place in (
@@ -193,7 +201,7 @@ def _files(directory: str, beginnings: tuple[str, ...]) -> list[str]:
 
 
 def _only(libraries: Sequence[str], directory: str) -> str:
-    """Of several names for one library, that which it calls itself. Raises ``LibraryError`` if they are several."""
+    """Return the name that a library with several names calls itself. Raises ``LibraryError`` for several libraries."""
     readable = {path: elf.linking_of(path) for path in libraries if os.path.exists(path)}
     if not readable:
         raise LibraryError(f"{libraries[0]} is a link to a file that is not there: install that llama.cpp again")
@@ -252,7 +260,7 @@ def _assembled(where: str, libllama: str, needed: Iterable[linker.Linked], place
 
 
 def _plugins(places: Sequence[str]) -> tuple[str, ...]:
-    """The backends that ggml would look at: beside libllama or the program, or where distributions put them."""
+    """List the backends that ggml would find: beside libllama or the program, or where distributions put them."""
     directories = list(dict.fromkeys(places))
     for place in places:
         # as in /usr/lib/x86_64-linux-gnu/ggml/backends0
@@ -297,7 +305,7 @@ def _identity(path: str, linking: elf.Linking) -> str:
 
 
 def _check_symbols(build: Build) -> None:
-    """Raise ``LibraryError`` where the symbols tell that it is no llama.cpp that fitter can use."""
+    """Raise ``LibraryError`` if the symbols show a llama.cpp that fitter cannot use."""
     core = [path for path in build.libraries if _is(path, _CORE)]
     defined = frozenset[str]().union(*(elf.read(path).defined for path in (core or [build.libllama])))
     if missing := {"ggml_backend_dev_count", "ggml_version"} - defined:

@@ -1,7 +1,7 @@
-"""How far the rules of a virtual device's profile were compared with a build of llama.cpp.
+"""Comparisons of the rules of virtual devices with builds of llama.cpp.
 
-The figures are in ``compared.json``, which ``python -m tools.compared --update`` writes: loads drawn at random, and
-what fitter's rules and the backend of the build itself say of each.
+``compared.json`` has the figures: loads drawn at random, with the answers of fitter's rules and of the build's backend.
+``python -m tools.compared --update`` writes it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,16 @@ from fitter.llama.virtual import VirtualDevice
 
 @dataclass(frozen=True)
 class Compared:
-    """A comparison of a profile's rules with a build. ``llama_cpp``: what its makers call the build.
+    """A comparison of a profile's rules with a build.
 
-    ``ggml`` and ``commit``: as the build says them; '' for a commit that nobody knows. ``by``: what answered for the
-    build. ``rows``: the loads that were compared. ``equal``: those where both said the same bytes for every buffer and
-    the same number of graph splits, or both refused. ``left``: what the others are, '' without any.
+    Attributes:
+        llama_cpp: The makers' name for the build.
+        ggml: Its version of ggml.
+        commit: Its commit; '' if unknown.
+        by: What answered for the build.
+        rows: Number of compared loads.
+        equal: Loads with equal bytes for every buffer and equal graph splits, or refused by both.
+        left: A description of the other loads; '' without any.
     """
 
     llama_cpp: str
@@ -39,25 +44,25 @@ class Compared:
 
 @functools.cache
 def comparisons(profile: str) -> tuple[Compared, ...]:
-    """All with the rules of a profile (``vulkan`` for every driver), the oldest build first."""
+    """Return all comparisons of a profile (``vulkan`` for every driver), the oldest build first."""
     return tuple(Compared(**each) for each in data().get(profile.partition("-")[0], ()))
 
 
 @functools.cache
 def data() -> dict[str, list[dict[str, Any]]]:
-    """What is in ``compared.json``: comparisons by profile."""
+    """Read ``compared.json``: comparisons by profile."""
     with open(os.path.join(os.path.dirname(__file__), "compared.json"), encoding="utf-8") as file:
         found: dict[str, list[dict[str, Any]]] = json.load(file)
     return found
 
 
 def compared(profile: str, ggml: str, commit: str) -> Compared | None:
-    """The comparison of a profile's rules with this build; ``None`` where there was none."""
+    """Return the comparison of a profile's rules with this build; ``None`` without one."""
     return next((each for each in comparisons(profile) if each.ggml == ggml and _is(each.commit, commit)), None)
 
 
 def around(profile: str, ggml: str) -> tuple[Compared | None, Compared | None]:
-    """The newest comparison with an older ggml or the same one, and the oldest with a newer one."""
+    """Return the newest comparison with an older or equal ggml, and the oldest with a newer one."""
     version = numbers_of(ggml)
     older = [each for each in comparisons(profile) if numbers_of(each.ggml) <= version]
     newer = [each for each in comparisons(profile) if numbers_of(each.ggml) > version]
@@ -65,7 +70,7 @@ def around(profile: str, ggml: str) -> tuple[Compared | None, Compared | None]:
 
 
 def said_of(profile: str, ggml: str, commit: str) -> str:
-    """How far the rules of a profile were compared with this build, as a plan says it; '' where all was equal."""
+    """Say for a plan how far a profile's rules were compared with this build; '' if all was equal."""
     found = compared(profile, ggml, commit)
     if found is None:
         near = [each.llama_cpp for each in around(profile, ggml) if each is not None]
@@ -80,9 +85,13 @@ def said_of(profile: str, ggml: str, commit: str) -> str:
 
 
 def notes(virtual: Sequence[VirtualDevice], answering: Answering | None, ggml: str, commit: str) -> tuple[str, ...]:
-    """What a plan on the devices ``virtual`` says of who answered for them, a line each; none where all is as usual.
+    """List the notes of a plan about the rules or the backend that answered for its virtual devices.
 
-    ``ggml`` and ``commit`` are those of the llama.cpp that was planned with.
+    Args:
+        virtual: The devices.
+        answering: The CUDA backend that answered, if any.
+        ggml: The plan's version of ggml.
+        commit: The plan's commit of llama.cpp.
     """
     if answering is not None and answering.library is not None:
         return (f"the cards were simulated by {answering.library.path}, a CUDA backend of llama.cpp",)
@@ -92,8 +101,8 @@ def notes(virtual: Sequence[VirtualDevice], answering: Answering | None, ggml: s
 
 
 def _is(known: str, commit: str) -> bool:
-    """Whether a build that says this ``commit`` may be the one that was compared."""
+    """Return whether a build with this ``commit`` may be the compared one."""
     if not known and commit not in ("", "unknown"):
-        # A source without a history takes the commit of whatever is around it.
+        # a source without a history takes the commit of the repository around it
         return commit.endswith("-dirty")
     return same_commit(known, commit) is not False

@@ -1,8 +1,7 @@
-"""The profile ``library``: virtual NVIDIA cards, simulated with the ``libggml-cuda.so`` of the user's llama.cpp.
+"""The profile ``library``: the user's own ``libggml-cuda.so`` simulates virtual NVIDIA cards.
 
-The worker's process gets ``libfitter-cudart.so`` in place of the CUDA libraries that ``libggml-cuda.so`` is linked to.
-It describes the cards and computes nothing, so the backend that will run the model measures its memory without a GPU or
-a driver.
+In the worker, ``libfitter-cudart.so`` replaces the CUDA libraries that ``libggml-cuda.so`` is linked to. It describes
+the cards and computes nothing, so the backend that will run the model measures its memory without a GPU or a driver.
 """
 
 from __future__ import annotations
@@ -35,10 +34,14 @@ _FIX = (
 
 @dataclass(frozen=True)
 class CudaLibrary:
-    """A ``libggml-cuda.so``. ``stands_in_for``: the names of the CUDA libraries that it is linked to.
+    """A ``libggml-cuda.so``.
 
-    ``version``: the major version of its CUDA runtime. ``plugin``: whether it is loaded with ``ggml_backend_load``;
-    otherwise libllama brings it, or it is registered with ``ggml_backend_cuda_reg``.
+    Attributes:
+        path: Its path.
+        stands_in_for: Names of the CUDA libraries that it is linked to.
+        version: Major version of its CUDA runtime.
+        plugin: Whether ``ggml_backend_load`` loads it; else libllama brings it, or ``ggml_backend_cuda_reg`` registers
+            it.
     """
 
     path: Path
@@ -47,10 +50,11 @@ class CudaLibrary:
     plugin: bool
 
     def environment(self, links: Path, description: str) -> dict[str, str]:
-        """Environment variables for a process that uses ``libfitter-cudart.so`` under each of these names.
+        """Return environment variables for a process with ``libfitter-cudart.so`` in place of the CUDA libraries.
 
-        Makes links of these names in the directory ``links``. ``description`` describes the cards, in the format of
-        ``FITTER_DEVICES``.
+        Args:
+            links: A directory, which gets links of their names.
+            description: The cards, in the format of ``FITTER_DEVICES``.
         """
         for name in self.stands_in_for:
             (links / name).symlink_to(cudart_path())
@@ -67,10 +71,11 @@ class CudaLibrary:
 
 
 class Answering(NamedTuple):
-    """Who answers for virtual devices that are not left to fitter's own rules, or why these answer instead.
+    """The CUDA backend that answers for virtual devices, or why none does.
 
-    ``library``: a CUDA backend; ``None`` where that of the llama.cpp that is planned with cannot be asked, and ``why``
-    says so in one line.
+    Attributes:
+        library: The backend; ``None`` if the one of the planned llama.cpp cannot be asked.
+        why: The reason, in one line.
     """
 
     library: CudaLibrary | None
@@ -78,11 +83,16 @@ class Answering(NamedTuple):
 
 
 def answering(virtual: Sequence[VirtualDevice], profile: str | None, where: str = PYTHON) -> Answering | None:
-    """Who answers for the devices ``virtual`` with this ``--profile``.
+    """Choose the CUDA backend that answers for ``virtual`` devices.
 
-    Without one it is the CUDA backend of the llama.cpp that ``where`` names, if that has one, it can be used and all
-    devices are NVIDIA cards. ``None``: fitter's own rules, with nothing to say about it. Raises ``LibraryError`` if the
-    profile names a backend that cannot be used.
+    Without a profile it is the backend of the llama.cpp ``where``, if that has a usable one and all devices are NVIDIA
+    cards.
+
+    Returns:
+        The backend; ``None`` for fitter's own rules.
+
+    Raises:
+        LibraryError: The profile names a backend that cannot be used.
     """
     name, _, place = (profile or "").partition(":")
     if name == "library":
@@ -93,7 +103,7 @@ def answering(virtual: Sequence[VirtualDevice], profile: str | None, where: str 
     try:
         own = find(where).cuda
     except FitterError:
-        # The worker will say it.
+        # the worker will report it
         return None
     if not own:
         return None
@@ -106,7 +116,7 @@ def answering(virtual: Sequence[VirtualDevice], profile: str | None, where: str 
 
 
 def find_cuda_library(place: str | os.PathLike[str] | None = None, llama_cpp: str = PYTHON) -> CudaLibrary:
-    """The ``libggml-cuda.so`` at ``place`` (a file, or a directory with one), by default that of a llama.cpp.
+    """Find the ``libggml-cuda.so`` at ``place`` (a file or a directory), or else the one of a llama.cpp.
 
     Raises ``LibraryError`` if there is none, or if it cannot be used for planning.
     """

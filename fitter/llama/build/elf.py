@@ -1,4 +1,4 @@
-"""Reading libraries and programs without loading them: what they are linked to, their build ids, their symbols."""
+"""Read libraries and programs without loading them: their links, build ids and symbols."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _LOAD_SEGMENT, _DYNAMIC_SEGMENT, _NOTE_SEGMENT = 1, 2, 4
 _NEEDED, _STRTAB, _STRSZ, _SONAME, _RPATH, _RUNPATH = 1, 5, 10, 14, 15, 29
 _BUILD_ID = 3
 _MOST = 1 << 24
-"""Bytes that no part of a file that is read here has."""
+"""Limit for the bytes of a part of a file."""
 
 _MACHINES = {3: "i686", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64", 258: "loongarch64", 21: "ppc64le"}
-"""The names that Python has for the machines of ELF's ``e_machine``."""
+"""Python's names for the machines of ELF's ``e_machine``."""
 
 
 class SharedLibrary(NamedTuple):
-    """``needed``: names of the libraries it is linked to, in order. ``defined`` and ``undefined``: its symbols."""
+    """A library: names of the libraries it is linked to, in order, and its symbols."""
 
     needed: tuple[str, ...]
     defined: frozenset[str]
@@ -30,10 +30,14 @@ class SharedLibrary(NamedTuple):
 
 
 class Linking(NamedTuple):
-    """What the dynamic linker reads of a file. ``name``: what it calls itself, '' for a program.
+    """The parts of a file that the dynamic linker reads.
 
-    ``needed``: as ``SharedLibrary``'s. ``rpath`` and ``runpath``: directories that are searched before and after
-    ``LD_LIBRARY_PATH``, as they stand there. ``build_id``: hexadecimal, '' without one.
+    Attributes:
+        name: Its own name; '' for a program.
+        needed: Names of the libraries it is linked to.
+        rpath: Directories to search before ``LD_LIBRARY_PATH``, as written.
+        runpath: Directories to search after it.
+        build_id: Hexadecimal; '' without one.
     """
 
     name: str
@@ -46,7 +50,7 @@ class Linking(NamedTuple):
 def read(path: str | os.PathLike[str]) -> SharedLibrary:
     """Read a 64-bit little-endian ELF library. Raises ``LibraryError`` for anything else."""
     try:
-        # Symbols are a small part of a file with CUDA kernels in it.
+        # the symbols are a small part of a file with CUDA kernels
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _parse(data)
     except OSError as error:
@@ -56,7 +60,7 @@ def read(path: str | os.PathLike[str]) -> SharedLibrary:
 
 
 def is_elf(path: str | os.PathLike[str]) -> bool:
-    """Whether the file begins as a library or a program for Linux does."""
+    """Return whether a file begins like a library or program for Linux."""
     try:
         with open(path, "rb") as file:
             return file.read(4) == b"\x7fELF"
@@ -65,9 +69,9 @@ def is_elf(path: str | os.PathLike[str]) -> bool:
 
 
 def linking_of(path: str | os.PathLike[str]) -> Linking:
-    """What the dynamic linker would read of the library or program at ``path``.
+    """Read the links of a library or program.
 
-    Raises ``LibraryError`` if it is none for this machine, or is not all there.
+    Raises ``LibraryError`` if it is for another machine, or truncated.
     """
     name = os.fspath(path)
     try:
@@ -85,7 +89,7 @@ class _Reader:
         self.size = os.fstat(descriptor).st_size
 
     def at(self, offset: int, size: int) -> bytes:
-        """So many bytes. Raises ``ValueError`` where the file does not have them."""
+        """Read bytes. Raises ``ValueError`` if the file does not have them."""
         if size > _MOST or offset + size > self.size:
             raise ValueError("behind the end of the file")
         data = os.pread(self.descriptor, size, offset)
@@ -143,7 +147,7 @@ def _check_machine(header: bytes, path: str) -> None:
 
 
 def _offset(address: int, segments: list[tuple[int, ...]]) -> int:
-    """Where in the file the memory at ``address`` is from."""
+    """Return the offset in the file of the memory at ``address``."""
     for kind, offset, begin, length in segments:
         if kind == _LOAD_SEGMENT and begin <= address < begin + length:
             return offset + address - begin
@@ -164,7 +168,7 @@ def _build_id(file: _Reader, segments: list[tuple[int, ...]]) -> str:
 
 
 def _notes(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
-    """The notes of a segment: owner, type and text. Those that are aligned to 8 bytes are multiples of it, too."""
+    """Yield the notes of a segment: owner, type and text. Notes aligned to 8 bytes also start at multiples of 4."""
     at = 0
     while at + 12 <= len(data):
         owner, length, number = struct.unpack_from("<III", data, at)

@@ -1,6 +1,6 @@
-"""What differs between builds of llama.cpp beside their layouts, and nothing in a build tells.
+"""Differences between builds of llama.cpp that no build tells itself.
 
-It is in ``layouts.json``, by the version of ggml that a build has.
+``layouts.json`` has them, by a build's version of ggml.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ _MOST_OPERATIONS = 256
 
 
 class Epoch(NamedTuple):
-    """``ggml``: the version of ggml that it begins with. ``last_op``: ``ggml_op_name`` of the last operation.
-    ``backend_api``: the version of ggml's interface of backends.
+    """Builds from one version of ggml on.
 
-    ``graph_optimize_has_params``: whether a backend's ``graph_optimize`` is given a place to say which tensors stay
-    allocated, ``None`` where that changed within this version. ``larger_alone``: architectures whose last graph is
-    reserved with one sequence, however many there are.
+    Attributes:
+        ggml: The first version of ggml.
+        last_op: ``ggml_op_name`` of the last operation.
+        backend_api: Version of ggml's interface of backends.
+        graph_optimize_has_params: Whether a backend's ``graph_optimize`` can say which tensors stay allocated; ``None``
+            if that changed within this version.
+        larger_alone: Architectures whose last graph is reserved with one sequence, however many there are.
     """
 
     ggml: str
@@ -37,11 +40,11 @@ class Epoch(NamedTuple):
 
     @property
     def larger_alone_text(self) -> str:
-        """``larger_alone`` as libfitter reads it."""
+        """``larger_alone`` for libfitter."""
         return "".join(f"{each} " for each in self.larger_alone)
 
     def n_operations(self, name_of: Callable[[int], str]) -> int:
-        """How many operations ggml has; ``name_of`` gives their names. Raises ``LibraryError`` if it is unclear."""
+        """Count ggml's operations by their names (``name_of``). Raises ``LibraryError`` if the count is unclear."""
         for i in range(_MOST_OPERATIONS):
             name = name_of(i)
             if name == self.last_op:
@@ -55,12 +58,12 @@ class Epoch(NamedTuple):
 
 @functools.cache
 def epochs() -> tuple[Epoch, ...]:
-    """All that are known, the oldest first."""
+    """Return all known epochs, the oldest first."""
     return tuple(Epoch(**{**each, "larger_alone": tuple(each["larger_alone"])}) for each in data()["epochs"])
 
 
 def epoch_of(ggml: str) -> Epoch:
-    """The epoch of a version of ggml. Raises ``LibraryError`` if it is too old, or not a version."""
+    """Return the epoch of a version of ggml. Raises ``LibraryError`` if it is too old, or no version."""
     version = numbers_of(ggml)
     found = [each for each in epochs() if numbers_of(each.ggml) <= version]
     if not version or not found:
@@ -72,17 +75,19 @@ def epoch_of(ggml: str) -> Epoch:
 
 
 def cuda_rules(ggml: str) -> dict[str, bool]:
-    """Which rules of ggml-cuda a version of ggml has, of those that some have not, as ``fitter_build_t`` names them."""
+    """Return the rules of ggml-cuda in this version, of those that some versions lack, by their names in
+    ``fitter_build_t``.
+    """
     version = numbers_of(ggml)
     return {f"cuda_{name}": version >= numbers_of(since) for name, since in data()["cuda"].items()}
 
 
 def position_bytes(ggml: str) -> int:
-    """Bytes of what a state has more of a cell where positions have several dimensions (``llama_kv_cell_ext``)."""
+    """Return the further bytes of a cell in a state if positions have several dimensions (``llama_kv_cell_ext``)."""
     version, sizes = numbers_of(ggml), data()["states"]["position_bytes"]
     return int(next((sizes[since] for since in reversed(sizes) if version >= numbers_of(since)), 0))
 
 
 def leaves_out_what_is_masked(ggml: str) -> bool:
-    """Whether the state of a sequence has only those cells that sliding-window attention still sees."""
+    """Return whether a sequence's state has only the cells that sliding-window attention still sees."""
     return numbers_of(ggml) >= numbers_of(data()["states"]["leaves_out_what_is_masked"])

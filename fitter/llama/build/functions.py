@@ -1,6 +1,6 @@
-"""llama.cpp's C functions that fitter calls, with its parameter structs in the layout that the loaded libllama has.
+"""The C functions of llama.cpp that fitter calls, with parameter structs in the loaded libllama's layout.
 
-llama-cpp-python's own bindings need every symbol of the version that they are for, so they are not used for planning.
+llama-cpp-python's bindings need every symbol of one version, so planning does not use them.
 """
 
 from __future__ import annotations
@@ -76,23 +76,23 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         ctypes.POINTER(ctypes.c_float),
     ),
 }
-"""The result and the arguments of each function; structs by their names."""
+"""Result and arguments of each function; structs by name."""
 
 
 _STRUCTS = frozenset({_MODEL_PARAMS, _CONTEXT_PARAMS})
 _ABSENT = frozenset({"llama_version", "llama_n_rs_seq", "llama_state_seq_get_size_ext"})
-"""Functions that a llama.cpp that fitter can use may lack."""
+"""Functions that a usable llama.cpp may lack."""
 
 
 class Functions:
-    """The functions of the libllama at ``path``, called as in C. Models, contexts and adapters are addresses.
+    """The functions of a libllama, called as in C; models, contexts and adapters are addresses.
 
-    A function that it may lack is ``None`` then. Those with parameter structs can be called after ``lay_out``. Raises
-    ``LibraryError`` if it is not a llama.cpp that fitter can use, and ``OSError`` if it cannot be loaded.
+    A missing function is ``None``. Functions with parameter structs can be called after ``lay_out``. Raises
+    ``LibraryError`` if fitter cannot use this llama.cpp, ``OSError`` if it cannot be loaded.
     """
 
     layout = ""
-    """The name of the layout that its parameter structs have."""
+    """Name of the layout of its parameter structs."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -106,11 +106,14 @@ class Functions:
             setattr(self, name, function)
 
     def lay_out(self, probe: Callable[[int, Any], None], headers: Iterable[str] = ()) -> None:
-        """Find how its parameter structs are laid out.
+        """Find the layout of the parameter structs.
 
-        ``probe`` calls the function at an address, which returns a struct, into the given memory. Where the layout is
-        none that fitter knows, that of the ``llama.h`` among the files ``headers`` is taken, if it is that of this
-        libllama. Raises ``LibraryError`` if there is none.
+        Args:
+            probe: Calls the function at an address, which returns a struct, into the given memory.
+            headers: Paths of ``llama.h``; if no known layout agrees, the layout of the one that agrees is used.
+
+        Raises:
+            LibraryError: No layout agrees.
         """
 
         def ask(name: str, memory: Any) -> None:
@@ -138,7 +141,7 @@ class Functions:
 
 
 def ggml_version(library: ctypes.CDLL) -> tuple[str, str]:
-    """The version of ggml, and the commit of llama.cpp, that a loaded libllama or one of ggml's libraries has."""
+    """Return the version of ggml and the commit of llama.cpp of a loaded library."""
     found = []
     for name in ("ggml_version", "ggml_commit"):
         function = getattr(library, name, None)
@@ -149,7 +152,7 @@ def ggml_version(library: ctypes.CDLL) -> tuple[str, str]:
 
 
 def same_commit(a: str, b: str) -> bool | None:
-    """Whether two commits that builds say are the same; ``None`` where one is not known.
+    """Return whether two builds say the same commit; ``None`` if one is unknown.
 
     A build outside of a git checkout does not know its commit; some say a shorter one, or end with "-dirty".
     """

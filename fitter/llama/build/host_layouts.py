@@ -1,4 +1,4 @@
-"""The layouts that this machine's processor has of its own for weights, such as AMX's: left out where they crash."""
+"""Layouts of weights for this machine's processor, such as AMX's: avoided where they crash."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from fitter.llama.processes import worker_environment
 
 @functools.cache
 def settle() -> bool:
-    """Have every load of this process do without them where its llama.cpp crashes with them; whether that is so.
+    """Try the processor's own layouts once for each build, in another process; let this process avoid them if they
+    crash.
 
-    It is tried once of each build, in a process of its own. Raises ``LibraryError`` if there is no llama.cpp.
+    Returns whether they are avoided. Raises ``LibraryError`` if there is no llama.cpp.
     """
     backend = native.open_backend()
     if worker_environment.is_canary() or not backend.fitter_virtual_has_own_layouts():
@@ -23,7 +24,7 @@ def settle() -> bool:
     try:
         problem = verdicts.problem_of_computing(native.loaded_build(), native.own_libraries())
     except LibraryError:
-        # It could not be tried now: no reason to do without.
+        # without a result, use them
         return False
     if problem:
         backend.fitter_virtual_leave_out_own_layouts()

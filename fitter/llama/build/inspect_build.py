@@ -1,4 +1,4 @@
-"""What a build of llama.cpp says of itself, asked in a process of its own."""
+"""Inspect a build of llama.cpp in another process."""
 
 from __future__ import annotations
 
@@ -19,17 +19,24 @@ from fitter.llama.build.opening import best_of, open_build
 from fitter.llama.types import LlamaCpp
 
 _PATIENCE = 60.0
-"""Seconds that a build may take to load."""
+"""Seconds for a build to load."""
 
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What was seen of the build that ``where`` names. ``problem``: why it cannot be planned with, '' if it can.
+    """The facts about a build of llama.cpp.
 
-    ``libllama``: its path. ``version``: of llama.cpp, '' where it has none of its own; ``ggml``: the version of ggml.
-    ``backends``: the names of ggml's. ``cpu``: the file of the CPU backend that is loaded on this machine, '' where
-    there is only one. ``layout``: how its parameters are laid out, by the first llama-cpp-python that had it so.
-    ``key``: the same for equal files wherever they are. ``checks``: what was looked at and found right.
+    Attributes:
+        where: The user's name for it.
+        libllama: Its path.
+        version: Version of llama.cpp; '' if it has none.
+        ggml: Version of ggml.
+        backends: Names of ggml's backends.
+        cpu: File of the CPU backend for this machine; '' if there is only one.
+        layout: Layout of its parameters, by the first llama-cpp-python with it.
+        key: Equal for equal files, wherever they are.
+        checks: Checks that it passed.
+        problem: Why fitter cannot plan with it; '' if it can.
     """
 
     where: str
@@ -46,7 +53,7 @@ class BuildReport:
 
 
 def inspect_build(where: str) -> BuildReport:
-    """Look at a build, in another process, so that a crash is a ``problem``, too. Never raises ``FitterError``."""
+    """Inspect a build in another process; a crash becomes its ``problem``. Never raises ``FitterError``."""
     try:
         build = find(where)
     except FitterError as error:
@@ -69,13 +76,13 @@ def inspect_build(where: str) -> BuildReport:
 
 
 CHECKS = ("symbols", "layout", "operations", "models")
-"""What a build is looked at for: the functions that it has, how its parameters are laid out, the names of ggml's
-operations, and the memory of small models.
+"""The checks of a build: its functions, the layout of its parameters, the names of ggml's operations, and the memory of
+small models.
 """
 
 
 def check_build(where: str) -> BuildReport:
-    """As ``inspect_build``, and with small models as before the first plan (see ``fitter.llama.build.verdicts``)."""
+    """Inspect a build, and load small models as before the first plan (see ``fitter.llama.build.verdicts``)."""
     report = inspect_build(where)
     if report.problem:
         return report
@@ -89,7 +96,7 @@ def check_build(where: str) -> BuildReport:
 
 
 def look_around(given: Sequence[str] = ()) -> tuple[BuildReport, ...]:
-    """Try the builds of this Python, of the ``llama-server`` on the PATH, and those that are ``given``."""
+    """Inspect the builds of this Python, of the ``llama-server`` on the PATH, and those that are ``given``."""
     found = [PYTHON] if importlib.util.find_spec("llama_cpp") else []
     if server := on_path("llama-server"):
         found.append(server)
@@ -97,9 +104,9 @@ def look_around(given: Sequence[str] = ()) -> tuple[BuildReport, ...]:
 
 
 def other_server(planned: LlamaCpp) -> BuildReport | None:
-    """The ``llama-server`` on the PATH, if it is linked to another llama.cpp than the one that was ``planned`` with.
+    """Return the ``llama-server`` on the PATH if it is linked to another llama.cpp than the ``planned`` one.
 
-    ``None`` also where that cannot be told: without one, and where llama.cpp is built into it.
+    ``None`` without a server, and if llama.cpp is built into it.
     """
     server = on_path("llama-server")
     try:
@@ -114,7 +121,7 @@ def other_server(planned: LlamaCpp) -> BuildReport | None:
 
 
 def _known(build: Build, where: str) -> BuildReport:
-    """What ``inspect_build`` finds, kept for the next time."""
+    """Inspect a build, or return the stored report."""
     name = f"look-{build.key[:32]}"
     known = stored_answers.read(name) or {}
     texts = {key: value for key, value in known.items() if key in ("version", "ggml", "commit")}
@@ -127,7 +134,7 @@ def _known(build: Build, where: str) -> BuildReport:
 
 
 def is_any_unusable(looks: Iterable[BuildReport], given: Sequence[str]) -> bool:
-    """Whether one of those that were ``given`` cannot be planned with."""
+    """Return whether one of the ``given`` builds cannot be planned with."""
     return any(look.problem for look in looks if look.where in given)
 
 
@@ -136,7 +143,7 @@ def _with(found: BuildReport, **changes: str) -> BuildReport:
 
 
 def ask(build: Build) -> dict[str, str]:
-    """What the libraries of ``build`` say, loaded into this process."""
+    """Load the libraries of ``build`` into this process, and return what they say."""
     answer: dict[str, str] = {}
     try:
         llama = open_build(build)
@@ -152,7 +159,7 @@ def ask(build: Build) -> dict[str, str]:
 
 
 def main(where: str) -> None:
-    """Print what the build that ``where`` names says of itself, as JSON on one line."""
+    """Print the facts about the build ``where`` as JSON on one line."""
     os.environ[worker_environment.LLAMA_CPP] = where
     worker_environment.become_worker(is_canary=True)
     print(json.dumps(ask(find(where))), flush=True)

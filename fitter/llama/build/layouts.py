@@ -1,9 +1,8 @@
-"""The layouts of llama.cpp's parameter structs, and which of them a loaded libllama has.
+"""Layouts of llama.cpp's parameter structs, and the one that a loaded libllama has.
 
-A libllama does not say how its structs are laid out, but what its functions for default parameters write does. Each is
-called twice, into memory that was filled with different values: bytes that are then equal were written. A layout agrees
-if all bytes of its fields were written, none behind the struct was, and every field holds a value that is its default
-in some version.
+A libllama does not tell the layout of its structs, but its functions for default parameters write them. Each is called
+twice, into memory filled with different values: bytes that are then equal were written. A layout agrees if all bytes of
+its fields were written, none behind the struct was, and every field holds a default of some version.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ STRUCTS = {
     "llama_model_params": "llama_model_default_params",
     "llama_context_params": "llama_context_default_params",
 }
-"""The parameter structs, and the functions of llama.cpp that return their defaults."""
+"""The parameter structs, and llama.cpp's functions that return their defaults."""
 
 HEADER = "llama.h"
-"""The name of the layout that was read from a header beside libllama."""
+"""Name of a layout that was read from a header beside libllama."""
 
 _LOAD_MODE_NONE = 0
 _ROOM = 4096
@@ -56,19 +55,19 @@ _FLOAT = struct.Struct("<f")
 
 @functools.cache
 def data() -> Any:
-    """What is in ``layouts.json``."""
+    """Read ``layouts.json``."""
     with open(os.path.join(os.path.dirname(__file__), "layouts.json"), encoding="utf-8") as file:
         return json.load(file)
 
 
 def layouts() -> dict[str, Layout]:
-    """The layouts that fitter knows, by the version of llama-cpp-python that had each first; the oldest comes first."""
+    """Return the known layouts, by the first version of llama-cpp-python with each, the oldest first."""
     known: dict[str, Layout] = data()["layouts"]
     return known
 
 
 def structs_of(layout: Layout) -> dict[str, type[ctypes.Structure]]:
-    """The parameter structs of a layout, by their names in C."""
+    """Build the parameter structs of a layout, by their names in C."""
     return {
         name: type(name, (ctypes.Structure,), {"_fields_": [(field, _KINDS[kind]) for field, kind in fields.items()]})
         for name, fields in layout.items()
@@ -76,7 +75,7 @@ def structs_of(layout: Layout) -> dict[str, type[ctypes.Structure]]:
 
 
 def written_by(probe: Probe) -> dict[str, tuple[bytes, bytes]]:
-    """What stands in memory after each function for default parameters, for memory filled in two ways before."""
+    """Call each function for default parameters, into memory filled in two ways, and return the memory after it."""
     found = {}
     for name, function in STRUCTS.items():
         answers = []
@@ -89,7 +88,7 @@ def written_by(probe: Probe) -> dict[str, tuple[bytes, bytes]]:
 
 
 def disagreement(layout: Layout, written: Mapping[str, tuple[bytes, bytes]]) -> str | None:
-    """Where ``layout`` cannot be the one that what was written has, in a few words; ``None`` if it can."""
+    """Say in a few words where ``layout`` disagrees with the written bytes; ``None`` if it agrees."""
     for name, fields in layout.items():
         first, second = written[name]
         places, size = _places(fields)
@@ -106,7 +105,7 @@ def disagreement(layout: Layout, written: Mapping[str, tuple[bytes, bytes]]) -> 
 
 
 def _places(fields: Fields) -> tuple[list[tuple[int, int]], int]:
-    """Where each field begins and ends, and the size of the struct. The alignment of every kind is its size."""
+    """Return where each field begins and ends, and the size of the struct. The alignment of every kind is its size."""
     places, end, largest = [], 0, 1
     for kind in fields.values():
         size = _SIZES[kind]
@@ -132,9 +131,9 @@ def _is_default(name: str, field: str, kind: str, value: bytes) -> bool:
 
 
 def name_of(written: Mapping[str, tuple[bytes, bytes]], known: Mapping[str, Layout] | None = None) -> str:
-    """The name of the one layout that agrees with what was written, among ``known`` (by default all that fitter knows).
+    """Return the name of the only ``known`` layout that agrees with the written bytes.
 
-    Raises ``LibraryError`` if none agrees, or several.
+    Raises ``LibraryError`` if none or several agree.
     """
     known = layouts() if known is None else known
     agreeing = [name for name, layout in known.items() if disagreement(layout, written) is None]
@@ -150,10 +149,10 @@ def name_of(written: Mapping[str, tuple[bytes, bytes]], known: Mapping[str, Layo
 def layout_of(
     probe: Probe, headers: Iterable[str] = (), known: Mapping[str, Layout] | None = None
 ) -> tuple[str, Layout]:
-    """The name and the layout of the libllama that ``probe`` asks.
+    """Return name and layout of the libllama that ``probe`` calls.
 
-    The name is ``HEADER`` where no known layout agrees, but that of one of the files ``headers`` does. Raises
-    ``LibraryError``, whose message says why there is none and begins in the middle of a sentence.
+    The name is ``HEADER`` if only a ``llama.h`` among ``headers`` agrees. Raises ``LibraryError``, whose message is the
+    end of a sentence.
     """
     known = layouts() if known is None else known
     written = written_by(probe)
@@ -176,7 +175,7 @@ def layout_of(
 
 
 def read_header(path: str) -> Layout:
-    """The layout in the ``llama.h`` at ``path``. Raises ``OSError``, and ``ValueError`` if it has none."""
+    """Read the layout of a ``llama.h``. Raises ``OSError``, and ``ValueError`` if it has none."""
     with open(path, encoding="utf-8", errors="replace") as file:
         text = file.read()
     from fitter.llama.build.llama_h import fields_of
@@ -185,7 +184,7 @@ def read_header(path: str) -> Layout:
 
 
 def read_whole(model_params: Any) -> None:
-    """Have llama.cpp read a model's file instead of mapping it into memory, in ``llama_model_params`` of any layout."""
+    """Make llama.cpp read a model's file instead of mapping it, in ``llama_model_params`` of any layout."""
     names = {name for name, *_ in model_params._fields_}
     if "load_mode" in names:
         model_params.load_mode = _LOAD_MODE_NONE

@@ -1,6 +1,6 @@
-"""The native libraries: the libllama to plan with, by default as llama-cpp-python loads it, and fitter's own.
+"""The native libraries of this process: the libllama to plan with, and fitter's own.
 
-Everything here runs in the calling process, so only a worker, or a process that runs models itself, may use it.
+They run in the calling process, so only workers, and processes that run models themselves, may load them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CUDART = "libfitter-cudart.so"
 _CELLS = "libfitter-cells.so"
 DECLARATIONS = "fitter.llama._declarations"
 FIX = "pip install -U llama-cpp-python, or name another llama.cpp with --llama-cpp"
-"""What to do where a llama.cpp cannot be planned with."""
+"""What to do about an unusable llama.cpp."""
 
 
 # Named tuples, since an early load waits for these imports and dataclasses would double them.
@@ -48,22 +48,22 @@ class Library(NamedTuple):
         return str(self.text(self.fitter.fitter_last_error()))
 
     def text(self, pointer: Any, most: int = -1) -> str | None:
-        """The C string at ``pointer``, or its first ``most`` bytes; ``None`` for NULL."""
+        """Return the C string at ``pointer``, or its first ``most`` bytes; ``None`` for NULL."""
         if pointer == self.ffi.NULL:
             return None
         return bytes(self.ffi.string(pointer, most)).decode("utf-8", "replace") if most else ""
 
     def pointer(self, address: Any) -> Any:
-        """A ctypes pointer or address as cffi's ``void *``."""
+        """Convert a ctypes pointer or an address to cffi's ``void *``."""
         value = ctypes.cast(address, ctypes.c_void_p).value if not isinstance(address, int) else address
         return self.ffi.cast("void *", value or 0)
 
     def address(self, pointer: Any) -> int:
-        """The address that cffi's ``pointer`` holds."""
+        """Return the address in cffi's ``pointer``."""
         return int(self.ffi.cast("uintptr_t", pointer))
 
     def columns(self, out: Any, n_texts: int, n_numbers: int) -> tuple[list[list[str]], list[list[int]]]:
-        """The columns of a ``fitter_columns_t`` that has so many strings and so many numbers per record."""
+        """Return the columns of a ``fitter_columns_t`` with so many texts and numbers per record."""
         joined = bytes(self.ffi.buffer(out.texts, out.texts_size)).decode("utf-8", "replace")
         texts = joined.split("\0")[:-1]
         numbers = self.ffi.unpack(out.numbers, out.n_numbers) if out.n_numbers else []
@@ -83,9 +83,9 @@ class Versions(NamedTuple):
 
 
 def is_same_version(loaded: Versions, built: Versions, *, is_python: bool) -> bool:
-    """Whether the llama.cpp that is ``loaded`` is the one whose headers fitter's own libraries were ``built`` with.
+    """Return whether the ``loaded`` llama.cpp is the one that fitter's libraries were ``built`` with.
 
-    Where it does not say its commit, llama-cpp-python's (``is_python``) is known by its versions, and no other is.
+    Without a commit, llama-cpp-python's (``is_python``) is recognized by its versions, no other.
     """
     same = same_commit(loaded.commit, built.commit)
     is_released = loaded.llama.split("-")[0] == built.llama and loaded.ggml == built.ggml
@@ -98,33 +98,33 @@ def _is_built_for(library: Library) -> bool:
 
 
 def backend_path() -> Path:
-    """The path of the virtual-device backend, for ``GGML_BACKEND_PATH``. Raises ``LibraryError``."""
+    """Return the path of the virtual-device backend, for ``GGML_BACKEND_PATH``. Raises ``LibraryError``."""
     return _find(_BACKEND)
 
 
 def cudart_path() -> Path:
-    """The path of the CUDA runtime that needs no GPU. Raises ``LibraryError``."""
+    """Return the path of the CUDA runtime that needs no GPU. Raises ``LibraryError``."""
     return _find(_CUDART)
 
 
 def own_libraries() -> tuple[str, ...]:
-    """The paths of fitter's own libraries that are used beside a libllama. Raises ``LibraryError``."""
+    """Return the paths of fitter's libraries for use beside a libllama. Raises ``LibraryError``."""
     return str(_find(_LIBFITTER)), str(_find(_BACKEND))
 
 
 def llama_cpp_version() -> str:
-    """The version and commit of the loaded llama.cpp, the same for every build of it. Raises ``LibraryError``."""
+    """Return version and commit of the loaded llama.cpp, equal for every build of it. Raises ``LibraryError``."""
     library = libraries()
     # A build outside of a git checkout does not know its commit.
     return str(built_versions(library) if _is_built_for(library) else loaded_versions(library))
 
 
 def loaded() -> LlamaCpp:
-    """The build that is loaded. Raises ``LibraryError``."""
+    """Return the loaded build. Raises ``LibraryError``."""
     from fitter.llama.types import LlamaCpp
 
     versions, build = loaded_versions(libraries()), loaded_build()
-    # Any other process than a worker has loaded its own.
+    # processes other than workers have loaded their own CPU backend
     cpu = cpu_backend() if worker_environment.is_worker() else ""
     return LlamaCpp(llama_cpp_version(), versions.ggml, versions.commit, build.libllama, build.key, cpu)
 
@@ -141,7 +141,7 @@ _lock = threading.Lock()
 
 
 def libraries() -> Library:
-    """The native libraries, loaded once per process.
+    """Load the native libraries, once per process.
 
     Raises ``LibraryError`` if one is missing, or if they do not belong together.
     """
@@ -164,7 +164,7 @@ def _libraries() -> Library:
 
 
 def _check_trust(library: Library) -> None:
-    """Raise ``LibraryError`` where the loaded build is not the one that fitter was built for, and does other things."""
+    """Raise ``LibraryError`` if the build is not the one fitter was built for, and behaves differently."""
     if worker_environment.is_canary() or _is_built_for(library):
         return
     from fitter.llama.build import verdicts
@@ -174,7 +174,7 @@ def _check_trust(library: Library) -> None:
 
 @functools.cache
 def loaded_build() -> Build:
-    """The build that this process uses: in a worker the one that is named in its environment, else llama-cpp-python's.
+    """Return the build of this process: in a worker the environment's, else llama-cpp-python's.
 
     Raises ``UsageError`` and ``LibraryError``.
     """
@@ -182,7 +182,7 @@ def loaded_build() -> Build:
 
 
 def _configure(library: Library, shim: Any, error: Callable[[], Any]) -> None:
-    """Tell one of fitter's own libraries what the loaded build does otherwise than the one that it was built for."""
+    """Tell one of fitter's libraries the differences between the loaded build and the one it was built for."""
     ggml, epoch = ggml_version(library.llama.library)[0], _epoch(library.llama)
     has_params = epoch.graph_optimize_has_params
     name_of = library.llama.library.ggml_op_name
@@ -206,7 +206,7 @@ def _epoch(llama: Functions) -> Epoch:
 
 
 def _probe_of(library: Library) -> Callable[[int, Any], None]:
-    """libfitter's probe of functions that return a struct."""
+    """Return libfitter's probe of functions that return a struct."""
 
     def ask(function: int, memory: Any) -> None:
         library.fitter.fitter_probe(library.pointer(function), library.pointer(ctypes.addressof(memory)), len(memory))
@@ -216,7 +216,7 @@ def _probe_of(library: Library) -> Callable[[int, Any], None]:
 
 @functools.cache
 def open_backend() -> Any:
-    """The functions of the virtual-device backend, which is not registered with ggml. Raises ``LibraryError``."""
+    """Open the virtual-device backend without registering it with ggml. Raises ``LibraryError``."""
     library = libraries()
     backend = _open(library.ffi, _BACKEND)
     _configure(library, backend, backend.fitter_virtual_error)
@@ -225,7 +225,7 @@ def open_backend() -> Any:
 
 @functools.cache
 def prepare() -> None:
-    """Load everything that a worker needs, and capture llama.cpp's log. Raises ``LibraryError``."""
+    """Load everything for a worker, and capture llama.cpp's log. Raises ``LibraryError``."""
     library = libraries()
     library.fitter.fitter_log_capture()
     library.fitter.fitter_say_faults()
@@ -239,7 +239,7 @@ def prepare() -> None:
 
 
 def _check_api() -> None:
-    """Raise ``LibraryError`` where ggml's interface of backends is not the one that its version has."""
+    """Raise ``LibraryError`` if ggml's interface of backends is not its version's."""
     library = libraries()
     loaded, known = int(open_backend().fitter_virtual_loaded_api_version()), _epoch(library.llama).backend_api
     if loaded not in (-1, known):
@@ -251,13 +251,13 @@ def _check_api() -> None:
 
 @functools.cache
 def load_devices() -> None:
-    """Load the backends that llama.cpp's programs would load beside that of the CPU. Raises ``LibraryError``."""
+    """Load the backends that llama.cpp's programs would load, without the CPU's. Raises ``LibraryError``."""
     opening.load_devices(libraries().llama, loaded_build())
 
 
 @functools.cache
 def cpu_backend() -> str:
-    """Load the backend of the CPU; returns the name of its file, '' where libllama is linked to its own.
+    """Load the CPU backend; return its file name, '' if libllama is linked to its own.
 
     Raises ``LibraryError``.
     """
@@ -269,7 +269,7 @@ _registered = False
 
 
 def register_virtual(description: str) -> bool:
-    """As ``devices.register_virtual``, but returns whether ggml accepts the backend. Raises ``UsageError``."""
+    """Register virtual devices; return whether ggml accepts the backend. Raises ``UsageError``."""
     global _registered
     library = libraries()
     backend = open_backend()
@@ -284,15 +284,15 @@ _cells: Any = None
 
 
 def cells() -> Any:
-    """The functions that save the memory of a KV cache's cells, ``None`` if this process has not loaded them."""
+    """Return the functions that save the memory of a KV cache's cells; ``None`` if they are not loaded."""
     return _cells
 
 
 @functools.cache
 def load_cells() -> None:
-    """Have the cells of a KV cache take next to no memory in this process's dummy loads.
+    """Let the cells of KV caches take next to no memory in this process's dummy loads.
 
-    Only for a worker, before libllama is loaded, which then uses the allocator of this library.
+    Only for a worker, before it loads libllama, which then uses this library's allocator.
     """
     global _cells
     with contextlib.suppress(LibraryError, OSError):
@@ -305,7 +305,7 @@ def _named() -> str:
 
 @contextlib.contextmanager
 def _telling_place() -> Iterator[None]:
-    """Say of an error that it is about what an environment variable names."""
+    """Add to errors the environment variable that named the library."""
     try:
         yield
     except (LibraryError, OSError) as error:
@@ -331,8 +331,8 @@ class _DlInfo(ctypes.Structure):
 def _make_global(llama: Functions) -> None:
     """Make the symbols of libllama and of its ggml visible to libraries that are opened later.
 
-    Wheels contain several copies of ggml under different names. The linker tells which file a symbol of libllama's own
-    dependencies came from; opening that file again only changes its scope.
+    Wheels contain several copies of ggml under different names. The linker tells which file libllama's own symbols came
+    from; opening that file again only changes its scope.
     """
     for symbol in ("llama_backend_init", "ggml_backend_dev_count", "ggml_backend_buft_name"):
         try:
@@ -354,12 +354,12 @@ def _file_of(llama: Functions, symbol: str) -> str:
 
 
 def directory() -> Path:
-    """The directory of libllama. Raises ``LibraryError``."""
+    """Return the directory of libllama. Raises ``LibraryError``."""
     return Path(_file_of(libraries().llama, "llama_backend_init")).parent
 
 
 def declarations() -> Any:
-    """What cffi has read of ``fitter.h``. Raises ``LibraryError`` where it is missing."""
+    """Return cffi's declarations of ``fitter.h``. Raises ``LibraryError`` if they are missing."""
     try:
         return importlib.import_module(DECLARATIONS).ffi
     except ModuleNotFoundError as error:
@@ -382,8 +382,8 @@ def _open(ffi: Any, name: str) -> Any:
 
 
 def loaded_versions(library: Library) -> Versions:
-    """The versions of the llama.cpp that is loaded."""
-    # Not there before llama.cpp had versions of its own.
+    """Return the versions of the loaded llama.cpp."""
+    # missing in builds from before llama.cpp had versions
     llama_version = library.llama.llama_version
     return Versions(
         ((llama_version and llama_version()) or b"").decode("utf-8", "replace"),
@@ -393,7 +393,7 @@ def loaded_versions(library: Library) -> Versions:
 
 
 def built_versions(library: Library) -> Versions:
-    """The versions that fitter's own libraries were compiled against."""
+    """Return the versions that fitter's libraries were compiled against."""
     built = library.fitter.fitter_versions()
     return Versions(
         library.text(built.llama_version) or "",

@@ -1,4 +1,4 @@
-"""Where the dynamic linker of Linux would find the libraries of a library or a program, which is not run for it."""
+"""Find the libraries of a library or program as Linux's dynamic linker would, without running it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _SYSTEM = (
     "libstdc++.so.",
     "ld-linux",
 )
-"""What names of libraries begin with that need nothing of llama.cpp's."""
+"""Beginnings of the names of system libraries that need nothing of llama.cpp."""
 
 _SOUGHT = ("libllama", "libggml", "libmtmd")
-"""What names of libraries begin with that are sought among the system's."""
+"""Beginnings of the names of libraries to look up among the system's."""
 
 
 class Linked(NamedTuple):
     """A library that another one needs by ``name``.
 
-    ``path`` is '' where the linker would not find it. Among the system's libraries, only llama.cpp's are looked up.
+    ``path`` is '' if the linker would not find it. Among the system's libraries, only llama.cpp's are looked up.
     """
 
     name: str
@@ -40,10 +40,16 @@ class Linked(NamedTuple):
 
 
 def linked(path: str, before: str = "") -> dict[str, Linked]:
-    """The libraries that the library or program at ``path`` needs, and those that they need, by the names they ask for.
+    """Find all libraries that a library or program needs, directly or not, by the names they are needed by.
 
-    A directory ``before`` is searched before all others. The system's own are left out. Each comes
-    after what it needs itself. Raises ``LibraryError`` if a file is damaged or for another machine.
+    System libraries are left out. Each library comes after those that it needs.
+
+    Args:
+        path: The library or program.
+        before: A directory to search first.
+
+    Raises:
+        LibraryError: A file is damaged or for another machine.
     """
     found: dict[str, Linked] = {}
     # breadth first, as the linker looks: the first library that needs a name decides where it is searched for
@@ -66,7 +72,7 @@ def linked(path: str, before: str = "") -> dict[str, Linked]:
 
 
 def needed_by(library: Linked, found: dict[str, Linked]) -> list[Linked]:
-    """Those of the ``found`` libraries that ``library`` needs, each after what it needs itself."""
+    """Return the ``found`` libraries that ``library`` needs, each after those that it needs itself."""
     return _in_order(library.linking.needed if library.linking else (), found)
 
 
@@ -97,7 +103,7 @@ def _given() -> tuple[str, ...]:
 
 
 def _search(name: str, places: tuple[str, ...]) -> str:
-    """The path of a library, '' without one. Whatever depends on the current directory is passed over."""
+    """Return the path of a library, '' without one; ignore entries that depend on the current directory."""
     if "/" in name:
         return name if os.path.isabs(name) and os.path.isfile(name) else ""
     for place in filter(os.path.isabs, places):
@@ -131,7 +137,7 @@ def _cache() -> dict[str, str]:
 
 
 def read_cache(data: bytes) -> dict[str, str]:
-    """The libraries for this machine in an ``ld.so.cache``: paths by names; empty if it is in no known format."""
+    """Read an ``ld.so.cache``: paths of this machine's libraries by name; empty for an unknown format."""
     begin = data.find(_MAGIC)
     if begin < 0:
         return {}
@@ -141,7 +147,7 @@ def read_cache(data: bytes) -> dict[str, str]:
         for i in range(count):
             _, name, path = struct.unpack_from("<iII", data, begin + 48 + 24 * i)
             key, value = (_text(data, begin + at) for at in (name, path))
-            # the first of a name is the best one, but there are those of other machines between them
+            # the first of a name is the best; libraries of other machines are between them
             if key not in found and _is_own(value):
                 found[key] = value
     except (struct.error, ValueError):
@@ -158,5 +164,5 @@ def _is_own(path: str) -> bool:
 
 
 def missing(found: dict[str, Linked]) -> list[str]:
-    """The names of llama.cpp's libraries that the linker would not find."""
+    """Return the names of llama.cpp's libraries that the linker would not find."""
     return [each.name for each in found.values() if not each.path and os.path.basename(each.name).startswith(_SOUGHT)]

@@ -1,4 +1,4 @@
-"""The parameter structs of a ``llama.h``, read from its text."""
+"""Read the parameter structs of a ``llama.h`` from its text."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _SCALARS = {
     "uint64_t": "size_t",
     "int64_t": "size_t",
 }
-"""Types that a field may have, and the kind of the same size and alignment that stands for each in a layout."""
+"""Types of fields, with the kind of equal size and alignment in a layout."""
 
 _ELSEWHERE = frozenset({"ggml_backend_sched_eval_callback", "ggml_abort_callback", "ggml_backend_dev_t"})
-"""Pointers whose types are in ggml's headers."""
+"""Pointers to types of ggml's headers."""
 
 
 def fields_of(text: str, struct: str) -> Fields:
-    """The fields of ``struct`` in the text of a ``llama.h``, in order: name and kind, as in ``layouts.json``.
+    """Read the fields of ``struct`` from the text of a ``llama.h``, in order: name and kind, as in ``layouts.json``.
 
-    Raises ``ValueError`` if the struct is not there, or has a field whose size the text does not tell.
+    Raises ``ValueError`` if the struct is missing, or a field's size is unknown.
     """
     text = _COMMENT.sub(" ", text)
     match = re.search(rf"\bstruct\s+{struct}\s*\{{([^{{}}]*)\}}", text)
@@ -60,7 +60,7 @@ def fields_of(text: str, struct: str) -> Fields:
 
 
 def _declared(declaration: str, pointers: set[str], enums: set[str]) -> list[tuple[str, str]]:
-    """The names that ``declaration`` declares, with their kinds."""
+    """Return the names in a declaration, with their kinds."""
     first, *others = declaration.split(",")
     if not _PLAIN.fullmatch(first) or not first.strip():
         raise ValueError(f"has '{_short(declaration)}', which fitter cannot read")

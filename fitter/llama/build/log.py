@@ -1,4 +1,4 @@
-"""llama.cpp's log: its lines, facts read from them, and errors with its own messages."""
+"""llama.cpp's log: its lines, facts in them, and errors with llama.cpp's own messages."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _ERROR = 4
 
 
 class LogLine(NamedTuple):
-    """A line of llama.cpp's log; ``level`` as ggml counts it (2 information, 3 warning, 4 error)."""
+    """A line of llama.cpp's log, with ggml's level (2 information, 3 warning, 4 error)."""
 
     level: int
     text: str
 
 
 def captured_log() -> tuple[LogLine, ...]:
-    """The lines since the log was cleared, if this process captures it."""
+    """Return the lines since the log was cleared, if this process captures it."""
     return log_lines(native.libraries().fitter.fitter_log_lines)
 
 
 def log_lines(fill: Callable[[Any], bool]) -> tuple[LogLine, ...]:
-    """The lines that ``fill`` writes into a ``fitter_columns_t``; none if it fails."""
+    """Return the lines that ``fill`` writes into a ``fitter_columns_t``; none if it fails."""
     library = native.libraries()
     out = library.ffi.new("fitter_columns_t *")
     if not fill(out):
@@ -34,7 +34,7 @@ def log_lines(fill: Callable[[Any], bool]) -> tuple[LogLine, ...]:
     return tuple(map(LogLine, levels, texts))
 
 
-# Lines that only repeat that something failed; the cause is in a line before them.
+# lines that only repeat a failure; an earlier line has its cause
 _CONSEQUENCES = re.compile(
     r"failed to load model( from .*)?$|failed to read (header|key-value pairs|tensor info|tensor data)$"
 )
@@ -42,7 +42,7 @@ _PREFIXES = re.compile(r"^(\w+: )?(error loading model: |failed to initialize th
 
 
 def reason(lines: Sequence[LogLine]) -> str | None:
-    """llama.cpp's message for a failure: its last error that is not just the consequence of another one."""
+    """Return llama.cpp's reason for a failure: its last error that is not a consequence of another one."""
     errors = [line.text.strip() for line in lines if line.level == _ERROR and line.text.strip()]
     causes = [text for text in errors if not _CONSEQUENCES.search(text)]
     if not errors:
@@ -54,7 +54,7 @@ _NOT_SPLIT = re.compile(r"SPLIT_MODE_TENSOR not implemented for architecture '([
 
 
 def failure(path: str, what: str) -> LlamaCppError:
-    """The error for ``path`` with llama.cpp's message, or ``what`` if the log has none."""
+    """Make the error for ``path`` with llama.cpp's message, or ``what`` if the log has none."""
     lines = captured_log()
     why = reason(lines) or what
     if refused := _NOT_SPLIT.search(why):
@@ -65,7 +65,7 @@ def failure(path: str, what: str) -> LlamaCppError:
     return LlamaCppError(f"{path}: {why}", tuple(line.text for line in lines))
 
 
-# Lines that name the same fact in other builds; one that has none of them is one whose log does not say it.
+# lines with the same fact in different builds; some builds have none
 _CHOSEN = re.compile(r": flash_attn\s+= (\w+)")
 _RESOLVED = (
     re.compile(r": Flash Attention (enabled|not supported)"),  # from b10068 on
@@ -78,7 +78,7 @@ _SPLITS = (
 
 
 def flash_attn_from(log: Iterable[str]) -> bool | None:
-    """Whether a context uses flash attention, from llama.cpp's log."""
+    """Read from llama.cpp's log whether a context uses flash attention."""
     answer: bool | None = None
     for line in log:
         if chosen := _CHOSEN.search(line):
@@ -89,7 +89,7 @@ def flash_attn_from(log: Iterable[str]) -> bool | None:
 
 
 def n_splits_from(log: Iterable[str]) -> tuple[int, int] | None:
-    """The graph splits of prompt processing and of generation, from llama.cpp's log."""
+    """Read the graph splits of prompts and of generation from llama.cpp's log."""
     answer: tuple[int, int] | None = None
     for line in log:
         if found := _first(_SPLITS, line):
@@ -101,7 +101,7 @@ _UNUSED = re.compile(r"model has unused tensor (\S+) \(size = ")
 
 
 def unused_from(log: Iterable[str]) -> tuple[str, ...]:
-    """The tensors of a model that llama.cpp does not load, from its log."""
+    """Read from llama.cpp's log which tensors of a model it does not load."""
     return tuple(dict.fromkeys(match[1] for line in log if (match := _UNUSED.search(line))))
 
 
@@ -109,7 +109,7 @@ _CONTEXT = ": constructing llama_context"
 
 
 def lines_of_context(log: Sequence[str]) -> Sequence[str]:
-    """The lines since the last context was begun."""
+    """Return the lines since the last context was started."""
     begun = [index for index, line in enumerate(log) if line.rstrip().endswith(_CONTEXT)]
     return log[begun[-1] :] if begun else log
 

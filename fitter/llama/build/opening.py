@@ -1,6 +1,6 @@
-"""Loading a build of llama.cpp into this process: its libraries, and the backends that ggml loads itself.
+"""Load a build of llama.cpp into this process: its libraries, and the backends that ggml loads itself.
 
-Only for a worker, or a process that runs models itself.
+Only for workers, and processes that run models themselves.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
 
 def open_build(build: Build) -> Functions:
-    """The functions of a build's libllama, whose parameter structs are not laid out yet.
+    """Load a build's libllama after the libraries that it needs; its parameter structs have no layout yet.
 
-    What it needs is loaded before it, from where ``build`` says. Raises ``LibraryError`` if it is too old or lacks a
-    function, and ``OSError`` if it cannot be loaded.
+    Raises ``LibraryError`` if it is too old or lacks a function, ``OSError`` if it cannot be loaded.
     """
     for path in build.libraries:
         ctypes.CDLL(path, mode=os.RTLD_GLOBAL | os.RTLD_NOW)
@@ -37,27 +36,36 @@ def open_build(build: Build) -> Functions:
 
 
 _OF_THE_HOST = ("libggml-blas", "libggml-rpc", "libggml-zendnn")
-"""What the names of backends begin with that have no device of their own."""
+"""Beginnings of the names of backends without devices of their own."""
 
 
 def load_plugins(llama: Functions, build: Build, wanted: str = "") -> str:
-    """Load the CPU backend that ggml would choose on this machine, and others without devices of their own.
+    """Load the CPU backend that ggml would choose on this machine, and others without devices.
 
-    To be called before anything else asks for devices. ``wanted``: the name of another CPU backend's file, which is
-    loaded instead if the build has it and it can run on this machine. Returns the name of the CPU backend's file, ''
-    where libllama is linked to its own. Raises ``LibraryError`` if there is none for this processor.
+    Call it before anything asks for devices.
+
+    Args:
+        llama: The functions of libllama.
+        build: The build.
+        wanted: File name of another CPU backend, loaded instead if it exists and can run here.
+
+    Returns:
+        File name of the CPU backend; '' if libllama is linked to its own.
+
+    Raises:
+        LibraryError: There is none for this processor.
     """
     asked = [path for path in build.cpu_plugins if os.path.basename(path) == wanted and _score(path) > 0]
     chosen = asked[0] if asked else best_of(build.cpu_plugins) if build.cpu_plugins else ""
     for path in (*filter(_is_of_the_host, build.plugins), *filter(None, [chosen])):
-        # ggml says why on its log.
+        # ggml logs the reason
         if not _load(llama, path) and path == chosen:
             raise LibraryError(f"ggml does not load its CPU backend {path}: install that llama.cpp again")
     return os.path.basename(chosen)
 
 
 def load_devices(llama: Functions, build: Build) -> None:
-    """Load the backends of a build that have devices; one whose driver is missing would be none of a program's, too."""
+    """Load a build's backends with devices; those without a driver fail, as in llama.cpp's programs."""
     for path in build.plugins:
         if path not in build.cpu_plugins and not _is_of_the_host(path):
             _load(llama, path)
@@ -74,7 +82,7 @@ def _load(llama: Functions, path: str) -> bool:
 
 
 def best_of(plugins: Sequence[str]) -> str:
-    """The path of the plugin that ggml would choose on this machine: the one that gives itself the highest score.
+    """Return the plugin that ggml would choose on this machine: the one with the highest score of its own.
 
     ggml's libraries must be loaded. Raises ``LibraryError`` if none can run here.
     """

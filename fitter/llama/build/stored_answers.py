@@ -1,4 +1,4 @@
-"""What was found out about builds of llama.cpp, kept for the next time in the platform's cache directory."""
+"""Answers about builds of llama.cpp, stored in the platform's cache directory."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from fitter.storage.folders import cache_folder
 
 
 def folder() -> Path:
-    """``llama-fitter/llama-cpp`` in the cache directory (``XDG_CACHE_HOME``)."""
+    """Name ``llama-fitter/llama-cpp`` in the cache directory (``XDG_CACHE_HOME``)."""
     return cache_folder("llama-cpp")
 
 
 def path_of(name: str) -> Path:
-    """The file of what is kept under ``name``."""
+    """Name the file of an answer."""
     return folder() / f"{name}.json"
 
 
 def read(name: str) -> dict[str, Any] | None:
-    """What was kept under ``name``; ``None`` if nothing was, or if it cannot be read."""
+    """Read an answer; ``None`` if there is none, or if it cannot be read."""
     try:
         found = files.read_json(path_of(name))
     except (OSError, ValueError, RecursionError):
@@ -31,14 +31,14 @@ def read(name: str) -> dict[str, Any] | None:
 
 
 def write(name: str, found: dict[str, Any]) -> None:
-    """Keep ``found`` under ``name``, all of it or nothing; where that cannot be, it is found out again."""
+    """Store an answer, all or nothing; ignore errors, because it can be asked again."""
     with contextlib.suppress(OSError):
         files.write_json(path_of(name), found)
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Have other processes wait that find something out as well, where files can be locked."""
+    """Let other processes that would ask too wait, if files can be locked."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             files.make_private(folder())

@@ -1,6 +1,6 @@
-"""Whether a build of llama.cpp can be trusted: asked once of each build, in a process of its own, and kept.
+"""Decide whether a build of llama.cpp can be trusted: once for each build, in another process, and stored.
 
-A build that fitter was compiled for is trusted. Any other is first given the models of ``fitter.llama.load.canary``.
+A build that fitter was compiled for is trusted. Any other must first load the models of ``fitter.llama.load.canary``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fitter.llama.processes.resource_errors import is_resource_error
 from fitter.storage import folders
 
 _PATIENCE = 120.0
-"""Seconds that the models may take: a crash is quick, and a loaded machine is slow."""
+"""Seconds for the models: a crash is quick, and a busy machine slow."""
 _VERSION = "2"
-"""To be counted up when what is asked of a build changes."""
+"""Increase it when the questions to a build change."""
 _CRASHES = frozenset({signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV})
-"""Signals that a program brings on itself; any other comes from outside."""
+"""Signals that a program causes itself; any other comes from outside."""
 
 _PLACING, _COMPUTING = "main", "compute"
 
@@ -32,7 +32,10 @@ _PLACING, _COMPUTING = "main", "compute"
 def check(build: Build, own: tuple[str, ...], commit: str) -> None:
     """Raise ``LibraryError`` if ``build`` cannot be trusted.
 
-    ``own``: the paths of fitter's own libraries, for which the verdict is good. ``commit``: llama.cpp's.
+    Args:
+        build: The build.
+        own: Paths of fitter's libraries, which the verdict includes.
+        commit: llama.cpp's commit.
     """
     if problem := verdict(build, own):
         raise LibraryError(
@@ -43,7 +46,7 @@ def check(build: Build, own: tuple[str, ...], commit: str) -> None:
 
 
 def problem_of(build: Build, own: tuple[str, ...]) -> str:
-    """As ``verdict``, with what to do to have it asked anew."""
+    """Return the verdict, with the command that asks again."""
     problem = verdict(build, own)
     return problem and problem + _again(build, own)
 
@@ -58,7 +61,7 @@ def _placing(build: Build, own: tuple[str, ...]) -> str:
 
 
 def verdict(build: Build, own: tuple[str, ...]) -> str:
-    """Why ``build`` cannot be trusted, '' if it can; from an earlier time where it was asked then.
+    """Return why ``build`` cannot be trusted, '' if it can; from an earlier answer if there is one.
 
     Raises ``LibraryError`` if it cannot be asked now.
     """
@@ -66,10 +69,10 @@ def verdict(build: Build, own: tuple[str, ...]) -> str:
 
 
 def problem_of_computing(build: Build, own: tuple[str, ...]) -> str:
-    """Why ``build`` cannot compute on this machine's processor with weights in its own layouts, '' if it can.
+    """Return why ``build`` cannot compute with weights in the processor's own layouts, '' if it can.
 
-    Those of AMX end in a crash where ``build`` was compiled by a GCC that writes but a part of the configuration of
-    AMX's tiles (gcc.gnu.org/PR114098). Raises ``LibraryError`` if it cannot be asked now.
+    AMX's layouts crash if a GCC compiled ``build`` that writes only part of the configuration of AMX's tiles
+    (gcc.gnu.org/PR114098). Raises ``LibraryError`` if it cannot be asked now.
     """
     return _asked_once(f"computing-{_key(build, own)}", build, _COMPUTING)
 
@@ -91,10 +94,17 @@ def _read(name: str) -> str | None:
 
 
 def ask(build: Build, entry: str = _PLACING) -> str:
-    """Why ``build`` cannot be trusted, '' if it can, asked now. Raises ``LibraryError`` if it cannot be asked.
+    """Ask now why ``build`` cannot be trusted, '' if it can.
 
-    ``entry``: the function of ``fitter.llama.load.canary`` that is called. An answer is what that says, or a crash that
-    comes again. Anything else, such as a signal from outside or a full disk, may be another machine's tomorrow.
+    An answer, or a crash that repeats, counts. Anything else, such as a signal from outside or a full disk, may differ
+    next time.
+
+    Args:
+        build: The build.
+        entry: Function of ``fitter.llama.load.canary`` to call.
+
+    Raises:
+        LibraryError: There is no answer.
     """
     first = _try(build, entry)
     last = first if isinstance(first, str) else _try(build, entry)
@@ -106,7 +116,7 @@ def ask(build: Build, entry: str = _PLACING) -> str:
 
 
 class _Accident(NamedTuple):
-    """A try without an answer. ``crash``: the signal that llama.cpp ended with, 0 for any other reason."""
+    """A try without an answer. ``crash``: the signal that ended llama.cpp, 0 for another reason."""
 
     crash: int
     said: str

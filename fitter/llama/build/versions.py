@@ -1,4 +1,4 @@
-"""Comparing versions of llama.cpp and of ggml."""
+"""Compare versions of llama.cpp and of ggml."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import re
 
 
 def numbers_of(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with, for comparing it with others."""
+    """Return the numbers at the start of a version, to compare it with others."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match else ()

@@ -1,4 +1,4 @@
-"""Files, as the worker and its client tell them apart. Imports next to nothing."""
+"""Identity of a file for the worker and its client. Imports next to nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def identity(path: str) -> tuple[int, ...]:
-    """A value that changes when the file does; empty if there is no file."""
+    """Return a value that changes with the file; empty if there is no file."""
     try:
         status = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""What llama-quantize would make of a model: llama.cpp's own rule, and headers with the types that it chooses."""
+"""llama-quantize's own rule for a model's tensors, and headers with the types that it chooses."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from fitter.llama.header.read_header import Headers
 from fitter.llama.types import FileType, FileTypes
 
 _MOST = 256
-"""More file types than llama.cpp will have."""
+"""A limit above llama.cpp's number of file types."""
 
 
 def file_types(headers: Headers, files: Sequence[str], directory: str) -> FileTypes:
-    """Every file type of the model in ``files``, and the header of each in ``directory``, named after it.
+    """Ask for every file type of a model, and write the header of each to ``directory``.
 
-    The headers have no tokenizer, and the length of their data. Raises ``LibraryError`` where this llama.cpp does not
-    tell its rule, ``LlamaCppError`` where it has none for the model, or where a header cannot be written.
+    The headers have no tokenizer, and files the length of their data.
+
+    Raises:
+        LibraryError: This llama.cpp does not tell its rule.
+        LlamaCppError: It has no rule for the model, or a header cannot be written.
     """
     library = headers.library
     known = _known(library)
@@ -46,7 +49,7 @@ def file_types(headers: Headers, files: Sequence[str], directory: str) -> FileTy
 
 
 def _known(library: native.Library) -> list[tuple[str, int]]:
-    """Name and number of every file type that the loaded llama.cpp can make."""
+    """Return name and number of every file type that the loaded llama.cpp can make."""
     out = library.ffi.new(f"fitter_file_type_t[{_MOST}]")
     count = int(library.fitter.fitter_quant_file_types(out, _MOST))
     if count < 0:
@@ -61,7 +64,7 @@ def _known(library: native.Library) -> list[tuple[str, int]]:
 def _file_type(
     library: native.Library, quant: Any, name: str, number: int, directory: str
 ) -> tuple[tuple[str, ...], FileType]:
-    """The names of the tensors, and what a file of one type has of them; its header is written."""
+    """Return names, types and sizes of the tensors in one file type, and write its header."""
     out = library.ffi.new("fitter_columns_t *")
     if not library.fitter.fitter_quant_types(quant, number, out):
         return (), FileType(name, (), (), library.last_error())
@@ -70,7 +73,7 @@ def _file_type(
     if not library.fitter.fitter_quant_write(quant, number, os.fsencode(path)):
         raise LlamaCppError(f"the header of a {name} file cannot be written: {library.last_error()}")
     try:
-        # llama.cpp looks whether the tensors' data is there, and does not read it
+        # llama.cpp checks that the file is long enough for the tensors' data, and does not read it
         os.truncate(path, os.path.getsize(path) + padded(sizes))
     except OSError as error:
         raise LlamaCppError(
@@ -81,9 +84,9 @@ def _file_type(
 
 
 ALIGNMENT = 32
-"""Where each tensor begins in a file that llama-quantize writes."""
+"""Alignment of tensors in a file of llama-quantize."""
 
 
 def padded(sizes: Sequence[int]) -> int:
-    """Bytes of tensors one after another in a file."""
+    """Return the bytes of tensors in a file, with padding."""
     return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)

@@ -1,7 +1,7 @@
-"""What llama.cpp takes of the values in a header, by its own limits: they are checked before anything is made of them.
+"""llama.cpp's own limits for the values of a header, checked before a load.
 
-``header_limits.json`` has the limits, each with its place in llama.cpp. A value within them may still be refused, by a
-load; one outside of them never loads.
+``header_limits.json`` has the limits, each with its place in llama.cpp. A load may still refuse values within them, but
+never accepts values outside.
 """
 
 from __future__ import annotations
@@ -16,16 +16,21 @@ from fitter.llama.types import Array, MetadataValue
 from fitter.text import printable
 
 _MOST = 2**32 - 1
-"""The largest number of a ``uint32_t``, which all of these are where nothing else is said."""
+"""The largest ``uint32_t``, the type of most values."""
 _LONGEST = 60
-"""Characters that are shown of a text."""
+"""Most characters of a text to show."""
 
 
 class Limit(NamedTuple):
-    """What llama.cpp takes of a key: a ``kind`` of value, from ``least`` to ``most``, or an array of up to ``list``.
+    """The limit of a key.
 
-    A ``key`` with a dot before it follows the architecture. ``most`` may be another key, or ``tensors``: those of the
-    file. ``why``: the place in llama.cpp.
+    Attributes:
+        key: The key; with a dot in front it follows the architecture.
+        kind: Type of the value.
+        least: The least value.
+        most: The largest value; another key, or ``tensors`` for the number in the file.
+        list: Most elements of an array.
+        why: Its place in llama.cpp.
     """
 
     key: str
@@ -38,20 +43,20 @@ class Limit(NamedTuple):
 
 @functools.cache
 def limits() -> tuple[Limit, ...]:
-    """All of them."""
+    """Read all limits."""
     with Path(__file__).with_suffix(".json").open(encoding="utf-8") as file:
         return tuple(Limit(**each) for each in json.load(file)["limits"])
 
 
 def most(key: str) -> int:
-    """The largest whole number that llama.cpp takes of a key."""
+    """Return the largest whole number that llama.cpp accepts for a key."""
     found = next(limit.most for limit in limits() if limit.key == key)
     assert isinstance(found, int)
     return found
 
 
 def problem(metadata: Mapping[str, MetadataValue], n_tensors: int) -> str:
-    """What is wrong with the first value that llama.cpp does not take, for a message; empty where it takes all."""
+    """Describe the first value that llama.cpp does not accept; empty if it accepts all."""
     architecture = metadata.get("general.architecture")
     for limit in limits():
         key = f"{architecture}{limit.key}" if limit.key.startswith(".") else limit.key

@@ -1,4 +1,4 @@
-"""Patterns of tensor overrides, as llama.cpp matches them."""
+"""Match patterns of tensor overrides as llama.cpp does."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fitter.llama.build import library as native
 
 
 def match(patterns: Sequence[str], names: Sequence[str]) -> tuple[int, ...]:
-    """For each name the index of the first pattern that matches a part of it, as in llama.cpp; -1 if none does.
+    """Return for each name the index of the first pattern that matches a part of it, or -1.
 
-    Raises ``UsageError`` for a pattern that is not a valid regular expression.
+    Raises ``UsageError`` for an invalid regular expression.
     """
     library = native.libraries()
     compiled: list[Any] = []

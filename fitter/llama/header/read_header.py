@@ -1,4 +1,4 @@
-"""Headers of GGUF files, read by ggml, and skeletons made from them."""
+"""Read headers of GGUF files by ggml, and make skeletons of them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from fitter.llama.header.file_identity import identity
 from fitter.llama.types import Array, Header, MetadataValue, Skeleton, TensorInfo
 
 MAX_ARRAY_VALUES = 4096
-"""The longest array of numbers in the metadata whose values are read."""
+"""Longest array of numbers whose values are read."""
 MOST_TEXT = 1 << 20
-"""Bytes that are read of all texts in a header; the longest, chat templates, have some 20 kB."""
+"""Most bytes of all texts in a header; the longest texts, chat templates, have some 20 kB."""
 
 DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
-"""Where a file that is open has a path."""
+"""Folder in which open files have paths."""
 
 
 class Headers:
-    """Reads headers of GGUF files, and makes skeletons from them without reading them again.
+    """Reads headers of GGUF files, and makes skeletons without reading them again.
 
-    A header is kept, without its tokenizer, until a skeleton was made from it or the header of another model is read.
-    The last skeleton is kept too. Not thread-safe. ``close`` frees everything. ``parsed`` has what is kept, by path.
+    A header stays in memory, without its tokenizer, until a skeleton is made of it or another model's header is read.
+    The last skeleton stays too. Not thread-safe.
+
+    Attributes:
+        parsed: Headers in memory, by path.
     """
 
     def __init__(self) -> None:
@@ -36,7 +39,7 @@ class Headers:
         self.library = native.libraries()
 
     def close(self) -> None:
-        """Free everything; this also removes the file of a skeleton."""
+        """Free everything, also the file of a skeleton."""
         self._forget()
         made, self._made = self._made, None
         if made is not None:
@@ -56,7 +59,7 @@ class Headers:
         return found
 
     def skeleton(self, skeleton: Skeleton) -> str:
-        """The path to load it from, valid in this process until the next skeleton. Raises ``LlamaCppError``."""
+        """Return the path of the skeleton, valid in this process until the next one. Raises ``LlamaCppError``."""
         if not skeleton.files:
             raise LlamaCppError("a skeleton needs the files of its model")
         if not os.path.isdir(DESCRIPTORS):
@@ -69,12 +72,12 @@ class Headers:
             if self._made is not None:
                 os.close(self._made[1])
             self._made = (key, descriptor)
-        # On some systems opening the descriptor's path only duplicates it, with the same position in the file.
+        # on some systems opening a descriptor's path duplicates it, with its position in the file
         os.lseek(self._made[1], 0, os.SEEK_SET)
         return f"{DESCRIPTORS}/{self._made[1]}"
 
     def write_skeleton(self, skeleton: Skeleton, path: str) -> None:
-        """Write the header of the skeleton to a file of its length. Raises ``LlamaCppError``."""
+        """Write the skeleton's header to a file of its length. Raises ``LlamaCppError``."""
         made = self.skeleton(skeleton)
         gguf = self.open(made)
         try:
@@ -115,7 +118,7 @@ class Headers:
         return gguf
 
     def open(self, path: str) -> Any:
-        """Have ggml read the file. Raises ``ModelError`` with its reason if it is malformed."""
+        """Let ggml read the file. Raises ``ModelError`` with ggml's reason if it is malformed."""
         gguf = self.library.fitter.fitter_gguf_open(os.fsencode(path))
         if gguf == self.library.ffi.NULL:
             raise ModelError(f"{path}: {reason(captured_log()) or self.library.last_error()}")
@@ -142,7 +145,7 @@ class Headers:
 
 
 def read_header(path: str) -> Header:
-    """The header of a file that is loaded beside a model. Raises ``ModelError`` unless it is a complete GGUF file."""
+    """Read the header of a file beside a model. Raises ``ModelError`` unless it is a complete GGUF file."""
     try:
         size = os.path.getsize(path)
     except OSError as error:
@@ -162,7 +165,7 @@ def read_header(path: str) -> Header:
 
 
 def header_of(library: native.Library, gguf: Any) -> Header:
-    """What ggml has read of a file. Raises ``ModelError``."""
+    """Convert ggml's header of a file. Raises ``ModelError``."""
     info = library.ffi.new("fitter_gguf_info_t *")
     if not library.fitter.fitter_gguf_info(gguf, info):
         raise ModelError(f"ggml cannot read the header: {library.last_error()}")
@@ -193,7 +196,7 @@ def _read_tensors(library: native.Library, gguf: Any) -> tuple[TensorInfo, ...]:
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """``shape`` without trailing dimensions of 1; the first dimension stays."""
+    """Remove trailing dimensions of 1, but not the first dimension."""
     n = len(shape)
     while n > 1 and shape[n - 1] == 1:
         n -= 1

@@ -20,10 +20,12 @@ _ADAPTER_PREFIX = re.compile(r"^(\w+: )*(failed to apply lora adapter: )?(\w+: )
 
 
 class Adapters:
-    """LoRA adapters, loaded for a model (its address). ``rows``: the bytes of each, by buffer type.
+    """LoRA adapters, loaded for a model. Call ``free`` before the model is freed.
 
-    Nothing is allocated for them unless ``really`` is true. Raises ``ModelError`` for an adapter of another model. Call
-    ``free`` before the model is freed.
+    Nothing is allocated for them unless ``really`` is true. Raises ``ModelError`` for an adapter of another model.
+
+    Attributes:
+        rows: Bytes of each adapter, by buffer type.
     """
 
     def __init__(self, library: native.Library, lora: Sequence[Lora], model: Any, really: bool) -> None:
@@ -40,11 +42,11 @@ class Adapters:
 
     @staticmethod
     def key_of(lora: Sequence[Lora]) -> tuple[object, ...]:
-        """Equal for the same files, whatever their scale."""
+        """Return a key that is equal for equal files, whatever their scale."""
         return tuple((os.path.abspath(adapter.path), identity(adapter.path)) for adapter in lora)
 
     def apply(self, lora: Sequence[Lora], context: Any) -> None:
-        """Make ``context`` compute with the adapters, at the scales in ``lora``."""
+        """Add the adapters to ``context``, at the scales in ``lora``."""
         n = len(self._pointers)
         pointers = (ctypes.c_void_p * n)(*self._pointers)
         scales = (ctypes.c_float * n)(*(adapter.scale for adapter in lora))

@@ -1,4 +1,4 @@
-"""Counting what llama.cpp's libraries allocate, with or without really allocating it."""
+"""Count the allocations of llama.cpp's libraries, with or without real memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from fitter.llama.types import Row
 
 
 class Allocations:
-    """``rows``: what was allocated, by buffer type, once ``counted`` has ended. Rows of the host have no device.
+    """Counted allocations, available after the block of ``counted``.
 
-    Real allocations are all counted as model bytes. Others are the peak, with compute buffers counted separately.
+    Attributes:
+        rows: Bytes by buffer type; host rows have no device. Real allocations count as model bytes; others are the
+            peak, with compute buffers apart.
     """
 
     rows: tuple[Row, ...] = ()
@@ -25,8 +27,8 @@ class Allocations:
 def counted(really: bool = False) -> Iterator[Allocations]:
     """Count the buffers that are allocated on ggml's devices inside the ``with`` block.
 
-    Unless ``really`` is true, each buffer is only a range of addresses without memory, which must not be written to.
-    What was loaded inside the block can be freed after it. Only one block at a time.
+    Unless ``really`` is true, each buffer is a range of addresses without memory, which nothing may write to. Models
+    that are loaded inside can be freed later. Only one block at a time.
     """
     library, backend = native.libraries(), native.open_backend()
     allocations = Allocations()
@@ -46,10 +48,10 @@ def counted(really: bool = False) -> Iterator[Allocations]:
 
 @contextmanager
 def untouched(n_cells: int = 0) -> Iterator[None]:
-    """Make host buffers that are allocated inside the ``with`` block take no memory until they are written to.
+    """Let host buffers that are allocated inside the ``with`` block take memory only when they are written to.
 
-    Writing zeros does not count. They can be freed after the block. Only one block at a time, and never for a load that
-    computes. In a worker process, a KV cache with ``n_cells`` cells per stream takes little memory for its cells too.
+    Writing zeros takes none. The buffers can be freed later. Only one block at a time, and never for a load that
+    computes. In a worker, the cells of a KV cache (``n_cells`` per stream) take little memory too.
     """
     backend, cells = native.open_backend(), native.cells()
     if not backend.fitter_host_untouched_begin():

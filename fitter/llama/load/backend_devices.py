@@ -1,4 +1,4 @@
-"""The devices of this process's ggml, real, remote and virtual, and which of them llama.cpp uses."""
+"""The devices of this process's ggml: real, remote and virtual."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CUDA = "CUDA"
 
 @dataclass(frozen=True)
 class Device:
-    """A device of ggml's registry, with the addresses that llama.cpp's structs need."""
+    """A device of ggml's registry, with its addresses for llama.cpp's structs."""
 
     info: DeviceInfo
     device_id: str | None
@@ -32,14 +32,14 @@ class Device:
 
 @dataclass(frozen=True)
 class Registry:
-    """The devices that names in ``Params`` refer to. ``default``: those that llama.cpp uses by default."""
+    """Devices by the names in ``Params``. ``default``: the devices that llama.cpp uses by default."""
 
     devices: tuple[Device, ...]
     default: tuple[Device, ...]
 
 
 def registry(virtual: bool = False) -> Registry:
-    """The real devices of this process, or with ``virtual`` the described ones and the CPU; always with remote ones."""
+    """Return the real devices, or with ``virtual`` the virtual ones and the CPU; remote ones always."""
     library = native.libraries()
     if not virtual:
         native.load_devices()
@@ -61,12 +61,12 @@ def registry(virtual: bool = False) -> Registry:
 
 
 def default_names() -> tuple[str, ...]:
-    """The names of the real devices that llama.cpp uses by default in this process."""
+    """Return the names of the real devices that llama.cpp uses by default."""
     return tuple(device.info.name for device in registry().default)
 
 
 def cuda_registry() -> Registry:
-    """The cards of a CUDA backend that runs without a GPU (see ``load_cuda_backend``), remote devices and the CPU."""
+    """Return the cards of a CUDA backend without a GPU (see ``load_cuda_backend``), remote devices and the CPU."""
     every = tuple(every_device(native.libraries()))
     cards = tuple(replace(d, info=replace(d.info, virtual=True)) for d in every if d.info.backend == _CUDA)
     offered = remote_devices(every) + cards
@@ -74,12 +74,12 @@ def cuda_registry() -> Registry:
 
 
 def remote_devices(devices: Iterable[Device]) -> tuple[Device, ...]:
-    """Those of ``devices`` that are on rpc-servers."""
+    """Return the devices on rpc-servers."""
     return tuple(d for d in devices if d.info.backend == RPC)
 
 
 def rpc_devices(server: str) -> tuple[Device, ...]:
-    """The devices of an rpc-server (``host:port``) that is not in ggml's registry, without querying their memory.
+    """Return the devices of an rpc-server outside ggml's registry, without asking for their memory.
 
     Raises ``LibraryError`` if libllama has no RPC. If the server does not answer, llama.cpp ends the process.
     """
@@ -124,7 +124,7 @@ def _device(library: native.Library, out: Any) -> Device:
 
 
 def default_devices(devices: Iterable[Device]) -> tuple[Device, ...]:
-    """The devices that llama.cpp uses by default, in its order: rpc-servers, then GPUs, or else integrated GPUs."""
+    """Return the devices that llama.cpp uses by default, in its order: rpc-servers, then GPUs, else integrated GPUs."""
     rpc: list[Device] = []
     gpus: list[Device] = []
     igpus: list[Device] = []
@@ -141,12 +141,12 @@ def default_devices(devices: Iterable[Device]) -> tuple[Device, ...]:
 
 
 def device_named(name: str, available: Registry) -> Device:
-    """The device of that name. Raises ``UsageError``."""
+    """Return the device of a name. Raises ``UsageError``."""
     return select((name,), available)[0]
 
 
 def host_of(devices: Registry) -> DeviceInfo:
-    """The CPU as ggml reports it; on Linux ggml reports all memory as free."""
+    """Return the CPU as ggml reports it; on Linux ggml reports all memory as free."""
     for device in devices.devices:
         if device.info.type == "cpu":
             return device.info
@@ -154,7 +154,7 @@ def host_of(devices: Registry) -> DeviceInfo:
 
 
 def select(names: Sequence[str], available: Registry) -> tuple[Device, ...]:
-    """The devices of those names. Raises ``UsageError`` for an unknown one."""
+    """Return the named devices. Raises ``UsageError`` for an unknown one."""
     by_name = {d.info.name: d for d in reversed(available.devices) if d.info.type not in ("cpu", "accel")}
     unknown = [name for name in names if name not in by_name]
     if unknown:
@@ -163,10 +163,10 @@ def select(names: Sequence[str], available: Registry) -> tuple[Device, ...]:
 
 
 def register_virtual(description: str) -> None:
-    """Register virtual devices, in the format of ``FITTER_DEVICES``, with this process's ggml.
+    """Register virtual devices with this process's ggml, in the format of ``FITTER_DEVICES``.
 
-    An empty description changes nothing. Nothing may be loaded on virtual devices while they are replaced. Raises
-    ``UsageError`` for a description that is not valid, ``LibraryError`` if ggml refuses the backend.
+    An empty description changes nothing. No model may be on virtual devices while they are replaced. Raises
+    ``UsageError`` for an invalid description, ``LibraryError`` if ggml refuses the backend.
     """
     if not native.register_virtual(description):
         why = reason(captured_log()) or native.libraries().last_error()

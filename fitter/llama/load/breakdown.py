@@ -1,4 +1,4 @@
-"""What llama.cpp reports about a model and a context, from a dummy load or a real one."""
+"""llama.cpp's report about a model and a context, from a dummy load or a real one."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from fitter.llama.types import Breakdown, ModelInfo, Row
 MAX_ROWS = 1024
 
 _GIVEN_UP = re.compile(r"([^/]*\.cpp:\d+: .*)$")
-"""Where in its source ggml has given up, and why."""
+"""Where in its source ggml gave up, and why."""
 
 
 def breakdown_of(context: Any) -> Breakdown:
-    """The memory of a context, from a dummy load or a real one.
+    """Read the memory of a context, from a dummy load or a real one.
 
-    ``context`` is its address, or ``llama_cpp``'s pointer to it, such as ``llama._ctx.ctx`` of a ``Llama``. Raises
-    ``LlamaCppError`` if llama.cpp does not report its memory.
+    Args:
+        context: Its address, or ``llama_cpp``'s pointer to it, such as ``llama._ctx.ctx`` of a ``Llama``.
+
+    Raises:
+        LlamaCppError: llama.cpp does not report its memory.
     """
     library = native.libraries()
     pointer = library.pointer(context)
     rows = library.ffi.new("fitter_row_t[]", MAX_ROWS)
-    # Called only once, since a recording device records each size that is queried.
+    # call it once, because a recording device records each queried size
     count = library.fitter.fitter_breakdown(pointer, rows, MAX_ROWS)
     if not 0 <= count <= MAX_ROWS:
         why = library.last_error()
@@ -45,7 +48,7 @@ def breakdown_of(context: Any) -> Breakdown:
 
 
 def rows_of(library: native.Library, rows: Iterable[Any]) -> tuple[Row, ...]:
-    """``fitter_row_t`` structs as they are said in Python."""
+    """Convert ``fitter_row_t`` structs."""
     return tuple(
         Row(
             buffer_type=library.text(row.buffer_type) or "",

@@ -1,7 +1,7 @@
-"""Which caches a context consists of: llama.cpp's log names them, and their tensors are recorded in a dummy load.
+"""The caches of a context: llama.cpp's log names them, and a dummy load records their tensors.
 
-The lines of the log, the names of tensors and their order are those of ``src/llama-kv-cache*.cpp`` and
-``src/llama-memory-*.cpp``; what is written of a cell is in ``llama_kv_cache::state_write_meta``.
+Lines of the log, names and order of tensors are those of ``src/llama-kv-cache*.cpp`` and ``src/llama-memory-*.cpp``;
+``llama_kv_cache::state_write_meta`` writes the cells.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _TENSOR = re.compile(
 _SWA = "SWA"
 _INDEXERS = frozenset({"indexer", "DSV4 lightning-indexer"})
 _COMPRESSED = {"DSV4 CSA compressed": "csa", "DSV4 HCA compressed": "hca", "DSV4 lightning-indexer": "lid"}
-"""What they are called where they are made, and the name of the compressor that fills them."""
+"""Names of DeepSeek-V4's caches in the log, and of the compressors that fill them."""
 
 PADDED = "padding V cache to"
-"""In the log where rows of V have several sizes and no flash attention: all are made as large as the largest."""
+"""In the log if rows of V have several sizes without flash attention: all are as large as the largest."""
 
 _FULL, _PARTIAL = 0, 1
 """``LLAMA_STATE_SEQ_FLAGS_NONE`` and ``LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY``."""
@@ -44,25 +44,32 @@ _MROPE, _IMROPE = 8, 40
 """``llama_rope_type`` of models whose positions have several dimensions."""
 
 _CHUNKED = frozenset({"llama4"})
-"""Architectures whose windows of attention do not slide (``LLAMA_SWA_TYPE_CHUNKED``)."""
+"""Architectures whose attention windows do not slide (``LLAMA_SWA_TYPE_CHUNKED``)."""
 
 _MASKED_ALONE = frozenset({"dots3note"})
 """Architectures whose context for multi-token prediction has a window in its only cache."""
 
 _N_GRAMS = "{}.ple.ngram_size"
-"""A model with this key keeps the token of each cell, which takes the same room."""
+"""A model with this key stores the token of each cell, which takes equal room."""
 
 _RECURRENT_CELL = 8
-"""A position, and how many sequences follow: none where the state of one is written."""
+"""A position, and the number of sequences that follow: none in the state of one sequence."""
 
 _CELL = 12
-"""A position, how many sequences follow, and the one whose state is written."""
+"""A position, the number of sequences that follow, and the sequence of the state."""
 
 
 def caches_of(library: native.Library, context: Any, log: Sequence[str], tensors: Sequence[CacheTensor]) -> Caches:
-    """The caches of a context from the log of its making, and what llama.cpp itself says of them.
+    """List the caches of a context.
 
-    ``tensors``: all that were recorded of them. Raises ``LlamaCppError`` if this build does not say enough.
+    Args:
+        library: The native libraries.
+        context: The context.
+        log: llama.cpp's log of its creation.
+        tensors: All recorded tensors of its caches.
+
+    Raises:
+        LlamaCppError: This build does not tell enough.
     """
     llama = library.llama
     if llama.llama_state_seq_get_size_ext is None:
@@ -90,30 +97,27 @@ def caches_of(library: native.Library, context: Any, log: Sequence[str], tensors
 
 
 def _window(library: native.Library, model: Any, architecture: str) -> int:
-    """The window of sliding-window attention; llama.cpp tells programs of none where it is no help to roll back."""
+    """Return the window of sliding-window attention; llama.cpp reports none if it does not help to roll back."""
     written = _metadata(library, model, f"{architecture}.attention.sliding_window")
     return model_info_of(library, model).n_swa or (int(written) if written.isdecimal() else 0)
 
 
 def _metadata(library: native.Library, model: Any, key: str) -> str:
-    """The value of a key of the model's metadata as text, '' where it has none."""
+    """Return a value of the model's metadata as text, '' without one."""
     value = ctypes.create_string_buffer(256)
     found = library.llama.llama_model_meta_val_str(model, key.encode(), value, len(value))
     return value.value.decode("utf-8", "replace") if found >= 0 else ""
 
 
 class CellBytes(NamedTuple):
-    """What is written of a cell beside its rows: in the cache of an indexer, and in any other."""
+    """Bytes written of a cell beside its rows: in an indexer's cache, and in any other."""
 
     indexer: int
     other: int
 
 
 def matched(log: Iterable[str], tensors: Sequence[CacheTensor], cell: CellBytes) -> tuple[Cache, ...]:
-    """The caches of a context, from the log of its making and from its tensors in the order of their recording.
-
-    Raises ``LlamaCppError`` where these do not belong together.
-    """
+    """Return the window of sliding-window attention; llama.cpp reports none if it is useless for rolling back."""
     left: dict[str, list[CacheTensor]] = {}
     for tensor in tensors:
         left.setdefault(_owner(tensor.name), []).append(tensor)
@@ -129,7 +133,7 @@ def matched(log: Iterable[str], tensors: Sequence[CacheTensor], cell: CellBytes)
 
 
 def _named(log: Iterable[str], cell: CellBytes) -> list[tuple[str, Cache]]:
-    """The caches that the log names, without their tensors; each with who owns those."""
+    """Return the caches in the log, each with the owner of its tensors, which it lacks."""
     found: list[tuple[str, Cache]] = []
     compressed: dict[str, int] = {}
     made = ""
@@ -165,10 +169,10 @@ def _owner(name: str) -> str:
 
 
 def _taken(cache: Cache, left: list[CacheTensor]) -> tuple[CacheTensor, ...]:
-    """The cache's own tensors, taken from the first that are left: of so many layers, or all of them."""
+    """Take the cache's tensors from the start of ``left``: those of so many layers, or all."""
     end = len(left)
     if cache.kind in ("kv", "swa", "compressed"):
-        # K is the first tensor of a layer, and V may follow
+        # K is the first tensor of a layer; V may follow
         first = [index for index, tensor in enumerate(left) if _part(tensor) == "k"]
         end = first[cache.n_layer] if cache.n_layer < len(first) else end
     own, left[:] = tuple(left[:end]), left[end:]
@@ -181,7 +185,7 @@ def _part(tensor: CacheTensor) -> str | None:
 
 
 def _shape(cache: Cache, tensor: CacheTensor) -> tuple[int, int]:
-    """Rows and planes that a tensor of the cache has; snapshots add to those of recurrent states."""
+    """Return rows and planes of a cache's tensor; snapshots add to those of recurrent states."""
     if cache.kind == "recurrent":
         return (tensor.rows if tensor.rows % cache.cells == 0 else 0), 1
     if cache.kind == "compressor":

@@ -1,8 +1,8 @@
-"""Small models of which one knows what has to happen, loaded with a build of llama.cpp before it is trusted.
+"""Small models with known results, which test a build of llama.cpp before it is trusted.
 
-A build that fitter was not compiled for may mean something else by the same words. What the parameters of a load do is
-asked of it here, in a process of its own (see ``fitter.llama.build.verdicts``): where layers, tensors and caches go,
-which arithmetic tells. Any build is asked to compute where the processor has layouts of its own for weights.
+A build that fitter was not compiled for may mean something else by the same words. In another process (see
+``fitter.llama.build.verdicts``) it loads models whose layers, tensors and caches must go where arithmetic says. Every
+build also computes, if the processor has own layouts for weights.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from fitter.storage.temporary import Directory
 _GIB = 1 << 30
 CARDS = tuple(VirtualDevice(f"CUDA{i}", f"canary {i}", "cuda", 890, _GIB, _GIB) for i in range(2))
 HOST = ""
-"""The name for the host where others are devices."""
+"""The host's name, in place of a device's."""
 
-# Sizes for which no buffer type pads anything: f16 and f32 tensors, each a multiple of 256 bytes.
+# sizes without padding in any buffer type: f16 and f32 tensors, each a multiple of 256 bytes
 _LAYERS, _EMBD, _HEADS, _HEADS_KV, _FF, _EXPERTS, _VOCAB, _TRAINED = 3, 512, 8, 8, 512, 4, 512, 4096
 _EMBD_KV = _EMBD // _HEADS * _HEADS_KV
 _SEQUENCES, _CONTEXT = 2, 1024
@@ -63,11 +63,11 @@ DENSE, EXPERTS = tuple(_tensors(False)), tuple(_tensors(True))
 
 
 QUANTIZED = tuple(replace(tensor, type="q8_0") if tensor.type == "f16" else tensor for tensor in DENSE)
-"""What a processor with AMX computes in tiles."""
+"""A model that a processor with AMX computes in tiles."""
 
 
 def write(folder: Path, tensors: Sequence[Tensor]) -> Path:
-    """Write a model of one of the three kinds, a ``llama``. Raises ``OSError``."""
+    """Write a model, a ``llama``. Raises ``OSError``."""
     values: dict[str, Value] = {
         ".block_count": _LAYERS,
         ".context_length": _TRAINED,
@@ -87,7 +87,7 @@ def write(folder: Path, tensors: Sequence[Tensor]) -> Path:
 
 
 def _layer(tensor: Tensor) -> int:
-    """The layer of a tensor as llama.cpp places it: the output counts as one more, what reads tokens as -1."""
+    """Return the layer of a tensor as llama.cpp places it: the output counts as one more, the token embedding as -1."""
     parts = tensor.name.split(".")
     if parts[0] == "blk":
         return int(parts[1])
@@ -95,9 +95,12 @@ def _layer(tensor: Tensor) -> int:
 
 
 def weights(tensors: Iterable[Tensor], devices: Iterable[str], on_host: str = "") -> dict[str, int]:
-    """Bytes of weights by device, with one of ``devices`` for each layer and the output.
+    """Add up bytes of weights by device.
 
-    ``on_host``: a part of the names of tensors that are on the host whatever their layer.
+    Args:
+        tensors: The model's tensors.
+        devices: A device for each layer and the output.
+        on_host: A part of the names of tensors that are on the host in every layer.
     """
     places = {-1: HOST, **dict(enumerate(devices))}
     found: Counter[str] = Counter()
@@ -108,7 +111,7 @@ def weights(tensors: Iterable[Tensor], devices: Iterable[str], on_host: str = ""
 
 
 def cache(devices: Iterable[str], n_ctx: int, type_k: str = "f16", type_v: str = "f16") -> dict[str, int]:
-    """Bytes of the KV cache by device, with one of ``devices`` for each layer."""
+    """Compute bytes of the KV cache by device, with a device for each layer."""
     row = {"f16": _EMBD_KV * _F16, "q8_0": _EMBD_KV // _BLOCK * _BLOCK_BYTES}
     counter: Counter[str] = Counter()
     for device in devices:
@@ -117,7 +120,7 @@ def cache(devices: Iterable[str], n_ctx: int, type_k: str = "f16", type_v: str =
 
 
 def differences(what: str, found: Breakdown, model: dict[str, int], context: dict[str, int]) -> Iterator[str]:
-    """What of a load is not as arithmetic has it, a few words each."""
+    """Yield the differences between a load and the expected bytes, a few words each."""
     measured: dict[str, Counter[str]] = {"weights": Counter(), "the KV cache": Counter()}
     for row in found.rows:
         measured["weights"][HOST if row.is_host else row.device or HOST] += row.model
@@ -133,9 +136,9 @@ def _said(sizes: dict[str, int]) -> str:
 
 
 def problem_of_loaded() -> str:
-    """Why the llama.cpp of this process cannot be trusted, in one line; '' if it can.
+    """Return why the llama.cpp of this process cannot be trusted, in one line; '' if it can.
 
-    Raises ``FitterError`` if it refuses something. Loads on virtual devices, so it is for a process of its own.
+    Raises ``FitterError`` if it refuses a load. It loads on virtual devices, so call it in another process.
     """
     native.prepare()
     register_virtual(describe(CARDS))
@@ -154,7 +157,7 @@ def problem_of_loaded() -> str:
 
 @contextmanager
 def _models(*kinds: Sequence[Tensor]) -> Iterator[tuple[str, ...]]:
-    """Paths of models. A build that crashes leaves no file behind where a deleted one can still be opened."""
+    """Write models and yield their paths. A crash leaves no file where a deleted file can still be opened."""
     with ExitStack() as stack:
         with Directory() as folder:
             paths = [write(Path(folder), tensors) for tensors in kinds]
@@ -166,7 +169,7 @@ def _models(*kinds: Sequence[Tensor]) -> Iterator[tuple[str, ...]]:
 
 
 def _of_dense(loader: Loader, path: str, first: str, second: str) -> Iterator[str]:
-    """Layers, devices, splits, and caches on the host."""
+    """Test layers, devices, splits, and caches on the host."""
     split = (second, second, first, first)
     params = Params(n_ctx=_CONTEXT, devices=(second, first), tensor_split=(1.0, 1.0))
     found = loader.measure(path, params)
@@ -195,7 +198,7 @@ def _on_host() -> tuple[TensorBuftOverride, ...]:
 
 
 def _of_experts(loader: Loader, path: str, first: str) -> Iterator[str]:
-    """Overrides, sequences, kinds of cache, flash attention."""
+    """Test overrides, sequences, cache types and flash attention."""
     params = Params(
         n_ctx=_CONTEXT,
         n_seq_max=_SEQUENCES,
@@ -212,13 +215,13 @@ def _of_experts(loader: Loader, path: str, first: str) -> Iterator[str]:
 
 
 def _attention(what: str, found: Breakdown, expected: bool) -> Iterator[str]:
-    # A build whose log does not say it is no other one for that.
+    # some builds do not log it
     if found.flash_attn not in (None, expected):
         yield f"{what}: llama.cpp says the opposite"
 
 
 def _of_held(path: str, first: str) -> Iterator[str]:
-    """The load that waits until its placement is known."""
+    """Test the load that waits for its placement."""
     description = describe(CARDS[:1])
     register_virtual(description)
     loader = Loader(registry(virtual=True))
@@ -246,25 +249,25 @@ def main() -> None:
         _check_machine(error)
         problem = f"it refuses a small model ({error})" if isinstance(error, LlamaCppError) else str(error)
     print("\n" + " ".join(problem.split()), flush=True)
-    # Without what llama.cpp does while a process ends.
+    # skip llama.cpp's code at exit
     os._exit(0)
 
 
 def compute() -> None:
-    """Compute with weights in this processor's own layouts, which may end this process; print an empty line else."""
+    """Compute with weights in this processor's own layouts, which may crash; print an empty line otherwise."""
     worker_environment.become_worker(is_canary=True)
     try:
         native.prepare()
         with _models(QUANTIZED) as (path,):
             RealLoad(path, Params(n_ctx=256, devices=(), n_gpu_layers=0), registry()).close()
     except FitterError as error:
-        # What llama.cpp refuses in so many words is no crash.
+        # a refusal of llama.cpp is no crash
         _check_machine(error)
     print(flush=True)
     os._exit(0)
 
 
 def _check_machine(error: FitterError) -> None:
-    """Raise ``error`` again where it says nothing of the build: this process then has no answer."""
+    """Raise ``error`` again if the machine, not the build, caused it: there is no answer then."""
     if is_resource_error(error):
         raise error

@@ -1,7 +1,7 @@
-"""What of a header is looked at before a load that begins before anybody has read the header.
+"""Limits of a header, checked before a load that starts before anything has read the header.
 
-llama.cpp aborts at more layers or experts than it has room for, and it makes all words of a vocabulary without texts
-before it sees a tensor.
+llama.cpp aborts at more layers or experts than it has room for, and creates all words of a vocabulary without texts
+before it reads a tensor.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ MOST_WORDS = 1 << 23
 """No published model has as many: Gemma 3 has 262,208."""
 
 LIMITS = {".block_count": (1, 512), ".expert_count": (0, 1024), ".vocab_size": (0, MOST_WORDS)}
-"""The least and the most of a key: as in ``header_limits.json``, whose reading would take time before every load."""
+"""Least and largest value of a key, as in ``header_limits.json``, which takes too long to read before every load."""
 
 
 def are_kept(library: Any, path: str) -> bool:
-    """Whether the header of the file at ``path`` keeps them; of one that cannot be read, who loads it says why."""
+    """Return whether the header of a file keeps the limits; true if it cannot be read, which the load will report."""
     gguf = library.fitter.fitter_skeleton_open(os.fsencode(path))
     if gguf == library.ffi.NULL:
         return True

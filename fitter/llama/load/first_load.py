@@ -1,6 +1,6 @@
-"""A dummy load that begins before its process has imported anything else.
+"""A dummy load that starts before its process has imported anything else.
 
-It takes longer than all the rest of a fit, so this module imports only what the load itself needs.
+It takes longer than the rest of a fit, so this module imports only what the load needs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_HELD_OVERRIDES = 64
-"""The most tensor overrides of a load that waits for its placement."""
+"""Most tensor overrides of a load that waits for its placement."""
 
 _NOTHING = b"^$"
 
@@ -34,11 +34,10 @@ class OverrideStruct(ctypes.Structure):
 
 
 class Ahead:
-    """A dummy load of the model at ``path`` on a thread of its own, with all layers on the described virtual devices.
+    """A dummy load on another thread, with all layers on the described virtual devices.
 
-    With ``is_held`` it reads the tokenizer, which takes longest, and then waits for ``place`` to say where the tensors
-    go. Native calls release the interpreter's lock, so the caller can go on. Raises ``LibraryError`` and
-    ``UsageError``.
+    With ``is_held`` it reads the tokenizer, which takes longest, and then waits for ``place``. Native calls release the
+    interpreter's lock, so the caller can continue. Raises ``LibraryError`` and ``UsageError``.
     """
 
     def __init__(self, path: str, description: str, *, is_held: bool = False) -> None:
@@ -58,13 +57,13 @@ class Ahead:
         self._thread.start()
 
     def take(self) -> Any:
-        """Wait for the model and return it; ``None`` if loading failed or did not wait, or if its file has changed."""
+        """Wait for the model and return it; ``None`` if the load failed or did not wait, or if the file has changed."""
         is_as_placed = True
         if self._hold is not None:
             self._library.fitter.fitter_hold_release(self._hold)
         self._thread.join()
         if self._hold is not None:
-            # A llama.cpp that logs another line there has placed the tensors before anyone said where.
+            # a llama.cpp with another line in its log has placed the tensors too early
             is_as_placed = bool(self._library.fitter.fitter_hold_reached(self._hold))
             self._library.fitter.fitter_hold_free(self._hold)
             self._hold = None
@@ -74,9 +73,11 @@ class Ahead:
         return self._model
 
     def place(self, counts: Sequence[int], overrides: Sequence[tuple[bytes, int]]) -> Any:
-        """Let the load go on with so many layers on each device and with overrides; returns what ``take`` returns.
+        """Let the load continue with a placement; return as ``take``.
 
-        ``overrides`` are pairs of pattern and buffer type, from 1 to ``MAX_HELD_OVERRIDES`` of them.
+        Args:
+            counts: Layers on each device.
+            overrides: Pairs of pattern and buffer type, from 1 to ``MAX_HELD_OVERRIDES``.
         """
         for entry, (pattern, buffer_type) in zip(self._overrides, overrides, strict=False):
             entry.pattern, entry.buft = pattern, buffer_type
@@ -91,7 +92,7 @@ class Ahead:
 
     def _load(self, model_params: Any) -> None:
         if not early_limits.are_kept(self._library, self.path):
-            # who reads the header says so
+            # the reader of the header reports it
             return
         if self._hold is not None:
             self._library.fitter.fitter_hold_use(self._hold)
@@ -99,8 +100,9 @@ class Ahead:
 
 
 def params_of(description: str, is_held: bool, count: int | None = None) -> tuple[Any, list[object], Any]:
-    """The struct of parameters for the first ``count`` described devices, or all of them, the memory that it points to,
-    and its overrides."""
+    """Build the struct of parameters for the first ``count`` devices (``None``: all), the memory that it points to, and
+    its overrides.
+    """
     native.prepare()
     library, backend = native.libraries(), native.open_backend()
     if not native.register_virtual(description):
@@ -109,7 +111,7 @@ def params_of(description: str, is_held: bool, count: int | None = None) -> tupl
     while len(devices) != count and (device := backend.fitter_virtual_device(len(devices))) != library.ffi.NULL:
         devices.append(library.address(device))
     pointers = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
-    # llama.cpp checks at the start whether there are any, and reads them only when it places tensors
+    # llama.cpp checks at the start whether there are overrides, and reads them when it places tensors
     overrides = (OverrideStruct * (MAX_HELD_OVERRIDES + 1))()
     overrides[0].pattern = _NOTHING
     params = library.llama.llama_model_default_params()

@@ -1,8 +1,8 @@
-"""One load of a model that has read its tokenizer, and is placed again and again: in a fork for each placement.
+"""One load that has read its tokenizer, and places its tensors again and again, in a fork for each placement.
 
-The tokenizer takes most of a dummy load, and where tensors go is not looked at before. A fork goes on from there as any
-load would, so what it measures is what a load of the model's own file takes. Only where a fork is told when its parent
-ends, and only on fitter's own virtual devices, which a fork can describe anew.
+The tokenizer takes most of a dummy load, and comes before the placement. A fork continues like any load, so it measures
+the memory of a load of the model's own file. Only on systems that tell a fork when its parent ends, and only on
+fitter's virtual devices, which a fork can describe anew.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from fitter.llama.processes import memory_limit, wire
 from fitter.llama.types import Breakdown, Params
 
 CAN_FORK = sys.platform == "linux"
-"""Whether a fork can be told to end with its parent."""
+"""Whether the system ends a fork with its parent."""
 
 _PR_SET_PDEATHSIG = 1
 _PATIENCE = 30
-"""Seconds that a fork may take."""
+"""Seconds for a fork."""
 _END = b"\n"
 """The end of an answer."""
 
 Place = Callable[["Placer", Params], None]
-"""Tells the load in a fork where its tensors go."""
+"""Places the tensors of the load in a fork."""
 
 Measure = Callable[["Placer", Any, Params, bool], Breakdown | None]
-"""Measures in a fork the model that was loaded, with its reservation; ``None`` where it is placed otherwise."""
+"""Measures the loaded model in a fork, with its reservation; ``None`` if it is placed otherwise."""
 
 
 @dataclass(frozen=True)
 class _Fork:
-    """A process that measures a placement, and writes what it has found."""
+    """A process that measures a placement, and writes the result."""
 
     pid: int
     answer: int
 
     def collect(self) -> Breakdown | None:
-        """What it has found; ``None`` if it could not load the model, or was ended before it had said all of it."""
+        """Return its result; ``None`` if it could not load the model, or ended too early."""
         with open(self.answer, "rb") as file:
             data = file.read()
         with suppress(ChildProcessError):
@@ -58,9 +58,9 @@ class _Fork:
 
 
 class Placer:
-    """A load of the model at ``path`` on the first ``count`` of the described virtual devices, all layers on them.
+    """A load of the model at ``path`` on the first ``count`` virtual devices, with all layers on them.
 
-    ``measure`` is called in a fork, with the model as it was placed. Raises ``LibraryError`` and ``UsageError``.
+    ``measure`` is called in a fork, with the placed model. Raises ``LibraryError`` and ``UsageError``.
     """
 
     def __init__(self, path: str, description: str, count: int, place: Place, measure: Measure):
@@ -75,30 +75,30 @@ class Placer:
         self._forks: queue.SimpleQueue[_Fork | None] = queue.SimpleQueue()
         self._child: tuple[Params, bool, int] | None = None
         self._hold = self._library.fitter.fitter_hold_new()
-        # kept: it is called as long as the load waits
+        # keep a reference: it is called as long as the load waits
         self._called = self._library.ffi.callback("void(void)", self._wait)
         self._library.fitter.fitter_hold_call(self._hold, self._called)
         self._thread = threading.Thread(target=self._load, args=(model_params,), daemon=True)
         self._thread.start()
 
     def is_of(self, path: str, description: str, count: int) -> bool:
-        """Whether it is a load of that file as it is now, on those devices."""
+        """Return whether it loads this file, unchanged, on those devices."""
         return (self.path, self.description, self.count) == (path, description, count) and (
             self.identity == identity(path)
         )
 
     def measure(self, params: Params, reserve: bool) -> Breakdown | None:
-        """What a placement takes; ``None`` where that has to be asked of another load."""
+        """Measure a placement in a fork; ``None`` if another load must measure it."""
         self._jobs.put((params, reserve))
         fork = self._forks.get()
         if fork is None:
-            # the load has ended, and says so to the next one too
+            # the load has ended: tell the next caller too
             self._forks.put(None)
             return None
         return fork.collect()
 
     def close(self) -> None:
-        """Let the load end, and wait for that: the devices are described anew next."""
+        """End the load, and wait for its end: the devices will be described anew."""
         self._jobs.put(None)
         self._thread.join()
 
@@ -115,7 +115,7 @@ class Placer:
             library.llama.llama_model_free(model)
 
     def _wait(self) -> None:
-        """Fork for each placement; return where the load is to go on, in a fork or at the end."""
+        """Fork for each placement; return where the load continues, in a fork or at the end."""
         while (job := self._jobs.get()) is not None:
             read, write = os.pipe()
             try:
@@ -134,7 +134,7 @@ class Placer:
     def _begin_child(self, params: Params) -> None:
         try:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            # one that hangs is asked of another load
+            # if it hangs, another load answers
             signal.alarm(_PATIENCE)
             memory_limit.watch(lambda why: os._exit(1))
             self._library.fitter.fitter_log_clear()
@@ -143,7 +143,7 @@ class Placer:
             os._exit(1)
 
     def _answer(self, model: Any) -> None:
-        """Measure the model in a fork, say what it takes, and end."""
+        """Measure the model in a fork, write the result, and end."""
         try:
             assert self._child is not None
             params, reserve, write = self._child
@@ -157,18 +157,18 @@ class Placer:
 
 
 def split_of(params: Params) -> list[int] | None:
-    """How many layers each device gets, where that is all that is said of it in whole numbers."""
+    """Return the layers of each device, if the parameters say them in whole numbers and nothing else."""
     counts = [int(count) for count in params.tensor_split or (1.0,)]
     return counts if counts == list(params.tensor_split or (1.0,)) else None
 
 
 def can_hold(params: Params) -> bool:
-    """Whether a load that waits can be given the overrides of ``params``."""
+    """Return whether a waiting load accepts the overrides of ``params``."""
     return 0 < len(params.tensor_buft_overrides) <= MAX_HELD_OVERRIDES
 
 
 def place(overrides: Any, counts: Sequence[int], targets: Sequence[tuple[bytes, int]]) -> None:
-    """Tell a load that waits how many layers each device gets, and where overrides put tensors."""
+    """Tell a waiting load the layers of each device and the targets of overrides."""
     for entry, (pattern, buffer_type) in zip(overrides, targets, strict=False):
         entry.pattern, entry.buft = pattern, buffer_type
     backend = native.open_backend()

@@ -37,10 +37,10 @@ from fitter.llama.types import (
 )
 
 OWN = "own"
-"""The role of the model's own file, where a skeleton is measured beside it."""
+"""Role of the model's own file, if a skeleton is measured beside it."""
 
 _LAYOUT = "layout"
-"""The role of the model whose tensors' sizes are recorded."""
+"""Role of the model whose tensors' sizes are recorded."""
 
 _MOST_PLACERS = 2
 
@@ -48,9 +48,12 @@ _MOST_PLACERS = 2
 class Loader:
     """Makes dummy loads, and keeps the last model so that another context of it needs no new load.
 
-    ``loads``: how many dummy loads were made. ``is_reordered``: the virtual devices are no longer in the order of their
-    description. A model is a file, or a ``Skeleton``, which ``headers`` makes. Not thread-safe. Call ``close`` before
-    virtual devices are replaced.
+    A model is a file, or a ``Skeleton``, which ``headers`` makes. Not thread-safe. Call ``close`` before virtual
+    devices are replaced.
+
+    Attributes:
+        loads: Number of dummy loads.
+        is_reordered: Whether the virtual devices have another order than their description.
     """
 
     def __init__(self, devices: Registry, headers: Headers | None = None) -> None:
@@ -64,7 +67,7 @@ class Loader:
         self._library = native.libraries()
 
     def close(self) -> None:
-        """Free the models that are kept."""
+        """Free all models."""
         self._drop_held()
         while self._placers:
             self._placers.popitem()[1].close()
@@ -72,7 +75,7 @@ class Loader:
             self._models.popitem()[1].free()
 
     def keep(self, ahead: Ahead) -> None:
-        """Take over a load that began early, as if ``model_info`` had made it; one that waits is taken when needed."""
+        """Take over a load that started early, as if ``model_info`` had made it; one that waits is used on demand."""
         if ahead.is_held:
             self._drop_held()
             self._held = ahead
@@ -87,11 +90,19 @@ class Loader:
     def measure(
         self, path: str | Skeleton, params: Params, role: str = "measure", *, reserve: bool = False
     ) -> Breakdown:
-        """The memory that loading ``path`` with ``params`` would take, by a dummy load. Raises ``LlamaCppError``.
+        """Measure the memory of loading ``path`` with ``params``, by a dummy load.
 
-        The last model of each ``role`` is kept. With ``reserve``, compute buffers are also reserved as in a real load,
-        but without memory (``Row.reserved``). llama.cpp's own figure for a dummy load ignores to which device the
-        graph's builder assigns single nodes, and all graphs but the first.
+        llama.cpp's own figure for a dummy load ignores the devices of single nodes and all graphs but the first;
+        ``reserve`` also reserves compute buffers as a real load does, without memory (``Row.reserved``).
+
+        Args:
+            path: The model.
+            params: Parameters of the load.
+            role: The last model of each role is kept.
+            reserve: Whether to reserve too.
+
+        Raises:
+            LlamaCppError: llama.cpp refuses the load.
         """
         dummy = self._model(role, path, params, self.devices)
         with dummy.context(params) as context:
@@ -104,8 +115,10 @@ class Loader:
         return Breakdown(rows, found.devices, found.n_ctx, flash_attn_from(log), n_splits_from(log), lora)
 
     def place(self, path: str, params: Params, description: str, *, reserve: bool) -> Breakdown | None:
-        """What ``measure`` says of a placement on the virtual devices of ``description``, where that can be had of a
-        load that has read its tokenizer before; else ``None``."""
+        """Measure a placement on the virtual devices of ``description`` with a load that has read its tokenizer before.
+
+        Returns ``None`` if such a load cannot place it.
+        """
         counts = split_of(params)
         names = params.devices or ()
         kept = self._models.get(OWN)
@@ -151,12 +164,12 @@ class Loader:
         return self.measure(placer.path, params, OWN, reserve=reserve)
 
     def model_info(self, path: str | Skeleton, params: Params) -> ModelInfo:
-        """Load ``path`` as ``measure`` would and describe the model. Raises ``LlamaCppError``."""
+        """Load ``path`` like ``measure``, and describe the model. Raises ``LlamaCppError``."""
         dummy = self._model("measure", path, params, self.devices)
         return model_info_of(self._library, dummy.model)
 
     def layout(self, path: str | Skeleton, params: Params) -> Layout:
-        """The size of every weight and cache tensor, recorded with all layers on one device.
+        """Record the size of every weight and cache tensor, with all layers on one device.
 
         Raises ``LlamaCppError``.
         """
@@ -170,13 +183,13 @@ class Loader:
         return layout
 
     def caches(self, path: str | Skeleton, params: Params) -> Caches:
-        """The caches of a context with ``params``, recorded as for a ``layout``. Raises ``LlamaCppError``."""
+        """List the caches of a context with ``params``, recorded as for ``layout``. Raises ``LlamaCppError``."""
         if params.flash_attn == "off":
             with self._recorded(path, params) as context:
                 found = self._caches(context)
                 if not any(PADDED in line.text for line in captured_log()):
                     return found
-        # what "auto" finds on the device that records is nothing to go by
+        # "auto" would depend on the recording device
         with self._recorded(path, replace(params, flash_attn="on")) as context:
             return self._caches(context)
 
@@ -191,7 +204,7 @@ class Loader:
 
     @contextmanager
     def _recorded(self, path: str | Skeleton, params: Params) -> Iterator[Any]:
-        """A context with all layers on one device; what asks for the sizes of its caches' tensors records them."""
+        """Create a context with all layers on one device; asking for the sizes of its caches' tensors records them."""
         backend = native.open_backend()
         recorder = _recorder(self._library, backend)
         everything = replace(
@@ -222,7 +235,7 @@ class Loader:
         return self._held
 
     def _place_held(self, role: str, path: str | Skeleton, params: Params) -> None:
-        """Let the load that waits go on: with the placement of ``params`` if it can take that, else to be dropped."""
+        """Let the waiting load continue: with the placement of ``params`` if it accepts that, else to be dropped."""
         held = self._held
         if held is None:
             return
@@ -254,7 +267,7 @@ class Loader:
         self._models[role] = _Dummy(self._library, model_key(path, params), held.path, all_layers, model, pointers)
 
     def _reorder(self, described: Sequence[str], names: Sequence[str]) -> None:
-        """Put the ``described`` devices into the order of ``names``; what waits only knows how many there are."""
+        """Put the ``described`` devices into the order of ``names``; a waiting load knows only their number."""
         order = [described.index(name) for name in names]
         if order != sorted(order):
             native.open_backend().fitter_virtual_reorder(order, len(order))
@@ -291,9 +304,14 @@ def _with_reserved(rows: Sequence[Row], real: Sequence[Row]) -> tuple[Row, ...]:
 def _load_dummy(
     library: native.Library, file: str, name: str, params: Params, devices: Registry
 ) -> tuple[Any, list[object]]:
-    """The model in ``file``, loaded with ``no_alloc``, and the memory that its parameters point to.
+    """Load a model with ``no_alloc``; return it, and the memory that its parameters point to.
 
-    ``name`` is the file's name for error messages.
+    Args:
+        library: The native libraries.
+        file: The file.
+        name: Its name for errors.
+        params: Parameters of the load.
+        devices: The devices.
     """
     check_build(library, params)
     llama = library.llama
@@ -308,9 +326,12 @@ def _load_dummy(
 
 
 class _Dummy:
-    """A ``model`` loaded with ``no_alloc``. ``pointers``: the memory that its parameters point to.
+    """A model loaded with ``no_alloc``.
 
-    ``unused``: tensors of it that llama.cpp does not load, by the log of the question in which it is loaded.
+    Attributes:
+        model: The model.
+        pointers: The memory that its parameters point to.
+        unused: Tensors that llama.cpp does not load, by the log of the load.
     """
 
     def __init__(
@@ -337,7 +358,7 @@ class _Dummy:
         takes_nothing(library, params, model)
 
     def has_layers(self, n_gpu_layers: int) -> bool:
-        """Whether ``n_gpu_layers`` puts the same layers on devices."""
+        """Return whether ``n_gpu_layers`` puts the same layers on devices."""
         return self._layers(n_gpu_layers) == self._n_gpu_layers
 
     def _layers(self, n_gpu_layers: int) -> int:
@@ -359,12 +380,12 @@ class _Dummy:
             self._llama.llama_free(context)
 
     def _cells(self, params: Params) -> int:
-        """The cells of each stream of the KV cache."""
+        """Return the cells of each stream of the KV cache."""
         n_ctx = _padded(params.n_ctx or self._n_ctx_train)
         return n_ctx if params.kv_unified else _padded(n_ctx // params.n_seq_max)
 
     def apply(self, lora: Sequence[Lora], context: Any) -> tuple[tuple[Row, ...], ...]:
-        """The memory of each adapter; the compute buffers of ``context`` then include them."""
+        """Add the adapters to ``context``, whose compute buffers then include them; return the memory of each."""
         if not lora:
             return ()
         if self._adapters is None or self._adapters.key != Adapters.key_of(lora):
@@ -386,7 +407,7 @@ class _Dummy:
 
 
 def _padded(n_ctx: int) -> int:
-    """A context, rounded up as in llama.cpp."""
+    """Round a context up, as llama.cpp does."""
     return -(-n_ctx // 256) * 256
 
 
@@ -397,7 +418,7 @@ def _recorder(library: native.Library, backend: Any) -> Device:
 
 
 class _Record(NamedTuple):
-    """A tensor that was recorded."""
+    """A recorded tensor."""
 
     buffer_type: str
     name: str

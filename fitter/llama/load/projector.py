@@ -1,4 +1,4 @@
-"""The memory of a multimodal projector, measured with libmtmd, with which llama.cpp's programs load projectors."""
+"""Measure multimodal projectors with libmtmd, which loads them in llama.cpp's programs."""
 
 from __future__ import annotations
 
@@ -29,11 +29,22 @@ def measure(
     image_min_tokens: int = -1,
     image_max_tokens: int = -1,
 ) -> tuple[Row, ...]:
-    """The bytes of the projector at ``path`` by buffer type, without allocating.
+    """Measure a projector without allocating; return rows by buffer type.
 
-    ``device`` is the name of one of ``devices``, or ``None`` for the host. Weights are model bytes; compute is for the
-    image with which libmtmd warms up. Raises ``ModelError`` if it is not a projector, ``UsageError`` for an unknown
-    device, ``LibraryError`` if there is no matching libmtmd.
+    Weights are model bytes; compute is for libmtmd's warm-up image.
+
+    Args:
+        path: The projector.
+        device: Name of one of ``devices``; ``None`` for the host.
+        devices: The devices.
+        flash_attn: Flash attention.
+        image_min_tokens: Fewest tokens of an image; -1 for the projector's own.
+        image_max_tokens: Most tokens of an image; -1 for the projector's own.
+
+    Raises:
+        ModelError: The file is no projector.
+        UsageError: The device is unknown.
+        LibraryError: There is no matching libmtmd.
     """
     library = _libraries()
     _check(path)
@@ -43,7 +54,7 @@ def measure(
         is_measured = library.fitter.fitter_projector_measure(request, reported)
         if not is_measured:
             raise ModelError(f"{path}: {_refusal(library, request)}")
-    # libmtmd reports the weights as they are in the file, without the part that generates audio.
+    # libmtmd reports the weights in the file, without the part that generates audio
     if sum(row.used for row in allocations.rows) < reported[0]:
         raise LlamaCppError(f"libmtmd reports {reported[0]} bytes for {path}, but ggml was asked for fewer")
     return allocations.rows
@@ -53,7 +64,7 @@ def measure(
 def loaded(
     path: str, device: str | None, devices: Registry, model: Any = None, flash_attn: FlashAttn = "auto"
 ) -> Iterator[Any]:
-    """The projector (``mtmd_context *``), loaded for real, for ``model`` (llama_cpp's pointer) or for no model."""
+    """Load a projector for real (``mtmd_context *``), for ``model`` (llama_cpp's pointer) or for no model."""
     library = _libraries()
     _check(path)
     request, _name = _request(library, path, device, devices, flash_attn, -1, -1)
@@ -70,7 +81,7 @@ _ENCODERS = ("clip.has_vision_encoder", "clip.has_audio_encoder", "clip.has_gen_
 
 
 def _check(path: str) -> None:
-    """Raise ``ModelError`` unless it is a complete projector: libmtmd only reads the header when it measures."""
+    """Raise ``ModelError`` unless it is a complete projector: libmtmd measures the header only."""
     if not any(read_header(path).metadata.get(encoder) for encoder in _ENCODERS):
         raise ModelError(
             f"{path} is not a multimodal projector; convert one with llama.cpp's convert_hf_to_gguf.py --mmproj"
@@ -86,7 +97,7 @@ def _request(
     image_min_tokens: int,
     image_max_tokens: int,
 ) -> tuple[Any, object]:
-    """A ``fitter_projector_t``, and the memory that it points to."""
+    """Build a ``fitter_projector_t``; return it with the memory that it points to."""
     address = 0
     if device is not None:
         found = select((device,), devices)
@@ -110,7 +121,7 @@ def _request(
 
 
 def _refusal(library: native.Library, request: Any) -> str:
-    """Why libmtmd cannot load it, which it only reports when it loads."""
+    """Return libmtmd's reason, which it reports only when it loads."""
     projector = library.fitter.fitter_projector_load(request, library.ffi.NULL)
     if projector != library.ffi.NULL:
         library.fitter.fitter_projector_free(projector)
@@ -129,11 +140,11 @@ def _reason() -> str:
 
 @functools.cache
 def _libraries() -> native.Library:
-    """The native libraries, with libmtmd loaded too. Raises ``LibraryError``."""
+    """Load the native libraries with libmtmd. Raises ``LibraryError``."""
     library = native.libraries()
     path = _path()
     try:
-        # Its dependencies are found by name among the libraries that are already loaded.
+        # the linker finds its dependencies by name among the loaded libraries
         mtmd = ctypes.CDLL(str(path))
     except OSError as error:
         raise LibraryError(f"libmtmd cannot be loaded ({' '.join(str(error).split())}): {_FIX}") from error

@@ -1,4 +1,4 @@
-"""Real loads, which allocate and compute, and facts that only a device's driver knows. Runs in the worker."""
+"""Real loads, which allocate and compute, and facts that only a device's driver knows. For workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fitter.llama.processes import rpc
 from fitter.llama.types import Breakdown, MeasuredSpeed, Params
 
 N_GENERATED = 4
-"""How many single tokens to compute after the prompt: ggml-cuda records a graph after the second one."""
+"""Single tokens to compute after the prompt: ggml-cuda records a graph after the second one."""
 
 _CU_MAJOR, _CU_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 
@@ -31,7 +31,7 @@ _CU_MAJOR, _CU_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _
 class RealLoad:
     """A model and a context that has computed full micro batches and single tokens, so that all memory is in use.
 
-    Raises ``LlamaCppError`` if llama.cpp cannot load it or compute with it. ``close`` frees it.
+    Raises ``LlamaCppError`` if llama.cpp cannot load it or compute with it. Call ``close`` to free it.
     """
 
     def __init__(self, path: str, params: Params, devices: Registry) -> None:
@@ -66,7 +66,7 @@ class RealLoad:
             raise
 
     def breakdown(self) -> Breakdown:
-        """Its memory by llama.cpp's own count."""
+        """Return its memory by llama.cpp's own count."""
         found = breakdown_of(self._context)
         return replace(found, lora=self._adapters.rows) if self._adapters else found
 
@@ -89,7 +89,7 @@ class RealLoad:
         self._llama.llama_synchronize(self._context)
 
     def _batches(self) -> Iterator[tuple[int, int]]:
-        """Pairs of tokens per sequence and number of sequences: prompts of one and of all sequences, single tokens."""
+        """Return whether llama.cpp cannot compute a batch of tokens per sequence and sequences; encode first."""
         llama = self._llama
         n_seq_max = int(llama.llama_n_seq_max(self._context))
         # llama.cpp aborts beyond the training context if the model has learned positions.
@@ -106,7 +106,7 @@ class RealLoad:
             yield from [(1, n_seqs)] * min(N_GENERATED, share - prompt)
 
     def _refuses(self, tokens: tuple[int, int]) -> bool:
-        """Whether llama.cpp fails to compute a batch (tokens per sequence, sequences); an encoder runs first."""
+        """Return whether llama.cpp cannot compute a batch (tokens per sequence, sequences); an encoder runs first."""
         llama = self._llama
         batch, _pointers = batch_of(*tokens)
         if llama.llama_model_has_encoder(self._model) and llama.llama_encode(self._context, batch):
@@ -115,7 +115,7 @@ class RealLoad:
 
 
 def batch_of(n_tokens: int, n_seqs: int) -> tuple[Batch, list[object]]:
-    """A batch of ``n_tokens`` tokens of each sequence, and the memory that it points to."""
+    """Build a batch of ``n_tokens`` tokens of each sequence; return it with the memory that it points to."""
     count = n_tokens * n_seqs
     tokens = (ctypes.c_int32 * count)(*[0] * count)
     sequences = [ctypes.pointer(ctypes.c_int32(i)) for i in range(n_seqs)]
@@ -126,7 +126,7 @@ def batch_of(n_tokens: int, n_seqs: int) -> tuple[Batch, list[object]]:
 
 
 def device_speed(device: Device, memory: int, seconds: float) -> MeasuredSpeed:
-    """Measure how fast ``device`` multiplies, with up to ``memory`` bytes of zeros, for about ``seconds``.
+    """Measure the speed of matrix products on ``device``, with up to ``memory`` bytes of zeros, for about ``seconds``.
 
     Raises ``LlamaCppError`` if it cannot be measured.
     """
@@ -138,10 +138,13 @@ def device_speed(device: Device, memory: int, seconds: float) -> MeasuredSpeed:
 
 
 def add_rpc_server(endpoint: str) -> None:
-    """Register the devices of an rpc-server (``host:port``) with ggml, as llama.cpp's ``--rpc`` does.
+    """Register the devices of an rpc-server with ggml, as llama.cpp's ``--rpc`` does.
 
-    Raises ``LibraryError`` if libllama has no RPC, ``RemoteError`` if the server has no device, or another protocol. If
-    the server does not answer, llama.cpp ends the process.
+    If the server does not answer, llama.cpp ends the process.
+
+    Raises:
+        LibraryError: libllama has no RPC.
+        RemoteError: The server has no device, or another protocol.
     """
     native.libraries()
     ggml = ctypes.CDLL(None)
@@ -163,7 +166,7 @@ def add_rpc_server(endpoint: str) -> None:
 
 
 def reset_connections() -> None:
-    """Make the connections to rpc-servers end with a reset, so that the end of this process kills no server."""
+    """Let the connections to rpc-servers end with a reset, so that the end of this process kills no server."""
     import socket
     import stat
 
@@ -178,7 +181,7 @@ def reset_connections() -> None:
 
 
 def compute_capabilities(devices: Registry) -> dict[str, int]:
-    """The compute capability (890 for 8.9) of the CUDA devices by name, if the driver reports it."""
+    """Return the compute capability (890 for 8.9) of each CUDA device by name, if the driver reports it."""
     known: dict[str, int] = {}
     for device in devices.default:
         if device.info.backend == "CUDA" and device.device_id and (found := _capability(device.device_id)):

@@ -1,4 +1,4 @@
-"""Split mode ``tensor``: every tensor in parts, one on each device, which llama.cpp computes with at once."""
+"""Split mode ``tensor``: every device has a part of every tensor, and all compute at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fitter.llama.types import Params
 
 
 def check_build(library: native.Library, params: Params) -> None:
-    """Raise ``LibraryError`` where ``params`` split tensors and nobody has compared what the loaded build takes."""
+    """Raise ``LibraryError`` if ``params`` split tensors and the loaded build's memory was never compared."""
     if params.split_mode != "tensor":
         return
     ggml, compared = native.loaded_versions(library).ggml, data()["split_tensors"]
@@ -27,10 +27,14 @@ def check_build(library: native.Library, params: Params) -> None:
 
 @contextmanager
 def split_counted(library: native.Library, params: Params, model: Any) -> Iterator[list[Any]]:
-    """Count what each device allocates inside the ``with`` block, where ``params`` split tensors over devices.
+    """Count each device's allocations inside the ``with`` block, if ``params`` split tensors.
 
-    ``model`` is that of a context that is made, ``None`` where the model itself is loaded. The list takes what was
-    made, whose breakdown then has what was counted.
+    Yields a list for the result, whose breakdown then has the counts.
+
+    Args:
+        library: The native libraries.
+        params: Parameters of the load.
+        model: The model of a context; ``None`` while the model itself is loaded.
     """
     made: list[Any] = []
     if params.split_mode != "tensor":
@@ -44,12 +48,12 @@ def split_counted(library: native.Library, params: Params, model: Any) -> Iterat
 
 
 def takes_nothing(library: native.Library, params: Params, model: Any) -> None:
-    """Say of a ``model`` without memory that it has none, whatever was counted of one that had its address before."""
+    """Tell that a ``model`` without memory has none, whatever an earlier model at its address had."""
     with split_counted(library, params, None) as made:
         made.append(model)
 
 
 def computed_in(context: Any) -> int:
-    """What ``context`` computed with, as the owner of what that allocated."""
+    """Return the owner of the allocations that ``context`` computes with."""
     address = context if isinstance(context, int) else ctypes.cast(context, ctypes.c_void_p).value
     return (address or 0) + 1

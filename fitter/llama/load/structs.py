@@ -1,4 +1,4 @@
-"""Writing ``Params`` into llama.cpp's parameter structs."""
+"""Write ``Params`` into llama.cpp's parameter structs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,29 @@ from fitter.llama.types import MAX_USED_DEVICES, Params, Skeleton
 from fitter.parameters.table import of_a_struct
 
 _POINTERS = ("devices", "tensor_split", "tensor_buft_overrides")
-"""Parameters that llama.cpp's struct only has a pointer for."""
+"""Parameters that are pointers in llama.cpp's struct."""
 
 _PLACED = ("n_gpu_layers", *_POINTERS)
-"""Parameters that can still be set for a load that has begun."""
+"""Parameters that a started load still accepts."""
 
 
 def apply(params: Params, model_params: Any, context_params: Any, devices: Registry | None = None) -> list[object]:
-    """Write ``params`` into llama.cpp's two parameter structs, of ours or of llama-cpp-python's.
+    """Write ``params`` into llama.cpp's two parameter structs, fitter's or llama-cpp-python's.
 
-    Names of devices and buffer types are looked up in ``devices``, by default the real ones of this process. With that
-    default, ``params.devices`` of ``None`` leaves the choice to llama.cpp. Fields that ``Params`` lacks are unchanged,
-    and a default that the structs have no field for is left out.
+    Fields that ``Params`` lacks stay unchanged; defaults without a field are skipped.
 
-    Returns the objects that the structs point to, which must live as long as the model. Raises ``UsageError`` for an
-    unknown name, a number out of range, or a parameter that this llama.cpp does not have.
+    Args:
+        params: The parameters.
+        model_params: The struct of a model's parameters.
+        context_params: The struct of a context's parameters.
+        devices: Devices to look names up in; by default the real ones of this process. Only then ``params.devices`` of
+            ``None`` leaves the choice to llama.cpp.
+
+    Returns:
+        Objects that the structs point to, which must live as long as the model.
+
+    Raises:
+        UsageError: A name is unknown, a number out of range, or a parameter missing in this llama.cpp.
     """
     available = devices or registry()
     pointed_to: list[object] = []
@@ -67,7 +75,7 @@ def _apply_model(params: Params, out: Any, available: Registry, leave_default: b
 
 
 def overrides_of(params: Params, available: Registry) -> list[tuple[bytes, int]]:
-    """The pattern and the address of the buffer type of every override. Raises ``UsageError`` for an unknown one."""
+    """Return pattern and address of the buffer type of every override. Raises ``UsageError`` for an unknown one."""
     buffer_types = {d.buffer_type: d.buffer_type_address for d in available.devices if d.buffer_type is not None}
     overrides = []
     for override in params.tensor_buft_overrides:
@@ -84,9 +92,9 @@ def apply_context(params: Params, out: Any) -> None:
 
 
 def write(struct: str, params: Params, out: Any) -> None:
-    """Write the plain values of ``params`` for llama.cpp's ``struct``, ``model`` or ``context``, into ``out``.
+    """Write the plain values of ``params`` into ``out``, llama.cpp's ``struct`` (``model`` or ``context``).
 
-    A default that ``out`` has no field for is left out. Raises ``UsageError`` for another value that it has none for.
+    Defaults without a field are skipped. Raises ``UsageError`` for another value without a field.
     """
     fields = {name for name, *_ in out._fields_}
     for each in of_a_struct(struct):
@@ -122,5 +130,5 @@ def model_key(path: str | Skeleton, params: Params) -> tuple[object, ...]:
 
 
 def is_placed_alone(params: Params) -> bool:
-    """Whether a load that has begun can still take ``params``: only its placement differs from the defaults."""
+    """Return whether a started load still accepts ``params``: only its placement differs from the defaults."""
     return all(params.of_parameter(each) == each.default for each in of_a_struct("model") if each.key not in _PLACED)

@@ -1,7 +1,7 @@
-"""The one way to start another Python: isolated, with the search path of this process but for the current directory.
+"""Start another Python: isolated, with this process's search path but for the current directory.
 
-Whatever is in the current directory, such as a ``json.py``, is no part of fitter. Imports only what every Python
-has imported already: the command calls it before anything else, since ``python -m`` looks in the current directory.
+Files of the current directory, such as a ``json.py``, are no part of fitter. Imports only modules that every Python has
+loaded: the command calls it first, because ``python -m`` searches the current directory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
 _LEAST_STACK = 256 << 10
-"""Bytes of stack: with less than 96 KiB Python or llama.cpp crashes where small models are planned."""
+"""Least bytes of stack: with less than 96 KiB Python or llama.cpp crashes even for small models."""
 
 BOOT = """\
 import sys
@@ -23,11 +23,13 @@ sys.path[:] = {path}
 from {module} import {function}
 {function}(*sys.argv[1:])
 """
-"""What the new interpreter runs."""
+"""Code of the new interpreter."""
 
 
 def command(module: str, function: str, *words: str) -> list[str]:
-    """The command line of an interpreter that calls ``function`` of ``module`` with ``words``. Raises ``OSError``."""
+    """Return the command line of an interpreter that calls ``function`` of ``module`` with ``words``. Raises
+    ``OSError``.
+    """
     check_stack()
     boot = BOOT.format(path=ascii(search_path()), module=module, function=function)
     # isolated: nothing of its environment, of the user's site-packages or of the current directory
@@ -38,17 +40,17 @@ def command(module: str, function: str, *words: str) -> list[str]:
 def run(
     module: str, function: str, *words: str, seconds: float, environment: Mapping[str, str] | None = None
 ) -> CompletedProcess[str]:
-    """Run a function in an interpreter of its own, without input, to its end.
+    """Call a function in another interpreter, without input, and wait for its end.
 
     Args:
         module: The function's module.
         function: The function; its arguments are ``words``.
-        seconds: How long it may take.
-        environment: Its environment; by default the environment of this process.
+        seconds: Time limit.
+        environment: Its environment; by default this process's.
 
     Raises:
-        OSError: it cannot be started.
-        subprocess.TimeoutExpired: it did not end in time.
+        OSError: It cannot be started.
+        subprocess.TimeoutExpired: It did not end in time.
     """
     import subprocess
 
@@ -65,13 +67,13 @@ def run(
 
 
 def check_stack() -> None:
-    """Raise ``OSError`` where this process, or one that it starts, would crash for want of stack."""
+    """Raise ``OSError`` if this process or its children would crash for lack of stack."""
     if problem := stack_problem():
         raise OSError(problem)
 
 
 def stack_problem() -> str:
-    """That the stack is too small, and what to do; '' where it is not."""
+    """Say that the stack is too small, and what to do; '' if it is not."""
     import resource
 
     size, _ = resource.getrlimit(resource.RLIMIT_STACK)
@@ -79,25 +81,25 @@ def stack_problem() -> str:
 
 
 def search_path() -> list[str]:
-    """Where this process finds modules, without the current directory, and with the place of this package.
+    """Return this process's search path without the current directory, and with the place of this package.
 
-    Python itself adds the current directory (``python -m``, an empty entry), and so does an entry of ``PYTHONPATH``
-    that is empty or relative. One that ``PYTHONPATH`` names in full stays, and so do the interpreter's own.
+    ``python -m``, empty entries, and empty or relative entries of ``PYTHONPATH`` add the current directory. Absolute
+    entries of ``PYTHONPATH`` and the interpreter's own stay.
     """
     try:
         here = os.getcwd()
     except OSError:
-        # it was removed, so nothing can be found there
+        # the directory was removed
         here = ""
     named = {os.path.normpath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
     path = [entry for entry in sys.path if os.path.isabs(entry) and (entry != here or entry in named or _is_own(entry))]
-    # this file is in a folder of the package; last, as nothing else is looked for beside it
+    # the place of this package comes last, because nothing else is searched there
     package = os.path.abspath(os.path.join(os.path.realpath(__file__), *[os.pardir] * 4))
     return path if package in path else [*path, package]
 
 
 def _is_own(entry: str) -> bool:
-    """Whether it is a directory of the interpreter's own: of its standard library, or of installed packages."""
+    """Return whether a directory belongs to the interpreter: standard library or installed packages."""
     site = sys.modules.get("site")
     own = {os.path.dirname(os.__file__)}
     if site is not None:

@@ -1,7 +1,7 @@
-"""The most memory that a process may take to plan, so that no file takes all of a machine's. Bytes.
+"""The memory limit of a process that plans, so that no file takes all memory of a machine. Bytes.
 
-Only memory in use counts, without mapped files. A dummy load reserves addresses for much more than it uses, so the
-limits of the system (``setrlimit``) would end loads that are right.
+Only used memory counts, without mapped files. A dummy load reserves far more addresses than it uses, so the system's
+limits (``setrlimit``) would end valid loads.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 VARIABLE = "FITTER_MEMORY_LIMIT"
-"""The environment variable with another limit: a size such as ``8GiB``."""
+"""Environment variable with another limit: a size such as ``8GiB``."""
 
 CHECK_SECONDS = 0.1
-"""How often a process looks at its memory. llama.cpp fills some 200 MB in that time."""
+"""Seconds between two checks; llama.cpp fills some 200 MB in that time."""
 
 _MOST = 4 << 30
-"""The plan of a large model with a context of tens of millions of tokens has taken 1.7 GB."""
+"""A plan of a large model with a context of tens of millions of tokens took 1.7 GB."""
 _LEAST = 512 << 20
-"""Several times what the plan of any known model takes."""
+"""Several times the memory for a plan of any known model."""
 
 _STATM = "/proc/self/statm"
 
 
 def check() -> None:
-    """Raise ``UsageError`` if the environment has a limit that is no size."""
+    """Raise ``UsageError`` if the environment's limit is no size."""
     if told := os.environ.get(VARIABLE):
         _parse(told)
 
 
 @functools.cache
 def limit() -> int:
-    """Bytes that this process may take: what the environment says, or 4 GiB, or half of the machine's memory."""
+    """Return the limit of this process: the environment's, or 4 GiB, or half of the machine's memory."""
     if told := os.environ.get(VARIABLE):
         try:
             return _parse(told)
         except UsageError:
-            # ``check`` says it, where somebody hears it
+            # ``check`` reports it
             pass
     return min(_MOST, _half())
 
 
 def divide(processes: int) -> None:
-    """Give each of ``processes`` workers its part of half of the machine's memory, unless a limit was set."""
+    """Give each of ``processes`` workers its part of half of the machine's memory, unless a limit is set."""
     os.environ.setdefault(VARIABLE, f"{min(_MOST, max(_LEAST, _half() // processes))}B")
 
 
 def used() -> int:
-    """Bytes of memory that this process has for itself; 0 where the system does not say."""
+    """Return the bytes of this process's own memory; 0 if the system does not say."""
     try:
         with open(_STATM, "rb") as file:
             _, resident, shared, *_ = file.read().split()
@@ -64,7 +64,7 @@ def used() -> int:
 
 
 def excess() -> str | None:
-    """Why this process has to end, on one line; ``None`` while it is within its limit."""
+    """Return why this process must end, in one line; ``None`` within its limit."""
     if (taken := used()) <= limit():
         return None
     return (
@@ -74,7 +74,7 @@ def excess() -> str | None:
 
 
 def watch(end: Callable[[str], object]) -> None:
-    """Call ``end`` with the reason as soon as this process is over its limit, on a thread of its own."""
+    """Call ``end`` with the reason, on another thread, as soon as this process exceeds its limit."""
     import threading
 
     def look() -> None:

@@ -1,4 +1,4 @@
-"""Errors by which a machine says that it was short of memory, disk space, files or processes."""
+"""Errors that mean a lack of memory, disk space, files or processes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _SAYS = re.compile(
 )
 
 _OUT_OF_MEMORY = ("std::bad_alloc", "insufficient memory", "Cannot allocate memory", "cannot allocate memory")
-"""Messages of C++, ggml (``ggml_aligned_malloc``) and the C library when the host has no memory."""
+"""Messages of C++, ggml (``ggml_aligned_malloc``) and the C library without host memory."""
 _OUT_OF_ADDRESSES = ("failed to allocate", "unable to allocate")
-"""Messages of llama.cpp when it gets no buffer: a refusal, unless this process is limited to few addresses."""
+"""Messages of llama.cpp without a buffer: a refusal, unless this process's addresses are limited."""
 
 
 def is_resource_error(said: str | FitterError) -> bool:
-    """Whether an error, its log or the output of a process says that the machine was short of a resource."""
+    """Return whether an error, its log or a program's output means that the machine lacked a resource."""
     lines = said if isinstance(said, str) else "\n".join((str(said), *getattr(said, "log", ())))
     return _SAYS.search(lines) is not None
 
 
 def is_out_of_memory(lines: Iterable[str]) -> bool:
-    """Whether one of ``lines`` says that the host's memory ran out."""
+    """Return whether a line means that the host's memory ran out."""
     is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
     says = (*_OUT_OF_MEMORY, *(_OUT_OF_ADDRESSES if is_limited else ()))
     return any(words in line for line in lines for words in says)

@@ -1,4 +1,4 @@
-"""Checking rpc-servers before ggml connects to them: ggml aborts if there is no server, and may wait for ever."""
+"""Check rpc-servers before ggml connects to them: ggml aborts without a server, and may wait forever."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from fitter.errors import RemoteError, UsageError
 
 PROTOCOL = (7, 0)
-"""The protocol of the pinned llama.cpp. What another one is asked here stays as it was: only a greeting."""
+"""Protocol of the pinned llama.cpp; the greeting is equal in all protocols."""
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 30.0
-"""A server has one client at a time, so the worker of another fit may have to end first."""
+"""Seconds for an answer: a server has one client at a time, so another fit's worker may have to end first."""
 
 _MISMATCH = re.compile(r"RPC server version mismatch: (\d+(?:\.\d+)*)")
 _NO_DEVICE = "has no device: start it with one"
@@ -25,21 +25,21 @@ _HOST = re.compile(r"[A-Za-z0-9_.-]+")
 _HELLO = struct.pack("<BQ24x", 14, 24)
 _ANSWER = struct.Struct("<QBBBx24x")
 RESET = struct.pack("ii", 1, 0)
-"""A value for ``SO_LINGER`` with which closing a connection resets it."""
+"""Value of ``SO_LINGER`` that resets a connection when it is closed."""
 
 _DEVICE_COUNT = struct.pack("<BQ", 15, 0)
 _COUNT = struct.Struct("<QI")
 
 
 class _Refusal(Exception):
-    """Why a server cannot be used, and what to do; a sentence without its beginning, the server's name."""
+    """Why a server cannot be used, and what to do; a sentence that begins with the server's name, without it."""
 
 
 def parse_servers(given: str | Sequence[str]) -> tuple[str, ...]:
-    """rpc-servers as ``host:port``, from strings that may contain several with commas.
+    """Parse rpc-servers (``host:port``), also several in one string with commas.
 
-    Raises ``UsageError`` for one that ggml-rpc does not support (it takes host names and IPv4 addresses), or that is
-    given twice.
+    Raises ``UsageError`` for a duplicate, and for a name that ggml-rpc does not support: it accepts host names and IPv4
+    addresses.
     """
     texts = [given] if isinstance(given, str) else given
     servers: list[str] = []
@@ -61,10 +61,15 @@ def parse_servers(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def check(servers: Sequence[str], timeout: float) -> None:
-    """Check, all at the same time, that each of ``servers`` is an rpc-server that this llama.cpp can use.
+    """Check at the same time that fitter's llama.cpp can use each of ``servers``.
 
-    Takes at most ``timeout`` seconds. Raises ``RemoteError`` for the first one that cannot be used, ``UsageError`` if
-    two names are the same server: llama.cpp would wait for ever.
+    Args:
+        servers: The servers.
+        timeout: Seconds for all of them.
+
+    Raises:
+        RemoteError: A server cannot be used.
+        UsageError: Two names are one server: llama.cpp would wait forever.
     """
     answers = _ask(servers, min(timeout, CONNECT_SECONDS), min(timeout, ANSWER_SECONDS))
     by_address: dict[object, str] = {}
@@ -77,7 +82,7 @@ def check(servers: Sequence[str], timeout: float) -> None:
 
 
 def lost(servers: Sequence[str], seconds: float) -> str | None:
-    """The first of ``servers`` that no longer answers, and why, for a message; ``None`` if all answer."""
+    """Return the first server that no longer answers, with the reason; ``None`` if all answer."""
     answers = _ask(servers, seconds, seconds)
     for server, answer in zip(servers, answers, strict=True):
         if isinstance(answer, _Refusal):
@@ -86,7 +91,7 @@ def lost(servers: Sequence[str], seconds: float) -> str | None:
 
 
 def _ask(servers: Sequence[str], connect_seconds: float, answer_seconds: float) -> list[tuple[str, int] | _Refusal]:
-    """The address of every server, or the reason why it cannot be used."""
+    """Return the address of every server, or the reason why it cannot be used."""
     start = time.monotonic()
     slow = _Refusal(f"was not found within {connect_seconds:g} seconds: check its name, or give its IPv4 address")
     answers: list[tuple[str, int] | _Refusal] = [slow] * len(servers)
@@ -101,7 +106,7 @@ def _ask(servers: Sequence[str], connect_seconds: float, answer_seconds: float) 
         except _Refusal as refusal:
             answers[index] = refusal
 
-    # Threads, since resolving a name has no time limit.
+    # threads, because resolving a name has no time limit
     threads = [threading.Thread(target=ask, args=(index,), daemon=True) for index in range(len(servers))]
     for thread in threads:
         thread.start()
@@ -109,13 +114,13 @@ def _ask(servers: Sequence[str], connect_seconds: float, answer_seconds: float) 
         thread.join(max(0.0, start + max(connect_seconds, answer_seconds) - time.monotonic()))
     for index, thread in enumerate(threads):
         if index in found:
-            # all that it still does has a limit, and on a busy machine it may report its result a little later
+            # each step has a limit; a busy machine may report the result a little later
             thread.join()
     return list(answers)
 
 
 def _found(server: str) -> tuple[str, int]:
-    """The address of a server. Raises ``_Refusal``."""
+    """Resolve a server. Raises ``_Refusal``."""
     host, _, port = server.rpartition(":")
     try:
         return socket.gethostbyname(host), int(port)
@@ -124,7 +129,7 @@ def _found(server: str) -> tuple[str, int]:
 
 
 def _greet(address: tuple[str, int], connect_seconds: float, start: float, answer_by: float) -> None:
-    """Have a server answer as ggml's own do, which was asked since ``start``. Raises ``_Refusal``."""
+    """Check that a server, asked since ``start``, answers like ggml's own. Raises ``_Refusal``."""
     try:
         connection = socket.create_connection(address, max(0.001, start + connect_seconds - time.monotonic()))
     except TimeoutError:
@@ -135,33 +140,33 @@ def _greet(address: tuple[str, int], connect_seconds: float, start: float, answe
             f"cannot be reached ({_message(error)}): check that rpc-server is running there, on that port"
         ) from None
     with connection:
-        # A server that answers on a closed connection is killed by SIGPIPE, unless the connection was reset.
+        # SIGPIPE kills a server that answers on a closed connection, unless it was reset
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         version = _request(connection, _HELLO, _ANSWER, answer_by)
-        # Whether it can be used with another protocol, the llama.cpp that will use it knows: see refusal_of.
+        # only llama.cpp knows whether it can use another protocol: see refusal_of
         if version[:2] == PROTOCOL and not _request(connection, _DEVICE_COUNT, _COUNT, answer_by)[0]:
             raise _Refusal(_NO_DEVICE)
 
 
 def mismatch(servers: Sequence[str], log: Iterable[str]) -> str | None:
-    """Why llama.cpp, which wrote the lines of ``log``, cannot use one of ``servers``, if that is its protocol."""
+    """Return why llama.cpp cannot use one of ``servers``, if its ``log`` names their protocol."""
     lines = list(log)
     versions = [match[1] for line in lines if (match := _MISMATCH.search(line))]
     if not versions:
         return None
-    # Newer versions say which one, and end the process.
+    # newer versions name the server, and end the process
     named = [server for server in servers if any(line.endswith(f" {server}") for line in lines)] or list(servers)
     which = f"the RPC server {named[0]} has" if len(named) == 1 else f"one of the RPC servers {', '.join(named)} has"
     return f"{which} version {versions[-1]} of the protocol, and this llama.cpp has another one: {_SAME}"
 
 
 def refusal_of(server: str, log: Iterable[str]) -> str:
-    """Why llama.cpp, which wrote the lines of ``log`` meanwhile, has found no device of ``server``."""
+    """Return why llama.cpp found no device of ``server``, by its ``log``."""
     return mismatch([server], log) or f"the RPC server {server} {_NO_DEVICE}"
 
 
 def _request(connection: socket.socket, request: bytes, kind: struct.Struct, answer_by: float) -> tuple[int, ...]:
-    """Send a request and return the numbers in the answer, which begins with its size. Raises ``_Refusal``."""
+    """Send a request; return the numbers of the answer, which begins with its size. Raises ``_Refusal``."""
     try:
         connection.settimeout(max(0.001, answer_by - time.monotonic()))
         connection.sendall(request)
@@ -186,7 +191,7 @@ _OTHER = f"it is not an rpc-server, or one of another version; {_SAME}"
 
 
 def _read(connection: socket.socket, size: int, deadline: float) -> bytes:
-    """``size`` bytes, or fewer if the connection ends. Raises ``TimeoutError`` and other ``OSError``."""
+    """Read ``size`` bytes, or fewer if the connection ends. Raises ``TimeoutError`` and other ``OSError``."""
     data = b""
     while len(data) < size:
         # a few bytes do not extend the limit

@@ -1,8 +1,8 @@
-"""Running another program so that it always ends: with the call, with an exception, and with this process.
+"""Run another program so that it always ends: with the call, with an exception, and with this process.
 
-Between the two stands a process of its own, the attendant. It is the program's parent, so the program's number stays
-its own until the attendant has waited for it. A pipe ends with this process, however that ends: then the attendant ends
-the program. Should the attendant be killed, Linux kills the program.
+A process between the two, the attendant, is the program's parent, so the program's number stays valid until the
+attendant has waited for it. A pipe closes when this process ends, in whatever way; the attendant then ends the program.
+If the attendant is killed, Linux kills the program.
 """
 
 from __future__ import annotations
@@ -26,15 +26,19 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _PATIENCE = 2.0
-"""Seconds that a program has to end by itself once it is asked to."""
+"""Seconds for a program to end itself when asked."""
 _PR_SET_PDEATHSIG = 1
 
 
 class SupervisedProgram:
-    """A program that runs, with no input; ``output`` is what it writes, stdout and stderr alike.
+    """A running program without input; ``output`` has its stdout and stderr.
 
-    ``words``: its path and its arguments, with paths in full, since it runs in its own directory. Raises ``OSError`` if
-    it cannot be started, with the program as its file name.
+    Args:
+        words: Its path and arguments, with absolute paths, because it runs in its own directory.
+        environment: Its environment.
+
+    Raises:
+        OSError: It cannot be started; the error's file name is the program.
     """
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -46,7 +50,7 @@ class SupervisedProgram:
             env=_from_anywhere(environment),
             # not this process's: ggml loads backends from the current directory, too
             cwd=os.path.dirname(words[0]),
-            # what is sent to the group of this process, as by Ctrl-C in a terminal, is for this process alone
+            # signals to this process's group, such as Ctrl-C in a terminal, are for this process alone
             start_new_session=True,
         )
         assert self._attendant.stdin and self._attendant.stdout and self._attendant.stderr
@@ -80,13 +84,13 @@ class SupervisedProgram:
         return self._status
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit status as soon as it has ended; ``None`` if it still runs after so many seconds."""
+        """Wait up to ``seconds`` for its end; return its exit status, ``None`` if it still runs."""
         if self._status is None and select.select([self._answers], [], [], max(0.0, seconds))[0]:
             self._read_status()
         return self._status
 
     def end(self) -> None:
-        """End it, if it has not ended: it is asked to, and killed where it does not within some seconds."""
+        """End it: ask it to end, and kill it after some seconds."""
         with contextlib.suppress(OSError):
             self._orders.close()
         try:
@@ -103,7 +107,7 @@ class SupervisedProgram:
     def _read_status(self) -> None:
         if self._status is None:
             line = self._answers.readline()
-            # without one the attendant was killed, and the program with it
+            # without a status, the attendant was killed, and the program with it
             self._status = int(line) if line.strip() else -signal.SIGKILL
 
 
@@ -112,14 +116,14 @@ _PLACES = ("LD_LIBRARY_PATH", "GGML_BACKEND_PATH")
 
 
 def _from_anywhere(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` with those paths in full, and without empty ones, which are the current directory."""
+    """Make those paths absolute, and remove empty ones, which mean the current directory."""
     places = {name: environment[name].split(os.pathsep) for name in _PLACES if name in environment}
     whole = {name: os.pathsep.join(os.path.abspath(each) for each in paths if each) for name, paths in places.items()}
     return {**environment, **whole}
 
 
 def main(*words: str) -> NoReturn:
-    """Be the attendant: run ``words``, write its process number and at the end its status, and end it with stdin."""
+    """Be the attendant: run ``words``, write its process number and later its status, and end it when stdin closes."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     ended, wake = os.pipe()
@@ -134,14 +138,14 @@ def main(*words: str) -> NoReturn:
         _become(words, attendant, prctl, failure)
     os.close(failure)
     with contextlib.suppress(OSError):
-        # on both sides, so that there is a group from here on
+        # parent and child both do this, so that the group exists from here on
         os.setpgid(pid, pid)
     if error := os.read(failed, 16):
         os.waitpid(pid, 0)
         _say(f"failed {int(error)}")
         os._exit(0)
     _say(f"pid {pid}")
-    # so that what reads the program's output sees its end
+    # so that the reader of the program's output sees its end
     os.close(2)
     if sys.stdin.fileno() in select.select([sys.stdin.fileno(), ended], [], [])[0]:
         os.killpg(pid, signal.SIGTERM)
@@ -150,7 +154,7 @@ def main(*words: str) -> NoReturn:
             time.sleep(0.01)
     else:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    # What it started, as a script does, ends with it; before it is waited for, since the number is its own until then.
+    # end its children too (a script has some), before waiting for it: until then its number is valid
     os.killpg(pid, signal.SIGKILL)
     _say(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
     os._exit(0)
@@ -167,7 +171,7 @@ def _become(words: tuple[str, ...], attendant: int, prctl: ctypes._NamedFuncPoin
         if os.getppid() != attendant:
             os._exit(1)
         os.setpgid(0, 0)
-        # what this interpreter and the attendant ignore, a program may not expect to be ignored
+        # reset the signals that the interpreter and the attendant ignore
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         nothing = os.open(os.devnull, os.O_RDONLY)

@@ -1,6 +1,6 @@
-"""Dataclasses as JSON values and back, for the messages between the worker and its client.
+"""Convert dataclasses to JSON values and back, for the messages between worker and client.
 
-A tuple of named tuples is sent by columns, which for thousands of them is several times as fast as one by one.
+A tuple of named tuples is sent by columns, which is several times as fast for thousands of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 def encode(value: Any) -> Any:
-    """Turn dataclasses, tuples and mappings into values that ``json`` can write."""
+    """Convert dataclasses, tuples and mappings to values for ``json``."""
     kind: Any = type(value)
     if kind in _PLAIN:
         return value
@@ -33,7 +33,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(kind: Any, value: Any) -> Any:
-    """Build a value of type ``kind`` from what ``encode`` returned.
+    """Build a value of type ``kind`` from ``encode``'s result.
 
     Raises ``TypeError`` if it is not of that type.
     """
@@ -45,7 +45,7 @@ _Decoder = Callable[[Any], Any]
 
 @functools.cache
 def _field_names(kind: Any) -> tuple[str, ...]:
-    """The fields of a dataclass or a named tuple; none for anything else."""
+    """Return the fields of a dataclass or named tuple; none for anything else."""
     if _is_record(kind):
         return tuple(kind._fields)
     return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
@@ -55,7 +55,7 @@ def _is_record(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
-# Cached, since a header has thousands of values of a few types.
+# cached: a header has thousands of values of a few types
 @functools.cache
 def _decoder(kind: Any) -> _Decoder:
     origin = typing.get_origin(kind)
@@ -151,7 +151,7 @@ def _literal_decoder(choices: tuple[Any, ...]) -> _Decoder:
 
 def _union_decoder(kinds: tuple[Any, ...]) -> _Decoder:
     def decode_union(value: Any) -> Any:
-        # The exact type first, so that an integer in "int | float" stays one.
+        # the exact type first, so that an integer in "int | float" stays an integer
         if type(value) in kinds:
             return value
         for kind in kinds:

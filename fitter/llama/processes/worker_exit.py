@@ -34,16 +34,16 @@ class WorkerExit:
 
     @property
     def is_own_fault(self) -> bool:
-        """Whether llama.cpp ended it by an abort or a fault, not somebody else by a signal (``fitter_say_faults``)."""
+        """Whether llama.cpp ended it by an abort or fault, not another program by a signal (``fitter_say_faults``)."""
         return self.status < 0 and not self.has_run_out and f"{_FAULT}{self.pid}" in self.log
 
     def is_same_as(self, other: WorkerExit) -> bool:
-        """Whether llama.cpp ended both processes, in the same way."""
+        """Return whether llama.cpp ended both processes in the same way."""
         return self.is_own_fault and other.is_own_fault and self.status == other.status
 
     @property
     def how(self) -> str:
-        """The end of a sentence that begins with the name of the process."""
+        """The end of a sentence that begins with the process."""
         if self.status >= 0:
             return f"ended with status {self.status}"
         try:
@@ -53,7 +53,7 @@ class WorkerExit:
 
     @property
     def last_words(self) -> str:
-        """The line that says most about its end, such as why memory ran out; '' without any."""
+        """The line that tells most about its end, such as why memory ran out; '' without any."""
         # GGML_ASSERT and GGML_ABORT write to stderr, not to the log; the lines after them are less useful.
         lines = [line.strip() for line in self.log if line.strip() and not line.startswith(_FAULT)]
         if self.status == OUT_OF_MEMORY_STATUS:

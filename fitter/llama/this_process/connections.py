@@ -1,4 +1,4 @@
-"""This process's connections to rpc-servers. ggml-rpc keeps one per server, which all loaded models use."""
+"""This process's connections to rpc-servers: ggml-rpc keeps one per server for all loaded models."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from fitter.llama.processes import rpc
 from fitter.llama.this_process import guarded
 
 users: dict[int, tuple[str, ...]] = {}
-"""The rpc-servers of each loaded model: they serve one connection at a time, so they would not answer another one."""
+"""rpc-servers of each loaded model: they serve one connection at a time, so others would wait forever."""
 
 _lost: dict[str, int] = {}
-"""How often each server was lost while a model was loaded there.
-
-ggml-rpc keeps a dead connection, under its server's name, as long as a thread waits for it.
+"""Number of losses of each server while a model was loaded there. ggml-rpc keeps a dead connection under its server's
+name as long as a thread waits for it.
 """
 _is_broken = False
 
 
 def lose(servers: Sequence[str], is_connected: bool) -> None:
-    """Close the connections to ``servers`` that no other model uses, so that the servers can serve other clients."""
+    """Close the connections to ``servers`` that no other model uses, so that they can serve other clients."""
     global _is_broken
     # a thread that was stopped while connecting holds locks that every other connection needs
     _is_broken = _is_broken or (bool(servers) and not is_connected)

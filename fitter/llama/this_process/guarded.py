@@ -1,4 +1,4 @@
-"""Calls to llama.cpp that must not end the process: each on a thread of its own, which is stopped if ggml aborts.
+"""Calls to llama.cpp that must not end the process: each on its own thread, which stops if ggml aborts.
 
 ``bindings/measuring/load_guard.cpp`` explains how. A thread that cannot return sleeps until the process ends, and its
 memory stays allocated.
@@ -27,15 +27,15 @@ from fitter.llama.worker.process import open_files
 T = TypeVar("T")
 
 _SLICE = 100
-"""Milliseconds after which a waiting thread checks for signals."""
+"""Milliseconds between two checks for signals."""
 _PATIENCE = 1.0
 """Seconds to wait for a server after Ctrl-C."""
 _GRACE = 10.0
-"""Seconds in which a call must end after it was cancelled, or has failed."""
+"""Seconds for a call to end after it was cancelled or has failed."""
 
 
 class LoadProgress:
-    """The progress of a call, and whether to cancel it. ``callback`` is for llama.cpp's load."""
+    """Progress of a call, and whether to cancel it. ``callback`` is for llama.cpp's load."""
 
     def __init__(self) -> None:
         self.is_cancelled = False
@@ -53,11 +53,15 @@ class LoadProgress:
 
 @dataclass(frozen=True)
 class CallResult(Generic[T]):
-    """The result of a call: a ``value`` or an ``error``.
+    """The result of a call.
 
-    ``crash``: ggml's message, if it would have aborted. ``is_lost``: the thread cannot return, so its memory stays
-    allocated until the process ends. ``stalled``: seconds without progress, if the call was cancelled for that.
-    ``log``: llama.cpp's log.
+    Attributes:
+        value: The value.
+        error: The error.
+        crash: ggml's message, if it would have aborted.
+        is_lost: Whether the thread cannot return, so that its memory stays allocated.
+        stalled: Seconds without progress, if the call was cancelled for that.
+        log: llama.cpp's log.
     """
 
     value: T | None
@@ -68,7 +72,7 @@ class CallResult(Generic[T]):
     log: tuple[LogLine, ...]
 
 
-# One call at a time, since llama-cpp-python replaces the process's stdout and stderr while it loads.
+# one call at a time, because llama-cpp-python replaces the process's stdout and stderr
 _turn = threading.Lock()
 
 
@@ -78,10 +82,15 @@ def attempt(
     timeout: float | None = None,
     on_lost: Callable[[], None] | None = None,
 ) -> CallResult[T]:
-    """Make ``call`` on a thread of its own, and return its result however it ends.
+    """Make ``call`` on another thread, and return its result however it ends.
 
-    With ``servers`` (``host:port`` of rpc-servers) it is cancelled after ``timeout`` seconds without progress. Ctrl-C
-    cancels it at the next tensor, or closes the connections. ``on_lost`` is called if the thread cannot return.
+    Ctrl-C cancels it at the next tensor, or closes the connections.
+
+    Args:
+        call: The call.
+        servers: rpc-servers (``host:port``) that it uses.
+        timeout: Seconds without progress after which a call with servers is cancelled.
+        on_lost: Called if the thread cannot return.
     """
     fitter = native.libraries().fitter
     progress = LoadProgress()
@@ -143,7 +152,7 @@ def _wait(
         idle = time.monotonic() - progress.last
         if servers and timeout is not None and idle > timeout:
             progress.is_cancelled = True
-            # this ends what waits for a server, and so the thread
+            # this ends every wait for a server, and so the thread
             disconnect(servers)
             return _wait_for(guard, _GRACE), idle
     return state, None
@@ -160,7 +169,7 @@ def _wait_for(guard: Any, seconds: float) -> int:
 def disconnect(servers: Sequence[str]) -> None:
     """Reset this process's connections to ``servers``, which ends every wait for an answer.
 
-    If possible they are not shut down: a server that answers on a closed connection would be killed by SIGPIPE.
+    If possible they are not shut down: SIGPIPE would kill a server that answers on a closed connection.
     """
     connect = ctypes.CDLL(None).connect
     nowhere = struct.pack("H14x", socket.AF_UNSPEC)
@@ -182,9 +191,9 @@ def disconnect(servers: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _own_streams() -> Iterator[Callable[[], None]]:
-    """A function that restores stdout and stderr, which llama-cpp-python turns off while it loads quietly."""
+    """Yield a function that restores stdout and stderr, which llama-cpp-python replaces during a quiet load."""
     streams = sys.stdout, sys.stderr
-    # Jupyter's streams have descriptors of their own, which it turns off as well.
+    # llama-cpp-python also replaces the own descriptors of Jupyter's streams
     copies = [getattr(stream, "_original_stdstream_copy", None) for stream in streams]
     saved: dict[int, int] = {}
     for number in (1, 2):

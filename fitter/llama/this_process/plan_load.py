@@ -1,4 +1,4 @@
-"""Loading a plan as a ``llama_cpp.Llama`` with all of its parameters. Importing this module loads llama-cpp-python."""
+"""Load a plan as a ``llama_cpp.Llama`` with all its parameters. Importing this module loads llama-cpp-python."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fitter.text import MIB, human
 
 
 class HostMemoryUse(Protocol):
-    """Bytes of host memory that a plan uses, and that it leaves free (``None``: no limit)."""
+    """Bytes of host memory that a plan uses and leaves free (``None``: no limit)."""
 
     @property
     def used(self) -> int: ...
@@ -45,7 +45,7 @@ class HostMemoryUse(Protocol):
 
 
 class Loadable(Protocol):
-    """The parts of a plan that loading needs: parameters, their measured memory, rpc-servers, the host."""
+    """The parts of a plan that a load needs: parameters, measured memory, rpc-servers, host memory."""
 
     @property
     def params(self) -> Params: ...
@@ -65,12 +65,12 @@ _NO_MEMORY = re.compile(r"std::bad_alloc|Cannot allocate memory|unable to alloca
 
 
 def loaded_build() -> LlamaCpp:
-    """The llama.cpp of this process. Raises ``LibraryError``."""
+    """Return the llama.cpp of this process. Raises ``LibraryError``."""
     return library.loaded()
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raise ``UsageError`` for a keyword that ``llama_cpp.Llama`` does not have, and would silently ignore."""
+    """Raise ``UsageError`` for a keyword that ``llama_cpp.Llama`` lacks, and would silently ignore."""
     keywords = inspect.signature(llama_cpp.Llama.__init__).parameters
     for name in names:
         if name not in keywords:
@@ -91,14 +91,22 @@ def warn(text: str) -> None:
 def load(
     plan: Loadable, model_path: str, keywords: Mapping[str, Any], own: Mapping[str, Any], timeout: float | None = None
 ) -> PlannedLlama:
-    """Load ``model_path`` with all parameters of ``plan``, including those that ``llama_cpp.Llama`` has no keyword for.
+    """Load ``model_path`` with all parameters of ``plan``, also those without a keyword of ``llama_cpp.Llama``.
 
-    ``keywords``: the plan's parameters that ``Llama`` has keywords for. ``own``: the caller's further keywords.
-    ``timeout``: seconds without an answer after which an rpc-server is given up.
+    No failure ends the process, even if llama.cpp would abort.
 
-    Raises ``PlanError`` if the plan is for devices that are not here, ``OutOfMemoryError`` if a device has too little
-    memory, ``RemoteError`` if an rpc-server fails, ``LlamaCppError`` if llama.cpp cannot load the model for another
-    reason. None of these ends the process, even if llama.cpp would abort.
+    Args:
+        plan: The plan.
+        model_path: The file.
+        keywords: The plan's parameters with keywords of ``Llama``.
+        own: The caller's further keywords.
+        timeout: Seconds without an answer after which an rpc-server is given up.
+
+    Raises:
+        PlanError: The plan's devices are not here.
+        OutOfMemoryError: A device has too little memory.
+        RemoteError: An rpc-server failed.
+        LlamaCppError: llama.cpp cannot load the model.
     """
     if plan.rpc:
         connections.check(plan.rpc, timeout)
@@ -119,7 +127,7 @@ def load(
         try:
             model.__init__(model_path, plan, registry, progress, keywords, own)  # type: ignore[misc]
         except BaseException:
-            # on this thread, which may be stopped without ending the process
+            # on this thread, which can stop without ending the process
             model.close()
             raise
         return model
@@ -138,11 +146,11 @@ def load(
 
 
 class _NoDeviceError(Exception):
-    """llama.cpp has found no device of an rpc-server; the argument is its ``host:port``."""
+    """llama.cpp found no device of an rpc-server; the argument is its ``host:port``."""
 
 
 def _registry(servers: Sequence[str], progress: guarded.LoadProgress) -> Registry:
-    """The devices here and those of ``servers``, with the names that they had when the plan was made."""
+    """Return the devices here and those of ``servers``, with their names in the plan."""
     local = registry()
     remote: list[Device] = []
     for server in servers:
@@ -179,7 +187,7 @@ _DIAGNOSIS_SECONDS = 3.0
 
 
 def _failure(plan: Loadable, path: str, registry: Registry, outcome: guarded.CallResult[Any]) -> Exception:
-    """The error for a load that failed."""
+    """Make the error for a failed load."""
     error, log = outcome.error, tuple(line.text for line in outcome.log)
     if outcome.crash is None and outcome.stalled is None:
         if error is None:
@@ -221,7 +229,7 @@ def _failure(plan: Loadable, path: str, registry: Registry, outcome: guarded.Cal
 def _refused(
     plan: Loadable, registry: Registry, log: Sequence[LogLine], error: BaseException
 ) -> tuple[str, int, str] | None:
-    """The device with too little memory, the bytes, and what they are for; ``None`` if something else went wrong."""
+    """Return the device with too little memory, the bytes, and their purpose; ``None`` for another failure."""
     if isinstance(error, MemoryError):
         return "host", plan.host.used, f"the plan and llama-cpp-python ({_one_line(str(error)) or 'no memory'})"
     for line in reversed(log):
@@ -239,7 +247,7 @@ def _one_line(text: str) -> str:
 
 
 def _warn_of_difference(plan: Loadable, model: PlannedLlama) -> None:
-    """Warn if the loaded model takes more memory than the plan says."""
+    """Warn if the loaded model takes more memory than planned."""
     real = breakdown_of(model.ctx)
     planned = {name: plan.breakdown.real.on(name).used for name in plan.breakdown.devices}
     for name, own in zip(plan.breakdown.devices, real.devices, strict=False):
@@ -249,9 +257,9 @@ def _warn_of_difference(plan: Loadable, model: PlannedLlama) -> None:
 
 
 def _warn_of_logits(plan: Loadable, model: PlannedLlama) -> None:
-    """Warn if the host may lack the memory for the logits that ``Llama`` itself keeps of every token."""
+    """Warn if the host may lack memory for the logits of every token that ``Llama`` itself stores."""
     row = 4 * model.n_vocab()
-    # those of one batch in llama.cpp, and the array that Llama copies them into
+    # logits of one batch in llama.cpp, and Llama's array with copies of them
     size = row * plan.params.n_batch + int(model.scores.nbytes)
     left = plan.host.left
     if model._logits_all and left is not None and size > left:
@@ -267,7 +275,7 @@ def _warn_of_logits(plan: Loadable, model: PlannedLlama) -> None:
 class PlannedLlama(llama_cpp.Llama):
     """A ``llama_cpp.Llama`` with a plan's parameters in its structs, whatever its constructor writes there.
 
-    ``plan`` is the plan that it was loaded with. Unpickling one loads the model again.
+    ``plan`` is the loaded plan. Unpickling loads the model again.
     """
 
     _model_struct: Any = None
@@ -361,7 +369,7 @@ class PlannedLlama(llama_cpp.Llama):
 
 
 def _copy(struct: str, planned: Any, out: Any) -> None:
-    """Copy a plan's parameters; one that this llama-cpp-python has no field for is at its default in every plan."""
+    """Copy a plan's parameters; those without a field in this llama-cpp-python have their default in every plan."""
     fields = {name for name, *_ in out._fields_}
     for each in of_a_struct(struct):
         if each.field in fields:

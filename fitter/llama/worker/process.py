@@ -1,4 +1,4 @@
-"""Starting and ending the worker's process, also ahead of its use. Imports little, so that this can happen early."""
+"""Start and end worker processes, also ahead of their use. Imports little, so that this can happen early."""
 
 from __future__ import annotations
 
@@ -34,11 +34,18 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Process:
-    """A running worker process. ``requests`` and ``answers`` are the parent's ends of its pipes.
+    """A running worker process; ``requests`` and ``answers`` are the parent's ends of its pipes.
 
-    With ``first`` it is a fork of this process, which must have just started and have one thread (see ``prestart``).
-    It belongs to the process that started it: a fork of that has copies of the pipes, and ends nothing. Raises
-    ``OSError`` if it cannot be started.
+    It belongs to the process that started it; a fork of that has copies of the pipes, and ends nothing.
+
+    Args:
+        variables: Environment variables to add.
+        first: Makes the worker a fork of this process, which must have just started and have one thread; see
+            ``prestart``.
+        like: A worker whose environment to inherit.
+
+    Raises:
+        OSError: It cannot be started.
     """
 
     def __init__(
@@ -59,7 +66,7 @@ class Process:
             opened += (child_requests, self.requests)
             self.answers, child_answers = os.pipe()
             opened += (self.answers, child_answers)
-            # Above the numbers that they get in the child, so that none is overwritten before it is copied.
+            # above the child's numbers, so that none is overwritten before it is copied
             ends = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ANSWERS + 1) for fd in (child_requests, child_answers)]
             opened += ends
             files = (*ends, fcntl.fcntl(self._output, fcntl.F_DUPFD_CLOEXEC, _ANSWERS + 1))
@@ -76,11 +83,11 @@ class Process:
 
     @property
     def is_own(self) -> bool:
-        """Whether this process started it, and not one that this is a fork of."""
+        """Whether this process started it, not the parent of a fork."""
         return self._parent == os.getpid()
 
     def leave(self) -> None:
-        """Close what a fork has of it, and leave it to the process that started it."""
+        """Close a fork's copies of the pipes."""
         if not self._is_dismissed:
             self._is_dismissed = True
             os.close(self.requests)
@@ -88,11 +95,11 @@ class Process:
         os.close(self._output)
 
     def fits(self, variables: Mapping[str, str], like: Process | None) -> bool:
-        """Whether a process that is started now with ``variables`` would have the same environment."""
+        """Return whether a process started now with ``variables`` would have the same environment."""
         return self._environment == _environment(variables, like)
 
     def wake(self, word: str = "") -> None:
-        """Let an early process go on, once, and send it ``word`` (one line)."""
+        """Let an early process continue, once, with ``word`` (one line)."""
         if not self._is_awake:
             self._is_awake = True
             with contextlib.suppress(OSError):
@@ -102,7 +109,7 @@ class Process:
         """Wait for its end, and kill it after some seconds. Returns the exit status, negative for a signal."""
         if self._status is None:
             try:
-                # The pipe ends with the process, but may still contain an answer that nobody has read.
+                # the pipe closes with the process, but may still contain an unread answer
                 while self._is_readable() and os.read(self.answers, 1 << 16):
                     pass
                 if not self._is_readable():
@@ -138,7 +145,7 @@ class Process:
             os.close(self._output)
 
     def kill(self, patience: float = 0.0) -> bytes:
-        """Kill it, ``patience`` seconds after telling it to end; returns the end of its output."""
+        """Kill it, ``patience`` seconds after telling it to end; return the end of its output."""
         if not self.is_own:
             self.leave()
             return b""
@@ -156,7 +163,7 @@ class Process:
         return text
 
     def _await_end(self, seconds: float) -> None:
-        """Wait up to so many seconds for its end."""
+        """Wait up to ``seconds`` for its end."""
         deadline = time.monotonic() + seconds
         poll = select.poll()
         poll.register(self.answers, select.POLLIN)
@@ -170,9 +177,9 @@ class Process:
         return bool(poll.poll(_CLOSE_SECONDS * 1000))
 
     def interrupt(self) -> None:
-        """Kill it, from any thread: whoever waits for an answer of it reads that it has ended."""
+        """Kill it, from any thread; a reader of its answers sees its end."""
         with self._reaping:
-            # its number is another process's only after it was reaped
+            # its number stays valid until it is reaped
             if self.is_own and self._status is None:
                 self._signal()
 
@@ -187,7 +194,7 @@ class Process:
             with self._reaping:
                 self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         except ChildProcessError:
-            # This process ignores its children, or another part of it has waited for them.
+            # this process ignores its children, or another part of it has waited for this one
             self._status = 0
         _running.discard(self)
 
@@ -196,7 +203,7 @@ _running: set[Process] = set()
 """Worker processes that were started and not waited for."""
 
 _early: list[Process] = []
-"""Processes that were started early and are not used yet. Only valid in the process that started them."""
+"""Early processes that are not used yet; valid only in the process that started them."""
 
 _owner = 0
 
@@ -205,16 +212,18 @@ _meanwhile: dict[bool, list[Callable[[], object]]] = {False: [], True: []}
 
 
 def prestart(first: First, variables: Mapping[str, str] | None = None) -> Process | None:
-    """Start a worker process early, for ``take``, which returns the last one first; ``None`` if it cannot be started.
+    """Start a worker process early; ``take`` returns the last one first.
 
-    The worker is a fork, so call this only in a process that has just started. A worker that is not taken ends with
-    this process.
+    The worker is a fork, so call this only in a process that has just started. An unused worker ends with this process.
 
     Args:
-        first: the worker calls it before it imports anything, with a function that waits for the word of
+        first: Called in the worker before it imports anything, with a function that waits for the word of
             ``Process.wake``. The word is empty once the process is taken, or once this process waits for another
             worker. The function that ``first`` returns is called before the first request.
-        variables: environment variables to add to those of this process.
+        variables: Environment variables to add to this process's.
+
+    Returns:
+        The process; ``None`` if it cannot be started.
     """
     global _owner
     if _owner != os.getpid():
@@ -223,21 +232,21 @@ def prestart(first: First, variables: Mapping[str, str] | None = None) -> Proces
     try:
         process = Process(variables or {}, first=first)
     except OSError:
-        # Starting the worker that is needed will raise the error.
+        # starting a worker on demand will raise the error
         return None
     _early.insert(0, process)
     return process
 
 
 def take(variables: Mapping[str, str], like: Process | None = None) -> Process:
-    """Return a worker process: an early one with the right environment, or a new one.
+    """Return an early worker process with the right environment, or a new one.
 
     Args:
-        variables: environment variables to add.
-        like: a worker whose environment to inherit instead of the environment of this process.
+        variables: Environment variables to add.
+        like: A worker whose environment to inherit instead of this process's.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: It cannot be started.
     """
     for process in tuple(_early) if os.getpid() == _owner else ():
         if process.fits(variables, like):
@@ -250,13 +259,16 @@ def take(variables: Mapping[str, str], like: Process | None = None) -> Process:
 def meanwhile(function: Callable[[], object], *, is_long: bool = False) -> None:
     """Call ``function`` during the next wait for an answer; for imports that the answer will need.
 
-    ``is_long``: only while the model's own file is loaded. Before that, two workers may keep two processors busy.
+    Args:
+        function: The function.
+        is_long: Whether to wait for a load of the model's own file. Before that, two workers may keep two processors
+            busy.
     """
     _meanwhile[is_long].append(function)
 
 
 def use_wait(is_long: bool) -> None:
-    """Call the functions that were left for a wait, and wake the remaining early processes."""
+    """Call the functions for a wait, and wake the other early processes."""
     for functions in (_meanwhile[False], _meanwhile[True] if is_long else []):
         while functions:
             try:
@@ -271,7 +283,7 @@ def use_wait(is_long: bool) -> None:
 
 
 def interrupt_all() -> None:
-    """Kill every worker process that this process has started."""
+    """Kill every worker process of this process."""
     for process in tuple(_running):
         process.interrupt()
 
@@ -282,19 +294,19 @@ def processors() -> int:
 
 
 def end_early() -> None:
-    """End the early processes that are not used."""
+    """End the unused early processes."""
     while _early and os.getpid() == _owner:
         _early.pop().kill()
 
 
 def _environment(variables: Mapping[str, str], like: Process | None) -> tuple[list[str], dict[str, str]]:
-    """Return the search path and the variables of a new worker, which inherits those of this process or of ``like``."""
+    """Return search path and variables of a new worker, inherited from this process or ``like``."""
     inherited = like._environment[1] if like else os.environ
     environment = {name: value for name, value in inherited.items() if name != "FITTER_DEVICES"}
     environment["GGML_NO_BACKTRACE"] = "1"
     environment.update(variables)
     if "FITTER_CUDART_DEVICES" in variables:
-        # Then the library is the only backend to load.
+        # the library is then the only backend to load
         environment.pop("GGML_BACKEND_PATH", None)
     return interpreter.search_path(), environment
 
@@ -323,7 +335,7 @@ def _spawn(environment: Mapping[str, str], files: Sequence[int]) -> int:
         command,
         environment,
         file_actions=actions,
-        # Only the parent handles Ctrl-C, from the first moment on.
+        # only the parent handles Ctrl-C, from the start
         setsigmask=[signal.SIGINT],
     )
 
@@ -350,7 +362,7 @@ def _become_worker(
             os.dup2(fd, number)
         become_worker()
         for number in _ENDING:
-            # how the command ends is for the command alone
+            # signal handlers belong to the command alone
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
@@ -367,12 +379,12 @@ def _become_worker(
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        # Never back to what the parent was doing.
+        # never return to the parent's code
         os._exit(1)
 
 
 def _word(parent: int) -> str:
-    """The word that wakes this worker, read byte by byte, since what follows it must stay in the pipe."""
+    """Read the word that wakes this worker, byte by byte, because the requests after it must stay in the pipe."""
     word = b""
     while not word.endswith(b"\n"):
         if select.select([_REQUESTS], [], [], 1.0)[0]:
@@ -394,7 +406,7 @@ def main(parent: str) -> None:
 
 
 def become_worker() -> None:
-    """Know that this process is a worker, and close the files that it inherited by accident, such as others' pipes."""
+    """Mark this process as a worker, and close files that it inherited by accident, such as others' pipes."""
     worker_environment.become_worker()
     for number in open_files():
         if number > _ANSWERS:
@@ -403,7 +415,7 @@ def become_worker() -> None:
 
 
 def open_files() -> Iterable[int]:
-    """The numbers of this process's open files, or all that there could be where the system does not tell."""
+    """Return the numbers of this process's open files, or of all possible ones if the system does not tell."""
     try:
         return [int(name) for name in os.listdir("/dev/fd")]
     except OSError:

@@ -1,4 +1,4 @@
-"""A worker that is asked nothing twice: for many questions about one model, one after another. Bytes."""
+"""A worker that asks nothing twice, for many questions about one model. Bytes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _T = TypeVar("_T")
 _KEPT = frozenset(
     {"build", "caches", "devices", "header", "host", "layout", "match", "measure", "model_info", "projector"}
 )
-"""Commands whose answer stays the same as long as files and devices do."""
+"""Commands whose answer stays valid as long as files and devices do not change."""
 
 _OWN = "own"
-"""A measurement of the model's own file, as a key."""
+"""Key of a measurement of the model's own file."""
 
 _MOST_KEPT = 4096
 _MOST_LARGE = 32
@@ -36,9 +36,8 @@ _LARGE = frozenset({"header", "layout", "match"})
 class RememberingWorker(Worker):
     """A ``Worker`` that remembers its answers, and measures a model's own file in a second process of virtual devices.
 
-    What was asked of a file is forgotten once that changes (its time of change, size or number), and what was asked of
-    real devices once another amount of their memory is free. ``check`` is called before every question. One that
-    ``is_alone`` has one process for everything.
+    Answers about a file are dropped when it changes (its time, size or number), answers about real devices when their
+    free memory changes. ``check`` is called before every question. With ``is_alone`` one process does everything.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class RememberingWorker(Worker):
         return self._once(self._own_key(name, params), lambda: self._measured(name, params))
 
     def suggest(self, path: str, params: Params, *, is_found: bool) -> None:
-        """Have the model's own file measured meanwhile, as it may be asked for next, or will be if it ``is_found``."""
+        """Measure the model's own file meanwhile: ``params`` may be asked for next, or (``is_found``) will be."""
         is_known = self._suggested == (path, params) or self._own_key(path, params) in self._answers
         if not self._has_second or is_known or (self._suggested and not is_found and self._own_worker().busy):
             return
@@ -100,7 +99,7 @@ class RememberingWorker(Worker):
     def devices(self) -> tuple[DeviceInfo, ...]:
         if self._description:
             return super().devices()
-        # others take and free memory of real ones
+        # other programs use and free memory of real devices
         self._free = self.memory()
         return self._free
 
@@ -138,7 +137,7 @@ class RememberingWorker(Worker):
         return bool(self._description) and not (self._rpc or self._on_log or self._is_alone)
 
     def _own_worker(self) -> Worker:
-        """The worker that has the model's own file."""
+        """Return the worker that has loaded the model's own file."""
         if self._second is None:
             self._second = Worker(
                 self._virtual,
@@ -160,7 +159,7 @@ class RememberingWorker(Worker):
         return worker.finish_measure()
 
     def _settle(self) -> None:
-        """Let what was suggested end; its answer is kept, and its error is said where it is asked for."""
+        """Wait for a suggested measurement; its answer is kept, and its error is raised when it is asked for."""
         suggested, self._suggested = self._suggested, None
         if suggested is not None:
             with contextlib.suppress(FitterError):
@@ -196,8 +195,8 @@ class RememberingWorker(Worker):
         return answer
 
     def _notice(self, path: str) -> None:
-        """Forget everything if the file has changed: a split model is asked about by the name of its first file, and
-        the processes that have loaded it know no other.
+        """Drop all answers if the file has changed: a split model is named by its first file, which is all that its
+        processes know.
         """
         now = identity(path)
         if self._files.get(path, now) != now:
@@ -212,7 +211,7 @@ class RememberingWorker(Worker):
 
 
 def _part(value: object) -> object:
-    """Something that is another where ``value``, or a file that it names, is."""
+    """Return a value that changes with ``value``, or with the file that it names."""
     if isinstance(value, Skeleton):
         return value, *map(identity, value.files)
     if isinstance(value, Params):

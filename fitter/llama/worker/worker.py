@@ -57,7 +57,7 @@ from fitter.llama.types import (
 )
 
 LOG_LINES = 60
-"""How many lines of llama.cpp's log an error contains."""
+"""Lines of llama.cpp's log in an error."""
 
 RAN_OUT_OF_MEMORY = "llama.cpp ran out of memory ({}): end other programs, and try again"
 
@@ -73,9 +73,9 @@ class Session:
         self._adopted = False
         self._real: real_load.RealLoad | None = None
         self._has_servers = False
-        # A real load takes what it takes, and so does what measures a device.
+        # a real load, and the measurement of a device, have no limit
         self._is_limited = True
-        # Kept when the loader is replaced, since headers do not depend on devices.
+        # kept when the loader is replaced, because headers do not depend on devices
         self._headers: Headers | None = None
 
     @property
@@ -134,7 +134,7 @@ class Session:
         return self._open().measure(path, params, role, reserve=reserve)
 
     def place(self, path: str, params: Params, reserve: bool) -> Breakdown:
-        """What ``measure`` says, of a load that has read its tokenizer before where that can be had."""
+        """Answer as ``measure``, if possible with a load that has read its tokenizer before."""
         found = self._open().place(path, params, self._description, reserve=reserve) if self._is_described else None
         return found or self.measure(path, params, OWN, reserve)
 
@@ -144,7 +144,7 @@ class Session:
         return self._virtual and not self._adopted
 
     def hold(self, path: str) -> None:
-        """Begin to load the model on all virtual devices; its tensors wait until it is measured."""
+        """Start to load the model on all virtual devices; its tensors wait until it is measured."""
         loader = self._open()
         if loader.held is None or loader.held.path != path:
             loader.keep(Ahead(path, self._description, is_held=True))
@@ -208,12 +208,12 @@ class Session:
             self._run_out(why)
 
     def _run_out(self, why: str) -> None:
-        """End the process because memory ran out: that is no answer to the question. The parent asks a new one."""
+        """End the process because memory ran out; the parent asks a new one."""
         os.write(2, f"\n{why}\n".encode(errors="replace"))
         self._end(OUT_OF_MEMORY_STATUS)
 
     def _keep(self, ahead: Ahead) -> None:
-        """Take over a load that began before this session."""
+        """Take over a load that started before this session."""
         self._virtual, self._description = True, ahead.description
         self._open().keep(ahead)
 
@@ -231,7 +231,7 @@ class Session:
 
 
 def handle(session: Session, request: dict[str, Any]) -> dict[str, Any]:
-    """Answer one request. Any failure becomes an ``error`` in the answer."""
+    """Answer one request. A failure becomes an ``error`` in the answer."""
     answer: dict[str, Any] = {}
     try:
         native.libraries().fitter.fitter_log_clear()
@@ -288,10 +288,10 @@ def main(request_fd: int, answer_fd: int, parent: int, first: Callable[[Session]
 
     native.load_cells()
     with contextlib.suppress(FitterError):
-        # Every request will fail with the same error, and report it.
+        # every request will fail with this error, and report it
         native.prepare()
     if first is not None:
-        # This is only a head start: an error will be raised again by the request that needs it.
+        # only a head start: the request that needs it will raise an error again
         with contextlib.suppress(Exception):
             first(session)
     while True:
