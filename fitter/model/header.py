@@ -1,4 +1,4 @@
-"""A model as its header describes it, for planning and ``inspect``."""
+"""A model as its header describes it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ from fitter.text import LONGEST_NAME, printable
 
 @dataclass(frozen=True)
 class Model:
-    """A model that llama.cpp can load. Sizes in bytes.
+    """A model that llama.cpp can load. ``name`` and ``architecture`` are safe to print; ``metadata`` and ``tensors``
+    are exactly the file's.
 
-    ``path``: the file to pass to llama.cpp, which has only the header where the model is elsewhere. ``files``: all
-    files of a split model. ``bytes``: the sum of all tensors.
-    ``n_layer``: ``<arch>.block_count``, which includes the ``n_layer_nextn`` layers for multi-token prediction.
-    ``n_ctx_train``: 0 if the header does not tell. ``n_expert``: 0 for a dense model. ``metadata``: from the first
-    file.
-
-    ``name`` and ``architecture`` are safe to print. ``metadata`` and ``tensors`` are exactly as in the file.
+    Attributes:
+        path: The file for llama.cpp, which has only the header of a remote model.
+        files: All files of a split model.
+        bytes: Bytes of all tensors.
+        n_layer: ``<arch>.block_count``, with the layers for multi-token prediction.
+        n_layer_nextn: Layers for multi-token prediction.
+        n_ctx_train: The context that it was trained for; 0 if unknown.
+        n_expert: Routed experts; 0 for a dense model.
+        metadata: Metadata of the first file.
     """
 
     path: Path
@@ -45,18 +48,18 @@ class Model:
 
     @property
     def called(self) -> str:
-        """What the model is called: its path, or the address that its header is from."""
+        """Its path, or the address of its header."""
         return source.called(self.path)
 
     @property
     def n_vocab(self) -> int:
-        """Tokens of the vocabulary, 0 where the header does not say."""
+        """Tokens of the vocabulary; 0 if unknown."""
         tokens = self.metadata.get("tokenizer.ggml.tokens")
         return tokens.length if isinstance(tokens, Array) else self._number("vocab_size")
 
     @property
     def n_embd(self) -> int:
-        """Numbers in an embedding that the model puts out, 0 where the header does not say."""
+        """Elements of an output embedding; 0 if unknown."""
         return self._number("embedding_length_out") or self._number("embedding_length")
 
     def _number(self, key: str) -> int:
@@ -64,15 +67,20 @@ class Model:
 
     @property
     def is_moe(self) -> bool:
-        """Whether it has routed experts, the tensors that upstream's fit moves to the host first."""
+        """Whether it has routed experts, which upstream's fit moves to the host first."""
         return any(tensors.is_expert(tensor.name) for tensor in self.tensors)
 
 
 def open_model(path: str | os.PathLike[str], read_header: Callable[[str], Header]) -> Model:
-    """The model at ``path`` (an address, too), with its header checked; ``read_header`` reads the header of one file.
+    """Open a model, and check its header.
 
-    Raises ``ModelError`` if a file is missing, unreadable, truncated or not GGUF, or if it is not a language model (a
-    vocabulary, an adapter, a multimodal projector).
+    Args:
+        path: Path or address.
+        read_header: Reads the header of one file.
+
+    Raises:
+        ModelError: A file is missing, unreadable, truncated or not GGUF, or it is no language model (a vocabulary, an
+            adapter, a projector).
     """
     files = location.model_files(path)
     headers = [_read(file, read_header) for file in files]
@@ -114,7 +122,7 @@ def _read(file: Path, read_header: Callable[[str], Header]) -> Header:
     except ModelError as error:
         if other := _of_another(str(error)):
             raise ModelError(f"{show(file)} {other}") from error
-        # the file exists and begins like a GGUF file, so the rest of its header is wrong
+        # the file begins like a GGUF file, so the rest of its header is wrong
         again = source.again(file) if source.is_elsewhere(file) else "download the model again"
         raise ModelError(f"{show(file)}: its header is truncated or damaged; {again}") from error
 
@@ -123,11 +131,11 @@ _TYPE = re.compile(r"has invalid ggml type ([0-9]{1,3})[. ]")
 _GIVEN_UP = re.compile(
     r" of type [0-9]+ \(([^()]+)\) has -?[0-9]+ elements per row, not a multiple of block size \(0\)"
 )
-"""What ggml says of a type that is not one of its own, and of one that it had."""
+"""ggml's messages about an unknown type and about a removed one."""
 
 
 def _of_another(reason: str) -> str:
-    """What is wrong with a file whose header is whole but that another llama.cpp was made to read."""
+    """Say that another llama.cpp is needed for a file whose header is complete."""
     if match := _TYPE.search(reason):
         return (
             f"has tensors of type {match[1]}, which this llama.cpp does not have: use a newer one (--llama-cpp), or "
@@ -142,7 +150,7 @@ def _of_another(reason: str) -> str:
 
 
 def _usable_architecture(file: Path, metadata: Mapping[str, MetadataValue]) -> str:
-    """The architecture of a language model. Raises ``ModelError`` for a file that is something else."""
+    """Return the architecture of a language model. Raises ``ModelError`` for other files."""
     kind, architecture = metadata.get("general.type"), metadata.get("general.architecture")
     if kind == "mmproj" or architecture == "clip":
         raise ModelError(
@@ -190,7 +198,9 @@ def _check_length(file: Path, header: Header) -> None:
 def _check_vocabulary(
     file: Path, n_vocab: int, metadata: Mapping[str, MetadataValue], infos: Sequence[TensorInfo]
 ) -> None:
-    """Raise ``ModelError`` for more words without texts than can be: llama.cpp makes all before it sees the tensors."""
+    """Raise ``ModelError`` for an impossible number of words without texts: llama.cpp creates all before it reads
+    tensors.
+    """
     most = min(MOST_WORDS, max(max(tensor.shape, default=0) for tensor in infos))
     if n_vocab > most and "tokenizer.ggml.tokens" not in metadata:
         raise ModelError(f"{show(file)} has {n_vocab} words by its header, but room for {most}; {source.again(file)}")
@@ -205,6 +215,6 @@ def _name(file: Path, metadata: Mapping[str, MetadataValue]) -> str:
 
 
 def _integer(metadata: Mapping[str, MetadataValue], key: str) -> int:
-    """The whole number at ``key``, 0 if there is none."""
+    """Return the whole number at ``key``; 0 without one."""
     value = metadata.get(key, 0)
     return value if isinstance(value, int) else 0

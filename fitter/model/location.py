@@ -1,4 +1,4 @@
-"""The files of a model, wherever it is: a path of this machine, or an address of which the header is fetched."""
+"""Find the files of a model: a path, or an address whose header is fetched."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
 
 def is_address(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` is the address of a file that is elsewhere."""
+    """Return whether ``path`` is the address of a remote file."""
     if ":" not in os.fspath(path):
-        # most are paths, which need no more than this
         return False
     from fitter.model.files.addresses import as_url
 
@@ -27,7 +26,7 @@ def is_address(path: str | os.PathLike[str]) -> bool:
 
 
 def is_repository(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` is a repository of the hub, a folder in one, or a directory with GGUF files in it."""
+    """Return whether ``path`` is a repository of the hub, a folder of one, or a directory with GGUF files."""
     if ":/" not in os.fspath(path) and not os.path.isdir(path):
         # most are files, which need no more than this
         return False
@@ -43,12 +42,17 @@ def model_files(
     say: Callable[[Fetching], None] | None = None,
     at_once: int | None = None,
 ) -> tuple[Path, ...]:
-    """The files of the model at ``path``, a path or an address; the first is the one to pass to llama.cpp.
+    """Return the files of a model, the one for llama.cpp first; a remote model's files have only header and length.
 
-    Of a model that is elsewhere these have only the header, and its length. ``timeout`` are seconds for fetching that,
-    and ``say`` is told how far it is; ``at_once``: how many files are read at the same time. Raises ``ModelError``
-    where a file is missing, cannot be read, or is no GGUF file that this llama.cpp can read, and ``LibraryError`` where
-    a package is missing to read it.
+    Args:
+        path: Path or address.
+        timeout: Seconds to fetch headers.
+        say: Called with the progress.
+        at_once: Files to read at the same time.
+
+    Raises:
+        ModelError: A file is missing, cannot be read, or is no GGUF file for this llama.cpp.
+        LibraryError: A package that reads it is missing.
     """
     if (shape := shapes.wanted(path)) is not None:
         from fitter.model.shapes import shape_files
@@ -63,7 +67,7 @@ def model_files(
 
 
 def name_of(path: str | os.PathLike[str]) -> str:
-    """The name of the file, without where it is. Raises ``ModelError`` for an address that names no file."""
+    """Return the name of the file, without its place. Raises ``ModelError`` for an address without a file."""
     if (shape := shapes.wanted(path)) is not None:
         return shape.file_name
     if not is_address(path):
@@ -74,7 +78,7 @@ def name_of(path: str | os.PathLike[str]) -> str:
 
 
 def called(path: str | os.PathLike[str]) -> str:
-    """The path, or what may be shown of the address."""
+    """Return the path, or the printable part of the address."""
     if (shape := shapes.wanted(path)) is not None:
         return shape.shown
     if not is_address(path):
@@ -85,7 +89,7 @@ def called(path: str | os.PathLike[str]) -> str:
 
 
 def local_name(path: str | os.PathLike[str]) -> str:
-    """The path, or where the file is once it has been downloaded into the current directory."""
+    """Return the path, or the file's name after a download into the current directory."""
     if (shape := shapes.wanted(path)) is not None:
         return shape.file_name
     if not is_address(path):
@@ -98,7 +102,7 @@ def local_name(path: str | os.PathLike[str]) -> str:
 
 
 def check_is_here(path: str | os.PathLike[str]) -> None:
-    """Raise ``ModelError`` for a model that is elsewhere, and so cannot be loaded."""
+    """Raise ``ModelError`` for a remote model, which cannot be loaded."""
     if (shape := shapes.wanted(path)) is not None:
         raise ModelError(
             f"{shape.shown} is a model without a file, which cannot be loaded: give the path of a GGUF file of it"

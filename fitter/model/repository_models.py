@@ -1,4 +1,4 @@
-"""The models in a repository of Hugging Face's hub, or in a directory: split files together, other GGUF files apart."""
+"""List the models of a repository of Hugging Face's hub or of a directory, and their other GGUF files."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ _SIDE = {
     "dflash-": "draft model",
     "dspark-": "draft model",
 }
-"""What llama.cpp knows a file by that is no model of its own (``gguf_filename_is_model``), and what it is."""
+"""Beginnings by which llama.cpp recognizes files that are no models (``gguf_filename_is_model``), with their kinds."""
 
 _FILE_TYPE = re.compile(
     r"(?:(?:UD|APEX|DWQ)-)?(?:I?Q[0-9](?:_[A-Z0-9]+)*|TQ[0-9]_[0-9]|MXFP4(?:_[A-Z0-9]+)*|NVFP4|BF16|F16|FP16|F32)",
     re.IGNORECASE,
 )
 _MOST_NAMED = 12
-"""How many file types a message lists."""
+"""Most file types in a message."""
 
 
 @dataclass(frozen=True)
 class SideFile:
-    """A GGUF file that is not a model of its own."""
+    """A GGUF file that is no model itself."""
 
     name: str
     """Its path in the repository."""
     kind: str
-    """``multimodal projector``, ``draft model`` or ``importance matrix``, by its name as llama.cpp reads it."""
+    """``multimodal projector``, ``draft model`` or ``importance matrix``, by its name as in llama.cpp."""
     bytes: int
     """Bytes of the file."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A model of a repository. ``path`` is what opens it, ``problem`` why it cannot be."""
+    """A model of a repository; ``path`` opens it, ``problem`` says why nothing can."""
 
     path: str
     name: str
@@ -56,13 +56,13 @@ class Listed:
 
     @property
     def file_type(self) -> str:
-        """The file type by its name, such as ``Q4_K_M`` or ``UD-Q4_K_XL``; empty where the name has none."""
+        """The file type in its name, such as ``Q4_K_M`` or ``UD-Q4_K_XL``; empty if none."""
         return type_by_name(self.name)
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What a repository has. ``called`` is its address or path; ``names`` are all its files, in their order."""
+    """The files of a repository; ``called`` is its address or path, ``names`` are all files in their order."""
 
     called: str
     models: tuple[Listed, ...]
@@ -71,14 +71,14 @@ class Listing:
     names: tuple[str, ...] = field(default=(), repr=False)
 
     def path_of(self, name: str) -> str | None:
-        """What opens the file of that name in it; ``None`` where it has none."""
+        """Return the path or address of a file by its name; ``None`` if there is none."""
         if name not in self.names:
             return None
         return self.hub.file(name) if self.hub else os.path.join(self.called, name)
 
 
 def is_repository(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` is a repository or a folder of the hub, or a directory with GGUF files in it."""
+    """Return whether ``path`` is a repository or folder of the hub, or a directory with GGUF files."""
     text = os.fspath(path)
     if "://" in text or ":/" in text:
         from fitter.model.files.addresses import as_url
@@ -88,10 +88,15 @@ def is_repository(path: str | os.PathLike[str]) -> bool:
 
 
 def listing(path: str | os.PathLike[str], seconds: float) -> Listing:
-    """What is in the repository or the directory at ``path``.
+    """List a repository or directory.
 
-    ``seconds`` are for asking the hub. Raises ``ModelError`` where there is none, or no model in it, and
-    ``LibraryError`` without huggingface_hub.
+    Args:
+        path: Its path or address.
+        seconds: Time limit for the hub.
+
+    Raises:
+        ModelError: It does not exist, or has no model.
+        LibraryError: huggingface_hub is missing.
     """
     from fitter.model.files.addresses import as_url
 
@@ -123,7 +128,7 @@ def listing(path: str | os.PathLike[str], seconds: float) -> Listing:
 
 
 def listed(called: str, files: Iterable[tuple[str, int]], hub: HubFolder | None) -> Listing:
-    """The models among ``files``, each a name with its bytes, in the order of their names."""
+    """Sort ``files`` (names and bytes) into models and others, in the order of their names."""
     sizes = dict(files)
     beside: list[SideFile] = []
     models: dict[tuple[str, int], list[str]] = {}
@@ -159,7 +164,7 @@ def _path(called: str, name: str, hub: HubFolder | None) -> str:
 
 
 def type_by_name(name: str) -> str:
-    """The file type that the name of a file says, or that of its folder; empty where neither does."""
+    """Return the file type in a file's name or its folder's; empty if none."""
     path = Path(name)
     split = split_name(path)
     stem = split[0] if split else path.name.removesuffix(_SUFFIX)
@@ -176,7 +181,7 @@ def type_by_name(name: str) -> str:
 
 
 def only(found: Listing, types: tuple[str, ...]) -> tuple[tuple[Listed, ...], str | None]:
-    """The models of file types, by their names, and the first of ``types`` that there is none of."""
+    """Select models by file type; also return the first of ``types`` without a model."""
     kept = []
     for each in found.models:
         kind = each.file_type
@@ -187,21 +192,21 @@ def only(found: Listing, types: tuple[str, ...]) -> tuple[tuple[Listed, ...], st
 
 
 def types_in(found: Listing) -> str:
-    """The file types that the names say, for a message."""
+    """List the file types in the names, for a message."""
     types = sorted({each.file_type for each in found.models} - {""})
     more = f" and {len(types) - _MOST_NAMED} more" if len(types) > _MOST_NAMED else ""
     return ", ".join(types[:_MOST_NAMED]) + more if types else "none by its files' names"
 
 
 def hf_words(found: Listing, chosen: Listed) -> list[str] | None:
-    """llama.cpp's own arguments that download ``chosen``, and nothing beside it; ``None`` where it would take another.
+    """Return llama.cpp's own arguments to download exactly ``chosen``; ``None`` if they would take another file.
 
-    With ``-hf org/repo:TYPE`` it takes the first model in whose path that type is followed by a dot or a hyphen, so
-    that is what names the only one of that kind.
+    ``-hf org/repo:TYPE`` takes the first model with the type before a dot or hyphen in its path, so the type must name
+    only this one.
     """
     hub = found.hub
     if hub is None or hub.revision not in (None, "main") or hub.kind is not None or "preset.ini" in found.names:
-        # It knows no revisions, and where there is a preset it takes what that says.
+        # llama.cpp knows no revisions, and follows a preset if there is one
         return None
     words = ["-hf", hub.repository, "-hff", chosen.name]
     if not hub.folder and (kind := chosen.file_type):
@@ -217,7 +222,7 @@ def _is_gguf(name: str) -> bool:
 
 
 def _found(directory: Path) -> Iterable[tuple[str, int]]:
-    """The GGUF files in a directory and in those below it, with their bytes."""
+    """Yield the GGUF files in a directory and below, with their bytes."""
     for place, folders, names in os.walk(directory):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in names:

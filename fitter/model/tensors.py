@@ -1,4 +1,4 @@
-"""The role of a tensor, from its name, as in llama.cpp."""
+"""Roles of tensors, by their names, as in llama.cpp."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import enum
 import re
 
 EXPERT_PATTERN = r"blk\.[0-9]+\.ffn_(up|down|gate_up|gate)_(ch|)exps"
-"""Routed expert tensors, the ones that ``--cpu-moe`` keeps on the host."""
+"""Routed expert tensors, which ``--cpu-moe`` keeps on the host."""
 
 
 class Role(enum.Enum):
-    """What a tensor is for; the value is a name for people to read."""
+    """The role of a tensor; the value is a name for people."""
 
     TOKEN_EMBEDDING = "token embedding"
     OUTPUT = "output"
@@ -28,7 +28,7 @@ class Role(enum.Enum):
 _LAYER = re.compile(r"(?:(?:enc|dec)\.)?blk\.([0-9]+)\.(.+)")
 _EXPERT = re.compile(EXPERT_PATTERN)
 
-# the first that matches decides; a name without "blk.N." and without ".weight" or ".bias"
+# the first match decides; names without "blk.N." and without ".weight" or ".bias"
 _ROLES: tuple[tuple[Role, re.Pattern[str]], ...] = tuple(
     (role, re.compile(pattern))
     for role, pattern in (
@@ -53,23 +53,23 @@ _ENDS = {
 
 
 def layer_of(name: str) -> int | None:
-    """The layer of ``blk.N.…``; ``None`` for a tensor of the whole model."""
+    """Return the layer of ``blk.N.…``; ``None`` for a tensor outside layers."""
     match = _LAYER.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def is_expert(name: str) -> bool:
-    """Whether ``name`` is a tensor of routed experts, which upstream's fit moves to the host first."""
+    """Return whether a tensor has routed experts, which upstream's fit moves to the host first."""
     return _EXPERT.search(name) is not None
 
 
 def stays_on_host(name: str) -> bool:
-    """Whether ``name`` is a tensor that llama.cpp only looks up, and keeps on the host with all layers on devices."""
+    """Return whether llama.cpp only looks a tensor up, and so keeps it on the host with all layers on devices."""
     return layer_of(name) is None and role_of(name) is Role.TOKEN_EMBEDDING
 
 
 def role_of(name: str) -> Role:
-    """What the tensor of that name is for."""
+    """Return the role of a tensor."""
     base = re.sub(r"\.(weight|bias|scale)$", "", name)
     match = _LAYER.fullmatch(base)
     if not match:

@@ -78,7 +78,8 @@ def test_every_start_is_known() -> None:
         ".".join(path.relative_to(ROOT).with_suffix("").parts): set(starts(path.read_text(encoding="utf-8")))
         for path in (ROOT / "fitter").rglob("*.py")
     }
-    assert found.pop(INTERPRETER) == {"sys.executable"}, "the one place that knows how an interpreter is started"
+    assert "sys.executable" in found[INTERPRETER], "the one place that knows how an interpreter is started"
+    found[INTERPRETER].remove("sys.executable")
     assert {module: names for module, names in found.items() if names} == {
         module: set(kinds) for module, kinds in STARTS.items()
     }

@@ -98,7 +98,7 @@ def test_what_fails_with_the_longest_limit_fails() -> None:
 
 
 def test_children_are_stopped_as_they_begin() -> None:
-    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1)'])"
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(1); print(1)'])"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         (child,) = suspended(process, 0.05, with_forks=False)
         assert child.status() == psutil.STATUS_STOPPED

@@ -309,8 +309,9 @@ def _plan(
                     figures, is_lasting = future.result()
                 cell = futures[future].having(figures)
                 done.keep(cell, is_lasting)
-                del futures[future]
                 done.tell(cell)
+                # last: an interrupt before this line has the cell told again, and none goes uncounted
+                del futures[future]
         except BaseException:
             _keep_last(futures, done)
             raise

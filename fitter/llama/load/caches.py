@@ -117,7 +117,7 @@ class CellBytes(NamedTuple):
 
 
 def matched(log: Iterable[str], tensors: Sequence[CacheTensor], cell: CellBytes) -> tuple[Cache, ...]:
-    """Return the window of sliding-window attention; llama.cpp reports none if it is useless for rolling back."""
+    """Assign the recorded tensors to the caches in the log, in order. Raises ``LlamaCppError`` if they do not match."""
     left: dict[str, list[CacheTensor]] = {}
     for tensor in tensors:
         left.setdefault(_owner(tensor.name), []).append(tensor)

@@ -89,7 +89,7 @@ class RealLoad:
         self._llama.llama_synchronize(self._context)
 
     def _batches(self) -> Iterator[tuple[int, int]]:
-        """Return whether llama.cpp cannot compute a batch of tokens per sequence and sequences; encode first."""
+        """Yield tokens per sequence and sequences: prompts of one and of all sequences, then single tokens."""
         llama = self._llama
         n_seq_max = int(llama.llama_n_seq_max(self._context))
         # llama.cpp aborts beyond the training context if the model has learned positions.

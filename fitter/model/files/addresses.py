@@ -1,4 +1,4 @@
-"""Addresses of models that are not on this machine: what is asked for, and what of it may be shown."""
+"""Addresses of remote models: the URL to request, and the part of it that may be shown."""
 
 from __future__ import annotations
 
@@ -14,40 +14,42 @@ from fitter.errors import LibraryError, ModelError
 from fitter.model.files.source import split_path
 
 EXTRA = "pip install 'llama-fitter[remote]'"
-"""Installs what reads addresses that are not HTTP's."""
+"""Command that installs packages for addresses other than HTTP's."""
 
 HUB = "hf"
-"""The scheme of files on Hugging Face's hub: ``hf://org/repo/file.gguf``."""
+"""Scheme of files on Hugging Face's hub: ``hf://org/repo/file.gguf``."""
 
 _URL = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]+)://.*", re.DOTALL)
 _CHAINED = re.compile(r"[a-z][a-z0-9+.-]+(://[^:]*)?::.*", re.DOTALL)
 _FLATTENED = re.compile(r"(?P<scheme>https?|hf|s3|gs|gcs|az|abfs|ftp|sftp|file):/(?P<rest>[^/].*)", re.DOTALL)
-"""What ``pathlib`` makes of a URL."""
+"""A URL after ``pathlib`` removed a slash."""
 _USER = re.compile(r"//(?:[^/:\[]*:(?![0-9]*(?:[:/?#]|$))(?:(?!::).)*@|[^/]*@)", re.DOTALL)
-"""A user before a host. What follows a colon and is no port is a password, also where that has a slash."""
+"""A user before a host. After a colon, anything but a port is a password, even with a slash."""
 _QUERY = re.compile(r"[?#].*?(?=::|$)", re.DOTALL)
 _REFERENCE = re.compile(r"refs/(?:pr|convert)/[^/]+")
-"""A revision of the hub's whose name has slashes."""
+"""A revision of the hub with slashes in its name."""
 _SPLIT = re.compile(r"(?P<before>[^?#]*?)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf(?=$|[?#]|::)")
 _KINDS = {"datasets": "dataset", "spaces": "space"}
 _ID = re.compile(r"\w[\w.-]*", re.ASCII)
-"""The name of an organization or a repository on the hub."""
+"""Name of an organization or repository on the hub."""
 _PAGE = re.compile(r"(/[^/]+/[^/]+)/(?:blob|raw|tree)/")
-"""What the hub shows of a file, which is not the file."""
+"""Pages of the hub that show a file instead of the file itself."""
 _DEFAULT_ENDPOINT = "https://huggingface.co"
 _SHORT = ("https://hf.co", "https://www.huggingface.co")
 """Other names of the usual hub."""
 _SUFFIX = ".gguf"
 _MOST_FILES = 1000
-"""Files of a model that are asked for: llama.cpp has all of them open at once, and a process usually 1024."""
+"""Most files of a model: llama.cpp opens all at once, and a process usually may open 1024."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a file of a model is.
+    """The place of a remote file.
 
-    ``url`` is asked for, and may hold credentials; ``shown`` is what is said of it, without them. ``is_hub``: it is a
-    file of Hugging Face's hub, whose token goes with the request.
+    Attributes:
+        url: The URL to request, perhaps with credentials.
+        shown: The URL without credentials.
+        is_hub: Whether it is on Hugging Face's hub, whose token goes with the request.
     """
 
     url: str
@@ -56,7 +58,7 @@ class Address:
 
     @property
     def scheme(self) -> str:
-        """How it is asked, in lower case, such as ``https``."""
+        """Its scheme in lower case, such as ``https``."""
         return self.url.partition(":")[0].lower()
 
     @property
@@ -66,12 +68,12 @@ class Address:
 
     @property
     def name(self) -> str:
-        """The name of the file, by the last part of its path."""
+        """Name of the file: the last part of its path."""
         return file_name(self.shown)
 
 
 def as_url(path: str | os.PathLike[str]) -> str | None:
-    """The URL that ``path`` is, also where ``pathlib`` has taken a slash of it; ``None`` for a file of this machine."""
+    """Return the URL that ``path`` is, also after ``pathlib`` removed a slash; ``None`` for a local file."""
     text = os.fspath(path)
     if _URL.fullmatch(text) or _CHAINED.fullmatch(text):
         return text
@@ -80,12 +82,12 @@ def as_url(path: str | os.PathLike[str]) -> str | None:
 
 
 def shown(url: str) -> str:
-    """``url`` without what may be secret: a user with a password, and what follows ``?`` or ``#``."""
+    """Return ``url`` without possible secrets: user and password, and everything after ``?`` or ``#``."""
     return _QUERY.sub("", _USER.sub("//", url))
 
 
 def without_secrets(text: str, url: str) -> str:
-    """``text``, which is about ``url``, without what of that is not shown, in one line."""
+    """Remove the secret parts of ``url`` from ``text``, in one line."""
     text = text.replace(url, shown(url))
     users = [found[0][2:-1] for found in _USER.finditer(url)]
     secrets = {*users, *(user.partition(":")[2] for user in users), *(found[0] for found in _QUERY.finditer(url))}
@@ -95,9 +97,9 @@ def without_secrets(text: str, url: str) -> str:
 
 
 def file_name(url: str) -> str:
-    """The name of a file by its URL. Raises ``ModelError`` where that names none."""
+    """Return the file's name in a URL. Raises ``ModelError`` if there is none."""
     scheme, _, path = shown(url).partition("://")
-    # In others :: begins what the file is in.
+    # in other schemes :: begins the archive that contains the file
     path = path.partition("/")[2] if scheme.lower() in ("http", "https") else path.partition("::")[0]
     name = urllib.parse.unquote(path.rstrip("/").rpartition("/")[2])
     if not name or name in (".", "..") or "/" in name or "\0" in name or len(os.fsencode(name)) > 200:
@@ -106,9 +108,9 @@ def file_name(url: str) -> str:
 
 
 def addresses(url: str) -> tuple[Address, ...]:
-    """The addresses of all files of the model, of which ``url`` names one.
+    """Return the addresses of all files of the model with the file ``url``.
 
-    Raises ``ModelError`` for what is no address of a file, ``LibraryError`` where the package for it is missing.
+    Raises ``ModelError`` if it is no address of a file, ``LibraryError`` if its package is missing.
     """
     file_name(url)
     split = _bounded(url)
@@ -119,7 +121,7 @@ def addresses(url: str) -> tuple[Address, ...]:
 
 
 def names(url: str) -> tuple[Address, ...]:
-    """As ``addresses``, but with what may be shown alone, for which no package is needed."""
+    """Return as ``addresses`` the printable addresses, which need no package."""
     file_name(url)
     split = _bounded(url)
     if split is None:
@@ -130,7 +132,7 @@ def names(url: str) -> tuple[Address, ...]:
 
 
 def _bounded(url: str) -> tuple[str, str, int] | None:
-    """As ``_split``. Raises ``ModelError`` for more files than are asked for."""
+    """Split as ``_split``. Raises ``ModelError`` for too many files."""
     split = _split(url)
     if split is not None and split[2] > _MOST_FILES:
         raise ModelError(
@@ -141,7 +143,7 @@ def _bounded(url: str) -> tuple[str, str, int] | None:
 
 
 def _split(url: str) -> tuple[str, str, int] | None:
-    """What is before and after the number of a split file, and how many there are; ``None`` for any other file."""
+    """Return the text before and after a split file's number, and the number of files; ``None`` for another file."""
     match = _SPLIT.match(url)
     if match is None or not 1 <= int(match["number"]) <= int(match["count"]):
         return None
@@ -149,7 +151,7 @@ def _split(url: str) -> tuple[str, str, int] | None:
 
 
 def address(url: str) -> Address:
-    """The address that ``url`` is. Raises ``ModelError`` for what is none, ``LibraryError`` without its package."""
+    """Parse a URL. Raises ``ModelError`` if it is not valid, ``LibraryError`` without its package."""
     scheme = url.partition(":")[0].lower()
     if scheme == HUB:
         return Address(_of_hub(url), shown(url), is_hub=True)
@@ -157,7 +159,7 @@ def address(url: str) -> Address:
         return Address(url, shown(url))
     try:
         parts = urllib.parse.urlsplit(url)
-        # each raises for what is none
+        # both raise ValueError if they are not valid
         host, _ = parts.hostname, parts.port
     except ValueError:
         host = None
@@ -174,7 +176,7 @@ def address(url: str) -> Address:
 
 
 def host_of(url: str) -> str:
-    """The host that is asked for ``url``, without a port; empty where it names none."""
+    """Return the host of a URL, without port; empty without one."""
     try:
         parts = urllib.parse.urlsplit(_hub() if url.partition(":")[0].lower() == HUB else url)
         return (parts.hostname or "").rstrip(".")
@@ -183,17 +185,17 @@ def host_of(url: str) -> str:
 
 
 def endpoint() -> str:
-    """Where Hugging Face's hub is (``HF_ENDPOINT``)."""
+    """Return the URL of Hugging Face's hub (``HF_ENDPOINT``)."""
     return _hub().lower()
 
 
 def _hub() -> str:
-    """The same as it is written: a user and a password have upper case."""
+    """Return the hub's URL as written: users and passwords have upper case."""
     return (os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/")
 
 
 def check_endpoint(host: str) -> None:
-    """Raise ``ModelError`` where ``host``, which ``HF_ENDPOINT`` says, is no URL."""
+    """Raise ``ModelError`` if ``HF_ENDPOINT`` is no URL."""
     try:
         parts = urllib.parse.urlsplit(host)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -210,10 +212,12 @@ def _is_of_hub(parts: urllib.parse.SplitResult) -> bool:
 
 @dataclass(frozen=True)
 class HubFolder:
-    """A repository on Hugging Face's hub, or a folder in it.
+    """A repository on Hugging Face's hub, or a folder of it.
 
-    ``revision``: ``None`` for the usual one; ``kind``: ``dataset`` or ``space``, ``None`` for one with models.
-    ``file_type`` is what follows a colon, as in llama.cpp's ``-hf org/repo:Q4_K_M``.
+    Attributes:
+        revision: Its revision; ``None`` for the usual one.
+        kind: ``dataset`` or ``space``; ``None`` for models.
+        file_type: The text after a colon, as in llama.cpp's ``-hf org/repo:Q4_K_M``.
     """
 
     repository: str
@@ -224,30 +228,27 @@ class HubFolder:
 
     @property
     def url(self) -> str:
-        """Its address, without the type of a file."""
+        """Its address, without the file type."""
         kind = next((f"{word}/" for word, kind in _KINDS.items() if kind == self.kind), "")
         revision = f"@{_quoted(self.revision)}" if self.revision else ""
         return f"{HUB}://{kind}{self.repository}{revision}" + (f"/{self.folder}" if self.folder else "")
 
     def file(self, name: str) -> str:
-        """The address of a file of the repository, by its path there."""
+        """Return the address of a file by its path in the repository."""
         return f"{HubFolder(self.repository, '', self.revision, self.kind).url}/{urllib.parse.quote(name, safe=_PLAIN)}"
 
 
 def _quoted(revision: str) -> str:
-    """A revision as it is written in an address: with slashes only where they are known to be part of it."""
+    """Quote a revision for an address, with slashes only where they belong to it."""
     return urllib.parse.quote(revision, safe="/" if _REFERENCE.fullmatch(revision) else "")
 
 
 _PLAIN = "/ !$&'()*+,;=:@[]{}~"
-"""Characters that a file's address has as they are; others would be taken for something else."""
+"""Characters that need no quoting in an address."""
 
 
 def hub_folder(url: str) -> HubFolder | None:
-    """The repository, or the folder in one, that ``url`` is; ``None`` where it names a file or is no place of the hub.
-
-    Pages of the hub stand for what they show.
-    """
+    """Parse a repository or folder of the hub, also the hub's page of one; ``None`` for a file or another place."""
     scheme = url.partition(":")[0].lower()
     if scheme in ("http", "https"):
         url = _of_page(url)
@@ -269,7 +270,7 @@ def hub_folder(url: str) -> HubFolder | None:
 
 
 def _of_page(url: str) -> str:
-    """``hf://…`` for the address of a page of the hub that shows a repository or a folder; else nothing."""
+    """Return ``hf://…`` for a page of the hub that shows a repository or folder; else an empty text."""
     try:
         parts = urllib.parse.urlsplit(url)
     except ValueError:
@@ -289,9 +290,9 @@ def _of_page(url: str) -> str:
 
 
 def hub_file(url: str) -> tuple[str, str, str | None, str | None]:
-    """Repository, file, revision and kind of repository of ``hf://org/repo[@revision]/file``.
+    """Split ``hf://org/repo[@revision]/file`` into repository, file, revision and kind.
 
-    ``None`` is the usual revision, and a repository with models. Raises ``ModelError`` for anything else.
+    ``None`` is the usual revision, or a repository of models. Raises ``ModelError`` for other addresses.
     """
     path = shown(url).partition("://")[2].strip("/")
     first, _, rest = path.partition("/")
@@ -319,12 +320,12 @@ def _is_repository(url: str, place: str) -> ModelError:
 
 
 def hub_name(url: str) -> str:
-    """The path of a file in its repository, by its address. Raises as ``hub_file``."""
+    """Return the path of a file in its repository, by its address. Raises as ``hub_file``."""
     return urllib.parse.unquote(hub_file(url)[1])
 
 
 def _of_hub(url: str) -> str:
-    """The URL at which the hub has the file."""
+    """Return the URL of a file on the hub."""
     repository, file, revision, kind = hub_file(url)
     try:
         from huggingface_hub import hf_hub_url
@@ -342,7 +343,7 @@ def _of_hub(url: str) -> str:
 
 
 def hub_download(urls: Sequence[str]) -> list[str]:
-    """The command that downloads models, or other files, of one repository into the current directory."""
+    """Return the command that downloads files of one repository into the current directory."""
     repository, _, revision, kind = hub_file(urls[0])
     files: list[str] = []
     patterns: list[str] = []
@@ -354,7 +355,7 @@ def hub_download(urls: Sequence[str]) -> list[str]:
         else:
             patterns.append(f"{glob.escape(name[: -len('-00001-of-00001.gguf')])}-*-of-{split[2]:05d}.gguf")
     if patterns or any(name.startswith("-") for name in files):
-        # The command takes either names or patterns, and for an option what begins like one.
+        # the command takes either names or patterns, and treats words like -x as options
         every = (*patterns, *map(glob.escape, files))
         files = [word for each in every for word in _included(each)]
     more = [*(["--revision", revision] if revision else []), *(["--repo-type", kind] if kind else [])]
@@ -366,7 +367,7 @@ def _included(pattern: str) -> tuple[str, ...]:
 
 
 def download_command(url: str) -> str:
-    """The command that downloads the whole model."""
+    """Return the command that downloads the whole model."""
     plain, split = shown(url), _split(shown(url))
     scheme = plain.partition(":")[0].lower()
     if scheme == HUB:

@@ -1,8 +1,8 @@
-"""Where headers are kept, those that were fetched and those that were made, and how much of them. Bytes.
+"""The cache of headers, fetched or made, and its limit. Bytes.
 
-They are in folders of the platform's cache directory, in each an entry for each model, which is a folder again. Who
-reads an entry has a shared lock of its folder (``flock``), which ends with the process at the latest, and who removes
-it the exclusive one. So all of them take no more than ``MOST`` after every write, whoever else reads and writes.
+Folders of the platform's cache directory have an entry for each model, which is a folder again. Readers lock an entry's
+folder shared (``flock``, until the process ends at the latest), removers exclusively. After every write, all entries
+together keep within ``MOST``, whatever other processes do.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from fitter.text import human
 
 HEADERS, SHAPES = "headers", "shapes"
 MOST = 2 << 30
-"""What all of them may take on the disk; a sparse file takes what was written into it."""
+"""Most bytes of all entries on the disk; sparse files count only what was written."""
 MOST_ENTRIES = 4096
-"""How many there may be, as each write looks at all of them: 0.1 seconds."""
+"""Most entries; each write reads all of them, in 0.1 seconds."""
 _PARTIAL, _LEAVING = ".partial-", ".leaving-"
 _TRIES = 10
-"""How often a damaged entry is replaced, which other processes may do at the same time."""
+"""Most tries to replace a damaged entry, while other processes may do the same."""
 
 _here = threading.local()
-"""``held``: the entries that this thread reads, and the descriptor of each one's lock."""
+"""``held``: entries that this thread reads, with the descriptors of their locks."""
 
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Keep every entry that this thread uses in the block: no process removes it before the end."""
+    """Keep every entry that this thread uses inside the block from being removed."""
     before: dict[Path, int] | None = getattr(_here, "held", None)
     held: dict[Path, int] = {}
     _here.held = held
@@ -47,7 +47,7 @@ def reading() -> Iterator[None]:
 
 
 def use(entry: Path) -> bool:
-    """Note that ``entry`` is used now, and keep it until the end of ``reading``. Returns whether it is there."""
+    """Mark ``entry`` as used now, and keep it until the end of ``reading``. Returns whether it exists."""
     held: dict[Path, int] | None = getattr(_here, "held", None)
     if held is not None and entry not in held:
         lock = _locked(entry, fcntl.LOCK_SH)
@@ -65,9 +65,9 @@ def use(entry: Path) -> bool:
 
 
 def put(entry: Path, fill: Callable[[Path], object], is_whole: Callable[[], bool]) -> None:
-    """Have ``fill`` write the files of ``entry`` into a folder that becomes it, whole or not at all, and use it.
+    """Let ``fill`` write the files of ``entry`` into a folder that becomes it, whole or not at all, and use it.
 
-    One that is there and not ``is_whole`` is replaced. Raises ``OSError``, and ``ModelError`` where there is no room.
+    An existing entry that is not ``is_whole`` is replaced. Raises ``OSError``, and ``ModelError`` if there is no room.
     """
     import shutil
 
@@ -84,7 +84,7 @@ def put(entry: Path, fill: Callable[[Path], object], is_whole: Callable[[], bool
                 partial.rename(entry)
                 break
             except OSError:
-                # Another process was quicker, or what is there is damaged.
+                # another process was quicker, or the entry is damaged
                 if is_whole():
                     break
                 if not left:
@@ -122,13 +122,13 @@ def look_after() -> bool:
 
 
 def _locked(entry: Path, how: int) -> int | None:
-    """The descriptor of a lock of ``entry``; ``None`` where others have theirs, or where it is gone."""
+    """Lock ``entry``, and return the descriptor; ``None`` if others have locked or removed it."""
     try:
         lock = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None
     with suppress(OSError):
-        # it may have been moved away meanwhile, and another one be there
+        # another entry may have replaced it meanwhile
         if _is_had(lock, how) and os.path.samestat(os.fstat(lock), os.stat(entry)):
             return lock
     os.close(lock)
@@ -141,20 +141,20 @@ def _is_had(lock: int, how: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        # a file system without locks: what was used longest ago goes all the same, and is fetched again
+        # a file system without locks: the oldest entries are removed nevertheless, and fetched again
         return True
     return True
 
 
 @contextmanager
 def _partial(place: Path) -> Iterator[Path]:
-    """A new folder in ``place``, in use until the end, under whichever name."""
+    """Make a new folder in ``place``, locked until the end."""
     import shutil
     import tempfile
 
     for _ in range(_TRIES):
         partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=place))
-        # another process may take it for one that was left
+        # another process may think that it was left behind
         if (lock := _locked(partial, fcntl.LOCK_SH)) is not None:
             break
     else:
@@ -167,7 +167,7 @@ def _partial(place: Path) -> Iterator[Path]:
 
 
 def _entries(place: Path) -> Iterator[tuple[float, Path, int]]:
-    """When each entry was used last (what was left: never), and what it takes on the disk."""
+    """Yield each entry's time of last use (0 for leftovers), and its bytes on the disk."""
     with suppress(OSError):
         for entry in place.iterdir():
             with suppress(OSError):
@@ -176,7 +176,7 @@ def _entries(place: Path) -> Iterator[tuple[float, Path, int]]:
 
 
 def _bytes(entry: str | os.PathLike[str]) -> int:
-    # of 512 bytes, whatever the file system's are
+    # blocks of 512 bytes on every file system
     size = 512 * os.lstat(entry).st_blocks
     with os.scandir(entry) as found:
         for each in found:
@@ -186,7 +186,7 @@ def _bytes(entry: str | os.PathLike[str]) -> int:
 
 
 def _discard(entry: Path) -> None:
-    """Nobody sees half of it: it is moved away first."""
+    """Remove an entry; it is moved away first, so that nobody sees half of it."""
     import shutil
     import tempfile
 

@@ -1,6 +1,6 @@
-"""How long the header of a GGUF file is, found out from its beginning: what is read of a file that is elsewhere.
+"""Find the length of a GGUF header from its beginning, to fetch no more of a remote file.
 
-Nothing of it is believed: ggml reads the header, once it is here. What could not be one is refused before it is read.
+ggml reads the complete header later; this only refuses impossible headers early.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import struct
 from collections.abc import Iterator
 
 LONGEST = 64 << 20
-"""The longest header that is read, in bytes; those of the largest vocabularies have 15 MiB."""
+"""Most bytes of a header; the largest vocabularies have 15 MiB."""
 
 _STRING, _ARRAY = 8, 9
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of a value, by the number of its type (``gguf_type``)."""
 _NO_NUMBERS = (6, 7, 12)
-"""Those of them that are no whole numbers: ``float``, ``bool``, ``double``."""
+"""Types that are no whole numbers: ``float``, ``bool``, ``double``."""
 
 _MOST_DIMENSIONS = 4
 _LEAST_KEY = 8 + 4 + 1
@@ -25,15 +25,15 @@ _USUAL_KEY, _USUAL_STRING, _USUAL_TENSOR = 40, 10, 72
 _ALIGNMENT, _MOST_ALIGNMENT = 32, 1 << 16
 _LEAST_STEP = 1 << 10
 _SLACK = 5
-"""One part in 32 is read beyond what is expected: a request takes longer than that."""
+"""Share to read beyond the expected length (one part in 32): another request takes longer."""
 _MOST_AT_ONCE = 1 << 23
-"""Bytes of one request: two of them are in memory beside the header."""
+"""Most bytes of one request; two requests are in memory beside the header."""
 _FREELY = 1 << 17
-"""Bytes that are read at once though little is known yet; beyond, as many as eight times what is here."""
+"""Bytes that are read at once though little is known; later up to eight times the bytes at hand."""
 
 
 class Damaged(ValueError):
-    """It is the beginning of no header that fits into its file."""
+    """The bytes cannot begin a header that fits into its file."""
 
 
 class TooLong(ValueError):
@@ -41,10 +41,12 @@ class TooLong(ValueError):
 
 
 class HeaderLength:
-    """Reads the beginning of a file of ``file_bytes`` bytes, as far as it is known.
+    """Parses the beginning of a file.
 
-    ``data`` is that beginning, ``missing`` how many bytes are to be read next: 0 when the header is complete, which is
-    then ``whole``. ``split_count``: how many files the model has, by this one.
+    Attributes:
+        data: The beginning.
+        missing: Bytes to read next; 0 if the header is complete (``whole``).
+        split_count: Number of the model's files, by this one.
     """
 
     def __init__(self, file_bytes: int) -> None:
@@ -59,7 +61,7 @@ class HeaderLength:
         self._steps = self._header()
 
     def add(self, data: bytes) -> None:
-        """Take what follows in the file. Raises ``Damaged`` and ``TooLong``."""
+        """Add the next bytes of the file. Raises ``Damaged`` and ``TooLong``."""
         self.data += data
         if len(self.data) < self._least:
             self.missing = self._wanted()
@@ -68,13 +70,13 @@ class HeaderLength:
 
     @property
     def whole(self) -> bytes:
-        """The header, without what was read beyond it."""
+        """The header, without bytes beyond it."""
         with memoryview(self.data) as data:
             return bytes(data[: self._at])
 
     @property
     def expected(self) -> int:
-        """How many bytes the header is expected to have."""
+        """Expected bytes of the header."""
         return max(len(self.data), min(self._expected, self._file_bytes))
 
     def _wanted(self) -> int:
@@ -84,7 +86,7 @@ class HeaderLength:
         return min(wanted, _MOST_AT_ONCE, self._file_bytes - have)
 
     def _need(self, size: int, then: float = 0) -> Iterator[bool]:
-        """Wait until ``size`` more bytes are here, after which ``then`` more are expected."""
+        """Wait for ``size`` more bytes, after which ``then`` more are expected."""
         self._least = self._at + size
         if self._least > self._file_bytes:
             raise Damaged
@@ -95,7 +97,7 @@ class HeaderLength:
             yield True
 
     def _check(self, count: int, size: int) -> None:
-        """Raise where ``count`` things of ``size`` bytes at least have no room in the file, or in any header."""
+        """Raise if ``count`` things of at least ``size`` bytes do not fit into the file, or into any header."""
         if self._at + count * size > self._file_bytes:
             raise Damaged
         if self._at + count * size > LONGEST:

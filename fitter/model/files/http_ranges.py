@@ -1,7 +1,7 @@
-"""Parts of files that a web server has.
+"""Read parts of files on web servers.
 
-fsspec's own reader takes the whole file where a server knows no ranges, follows every redirect and does not try again.
-This one asks for no more than the part, and ends the connection where another answer comes.
+fsspec's own reader takes the whole file if a server knows no ranges, follows every redirect and does not retry. This
+one requests no more than the part, and closes the connection after any other answer.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 TRIES = 4
-"""How often a request is made that fails for a reason that may pass."""
+"""Most tries of a request that fails for a temporary reason."""
 _FIRST_PAUSE = 0.25
-"""Seconds before the second try; each pause is twice the one before."""
+"""Seconds before the second try; each pause doubles."""
 _LONGEST_PAUSE = 10.0
 _MOST_SILENT = 30.0
-"""Seconds in which a server must say something."""
+"""Seconds of silence after which a server has failed."""
 _REDIRECTS = 10
 _PIECE = 1 << 16
 _RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
@@ -48,7 +48,7 @@ _NO_SUCH_HOST = frozenset(
 
 
 class _PassingError(Exception):
-    """What may not happen again: tried again after ``pause`` seconds, if the server says when."""
+    """A temporary error; retried after ``pause`` seconds, if the server says so."""
 
     def __init__(self, message: str, pause: float | None = None) -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ class _PassingError(Exception):
 
 
 class HttpRanges:
-    """A file of a web server. ``headers`` go to the host of its address, and to no other."""
+    """A file on a web server. ``headers`` go only to the host of its address."""
 
     def __init__(self, address: Address, headers: Mapping[str, str], patience: Patience) -> None:
         self._address = address
@@ -69,11 +69,11 @@ class HttpRanges:
         self._served: tuple[str, int] | None = None
 
     def read(self, start: int, size: int, known: str = "") -> Part:
-        """As ``Ranges`` says. The tag is the ETag, or else when the file was last changed."""
+        """Read as ``Ranges``; the tag is the ETag, or else the time of the last change."""
         return self._tried(lambda: self._read(start, size, known))
 
     def _tried(self, once: Callable[[], _T]) -> _T:
-        """What ``once`` returns, tried again where it fails for a reason that may pass."""
+        """Call ``once``, again after temporary errors."""
         pause = _FIRST_PAUSE
         for left in range(TRIES - 1, -1, -1):
             self._patience.check(self._address.shown)
@@ -93,7 +93,7 @@ class HttpRanges:
         raise AssertionError("every request either succeeds or raises")
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             self._patience.done(_closer(connection))
@@ -125,12 +125,12 @@ class HttpRanges:
         if len(data) < promised:
             self._broken_off()
         if not answer.isclosed():
-            # more follows, which is not read
+            # the server sends more, which is not read
             self.close()
         return Part(data, file_bytes, tag)
 
     def _answer(self, headers: Mapping[str, str], known: str = "") -> http.client.HTTPResponse:
-        """What is answered where all redirects lead to."""
+        """Return the answer after all redirects."""
         for _ in range(_REDIRECTS + 1):
             answer = self._ask(headers, known)
             if answer.status not in _MOVED:
@@ -139,9 +139,9 @@ class HttpRanges:
         raise ModelError(f"{self._address.shown} is redirected more than {_REDIRECTS} times: check the address")
 
     def _whole(self, answer: http.client.HTTPResponse, start: int, size: int) -> tuple[int, int]:
-        """How long the whole file is, and the part of it in the answer.
+        """Return the length of the whole file, and the part of it in the answer.
 
-        Raises ``ModelError`` where that is not the one that was asked for.
+        Raises ``ModelError`` if it is not the requested part.
         """
         name = self._address.shown
         length = answer.headers.get("Content-Length", "")
@@ -195,14 +195,16 @@ class HttpRanges:
             self._failed(error)
 
     def _is_own(self, url: str) -> bool:
-        """Whether ``url`` is on the host that the credentials are for."""
+        """Return whether ``url`` is on the host of the credentials."""
         own, other = urllib.parse.urlsplit(self._url), urllib.parse.urlsplit(url)
         return (own.scheme, own.hostname, own.port) == (other.scheme, other.hostname, other.port)
 
     def _connected(
         self, parts: urllib.parse.SplitResult, proxy: urllib.parse.SplitResult | None
     ) -> tuple[http.client.HTTPConnection, str]:
-        """A connection for the URL, and what stands before the path in a request: nothing but for a proxy."""
+        """Connect to the host of a URL, or to its proxy; return the connection and the text before the path in a
+        request.
+        """
         host, port = parts.hostname or "", parts.port
         peer = (parts.scheme, f"{host}:{port}")
         before = f"http://{parts.netloc.rpartition('@')[2]}" if proxy and parts.scheme == "http" else ""
@@ -233,7 +235,7 @@ class HttpRanges:
     # --- other answers
 
     def _follow(self, answer: http.client.HTTPResponse, known: str) -> None:
-        """Go on where the answer points to. Raises ``Unchanged`` where it has said enough."""
+        """Follow a redirect. Raises ``Unchanged`` if the answer's tag is the known one."""
         name, to = self._address.shown, answer.headers.get("Location", "")
         target = _joined(self._target, to)
         own, other = self._target.partition(":")[0].lower(), target.partition(":")[0].lower()
@@ -244,12 +246,12 @@ class HttpRanges:
             )
         if not to or _split(target) is None:
             raise ModelError(f"{name} is redirected to nowhere: check the address")
-        # what Hugging Face's hub says of a file that another host has
+        # Hugging Face's hub tells the tag of a file on another host
         self._linked = answer.headers.get("X-Linked-Etag", "") or self._linked
         if known and self._linked == known:
             raise Unchanged
         with suppress(OSError, http.client.HTTPException):
-            # one whose end nobody says is not waited for
+            # an answer of unknown length is not read
             if answer.chunked or (answer.length is not None and answer.length <= _PIECE):
                 answer.read(_PIECE)
         if not answer.isclosed():
@@ -264,7 +266,7 @@ class HttpRanges:
             pause = float(after) if after.isdecimal() and len(after) < 5 else None
             raise _PassingError(f": the server answers {said}: try again later", pause)
         if self._target != self._url and status in (401, 403):
-            # an address that is signed for some minutes
+            # the address was signed for some minutes
             raise _PassingError(f": {urllib.parse.urlsplit(self._target).hostname} answers {said}: try again later")
         if self._address.is_hub and (status in (401, 403) or "Gated" in answer.headers.get("X-Error-Code", "")):
             raise ModelError(self._gated(said, answer.headers.get("X-Error-Code", "")))
@@ -283,7 +285,7 @@ class HttpRanges:
         )
 
     def _repository_page(self) -> str:
-        """The page of the repository that the hub has the file in."""
+        """Return the hub's page of the file's repository."""
         page = urllib.parse.urlsplit(self._url)
         return f"{page.scheme}://{page.netloc.rpartition('@')[2]}{page.path.partition('/resolve/')[0]}"
 
@@ -291,7 +293,7 @@ class HttpRanges:
         raise _PassingError(": the connection broke off: try again later")
 
     def _failed(self, error: Exception) -> NoReturn:
-        """Raise what a failed request means. ``_PassingError`` where it may work the next time."""
+        """Raise the meaning of a failed request; ``_PassingError`` if it is temporary."""
         name, host = self._address.shown, urllib.parse.urlsplit(self._target).hostname
         self._patience.check(name)
         if isinstance(error, socket.gaierror) and error.errno in _NO_SUCH_HOST:
@@ -319,7 +321,7 @@ def _closer(connection: http.client.HTTPConnection) -> _Closer:
 
 
 class _Closer:
-    """Ends a connection that another thread waits for; two of the same connection are equal."""
+    """Closes a connection that another thread waits for; two of the same connection are equal."""
 
     def __init__(self, connection: http.client.HTTPConnection) -> None:
         self._connection = connection
@@ -355,7 +357,7 @@ def _joined(url: str, to: str) -> str:
 def _split(url: str) -> urllib.parse.SplitResult | None:
     try:
         parts = urllib.parse.urlsplit(url)
-        # a port that is none raises
+        # an invalid port raises
         _ = parts.port
         return parts if parts.hostname else None
     except ValueError:
@@ -363,7 +365,7 @@ def _split(url: str) -> urllib.parse.SplitResult | None:
 
 
 def _proxy(scheme: str, host: str) -> urllib.parse.SplitResult | None:
-    """The proxy that the environment names for a host, if any."""
+    """Return the environment's proxy for a host, if any."""
     if reach.is_limited():
         return None
     found = urllib.request.getproxies().get(scheme)
@@ -380,7 +382,7 @@ def _proxy_headers(proxy: urllib.parse.SplitResult) -> dict[str, str]:
 
 
 def hub_headers() -> dict[str, str]:
-    """The headers with Hugging Face's token, from where huggingface_hub keeps it; none without that package."""
+    """Return headers with Hugging Face's token, as huggingface_hub stores it; none without that package."""
     try:
         from huggingface_hub import get_token
     except ImportError:

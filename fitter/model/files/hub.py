@@ -1,6 +1,6 @@
-"""What a repository of Hugging Face's hub has: its files, as the hub's own interface lists them.
+"""List the files of a repository of Hugging Face's hub, by the hub's own interface.
 
-huggingface_hub asks the same, but tries five times without saying so, and has no limit for all of it.
+huggingface_hub would silently try five times, without a limit for all of it.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from fitter.model.files.ranges import Patience
 from fitter.text import printable
 
 _LONGEST_PAGE = 8 << 20
-"""Bytes of an answer."""
+"""Most bytes of an answer."""
 _MOST_PAGES, _MOST_FILES = 100, 100_000
 """A page of the hub's has a thousand files."""
 _LONGEST_PATH = 1024
-"""Characters of a file's path."""
+"""Most characters of a file's path."""
 _NEXT = re.compile(r"<([^<>]*)>\s*;\s*rel=\"next\"")
 
 
 def files_of(place: HubFolder, patience: Patience) -> tuple[tuple[str, int], ...]:
-    """The path and the bytes of every file in ``place``, in the order of their paths.
+    """Return path and bytes of every file in ``place``, in the order of their paths.
 
-    Raises ``ModelError`` where the hub does not list them, ``LibraryError`` without huggingface_hub.
+    Raises ``ModelError`` if the hub does not list them, ``LibraryError`` without huggingface_hub.
     """
     url = _endpoint(place) + (f"/{urllib.parse.quote(place.folder)}" if place.folder else "")
     pages = _Pages(Address(f"{url}?recursive=true", place.url, is_hub=True), hub_headers(), patience, place)
     found: dict[str, int] = {}
-    # A name that is being looked up cannot be interrupted, so that is waited for in a thread of its own.
+    # resolving a name cannot be interrupted, so it runs on another thread
     failed: list[BaseException] = []
 
     def ask() -> None:
@@ -69,7 +69,7 @@ def files_of(place: HubFolder, patience: Patience) -> tuple[tuple[str, int], ...
 
 
 def _endpoint(place: HubFolder) -> str:
-    """What lists the files of the revision of a repository."""
+    """Return the URL that lists the files of a repository's revision."""
     try:
         from huggingface_hub import constants
     except ImportError:
@@ -99,7 +99,7 @@ def _files(pages: Iterator[Any], place: HubFolder) -> Iterator[tuple[str, int]]:
 
 
 def _is_path(path: str) -> bool:
-    """Whether it may be that of a file in a repository, which is in none of the folders above."""
+    """Return whether a path is valid in a repository, not in a folder above it."""
     is_text = "\0" not in path and not any("\ud800" <= char <= "\udfff" for char in path)
     return is_text and len(path) <= _LONGEST_PATH and not {"", ".", ".."} & set(path.split("/"))
 
@@ -109,14 +109,14 @@ def _not_a_list(place: HubFolder) -> ModelError:
 
 
 class _Pages(HttpRanges):
-    """The pages of a list that the hub has."""
+    """The pages of a list on the hub."""
 
     def __init__(self, address: Address, headers: dict[str, str], patience: Patience, place: HubFolder) -> None:
         super().__init__(address, headers, patience)
         self._place = place
 
     def all(self) -> Iterator[Any]:
-        """Each page."""
+        """Yield each page."""
         for _ in range(_MOST_PAGES):
             page, after = self._tried(self._page)
             yield page
@@ -129,11 +129,11 @@ class _Pages(HttpRanges):
         raise self.too_many()
 
     def too_many(self) -> ModelError:
-        """What is said of more files than are listed."""
+        """Make the error for too many files."""
         return ModelError(f"{self._place.url} has too many files: name a folder of it, or a file")
 
     def late(self) -> ModelError:
-        """What is said when the time is over."""
+        """Make the error after the time limit."""
         return ModelError(
             f"{self._place.url}: its list of files did not arrive within {self._patience.seconds:g} s: give it more "
             "time (--timeout)"
@@ -147,11 +147,11 @@ class _Pages(HttpRanges):
         if len(body) == _LONGEST_PAGE:
             raise self.too_many()
         match = _NEXT.search(answer.headers.get("Link", ""))
-        # a chunked body says where it ends, others by how long they are
+        # a chunked body marks its end, others tell their length
         length = answer.headers.get("Content-Length", "")
         if length.isdecimal() and len(body) < int(length):
             self._broken_off()
-        # that was all, which it is to know before the next page is asked for
+        # the body is complete: close it before the request for the next page
         answer.close()
         with suppress(ValueError, RecursionError):
             return json.loads(body), match[1] if match else ""

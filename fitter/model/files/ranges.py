@@ -1,4 +1,4 @@
-"""Parts of files that are elsewhere, from whatever fsspec knows; those of web servers are in ``http_ranges``."""
+"""Read parts of remote files by fsspec; ``http_ranges`` reads those of web servers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from fitter.model.files.addresses import EXTRA, Address, without_secrets
 
 @dataclass(frozen=True)
 class Part:
-    """Some bytes of a file: ``data``; the bytes of the whole file, and a tag that another content does not have.
-
-    The tag is empty where nothing is known that would change with the content.
-    """
+    """Some bytes of a file, its whole length, and a tag that changes with its content (empty if unknown)."""
 
     data: bytes
     file_bytes: int
@@ -25,14 +22,14 @@ class Part:
 
 
 class Unchanged(Exception):
-    """The file has the tag that was asked about."""
+    """The file still has the known tag."""
 
 
 class Ranges(Protocol):
-    """A file of which parts can be read."""
+    """A file whose parts can be read."""
 
     def read(self, start: int, size: int, known: str = "") -> Part:
-        """At most ``size`` bytes from ``start``; raises ``Unchanged`` where the tag is still ``known``.
+        """Read at most ``size`` bytes from ``start``. Raises ``Unchanged`` if the tag is still ``known``.
 
         Raises ``ModelError`` if it cannot be read.
         """
@@ -40,7 +37,7 @@ class Ranges(Protocol):
 
 @dataclass
 class Patience:
-    """How long may be waited, in seconds, and who is to be stopped when nothing is wanted any more."""
+    """A time limit in seconds, and the connections to close when nobody wants the answer any more."""
 
     seconds: float
     began: float = field(default_factory=time.monotonic)
@@ -50,36 +47,36 @@ class Patience:
 
     @property
     def left(self) -> float:
-        """Seconds that are left."""
+        """Remaining seconds."""
         return self.began + self.seconds - time.monotonic()
 
     def check(self, name: str) -> None:
-        """Raise ``ModelError`` where no time is left, or nothing is wanted any more."""
+        """Raise ``ModelError`` after the time limit, or if nobody wants the answer any more."""
         if self.left <= 0 or self._stopped.is_set():
             raise self.error(name)
 
     def error(self, name: str) -> ModelError:
-        """What is said when the time is over."""
+        """Make the error after the time limit."""
         return ModelError(f"{name}: its header did not arrive within {self.seconds:g} s: give it more time (--timeout)")
 
     def sleep(self, seconds: float) -> None:
-        """Wait for so long, or until the time is over."""
+        """Wait for ``seconds``, or until the time limit."""
         self._stopped.wait(max(0.0, min(seconds, self.left)))
 
     def open(self, close: Callable[[], None]) -> None:
-        """Have ``close`` called when nothing is wanted any more."""
+        """Register ``close``, which ``stop`` calls."""
         with self._lock:
             self._closers.add(close)
         if self._stopped.is_set():
             close()
 
     def done(self, close: Callable[[], None]) -> None:
-        """What ``close`` would close is closed."""
+        """Remove ``close``: its connection is closed."""
         with self._lock:
             self._closers.discard(close)
 
     def stop(self) -> None:
-        """End whatever is still waited for."""
+        """Close all open connections."""
         self._stopped.set()
         with self._lock:
             waiting = tuple(self._closers)
@@ -88,10 +85,10 @@ class Patience:
 
 
 class FsspecRanges:
-    """A file that fsspec reads: of a bucket, an FTP server, a zip file, and so on."""
+    """A file that fsspec reads: in a bucket, on an FTP server, in a zip file, and so on."""
 
     def __init__(self, address: Address) -> None:
-        """Raises ``LibraryError`` where a package is missing, ``ModelError`` for a scheme that nobody knows."""
+        """Raises ``LibraryError`` if a package is missing, ``ModelError`` for an unknown scheme."""
         self._address = address
         try:
             import fsspec
@@ -102,12 +99,12 @@ class FsspecRanges:
         except ImportError as error:
             raise LibraryError(f"{address.shown} cannot be read: {_said(error, address)}") from None
         except Exception as error:
-            # each file system has errors of its own
+            # file systems have their own classes of errors
             raise ModelError(f"{address.shown} cannot be read: {_said(error, address)}") from None
         self._tag = ""
 
     def read(self, start: int, size: int, known: str = "") -> Part:
-        """As ``Ranges`` says; what changes with the content is what the file system says of the file."""
+        """Read as ``Ranges``; the tag is what the file system tells about the content."""
         address = self._address
         try:
             self._files.invalidate_cache()
@@ -133,10 +130,10 @@ class FsspecRanges:
 
 
 def changed(name: str) -> ModelError:
-    """What is said where a file is another one than a moment ago."""
+    """Make the error for a file that changed during the reading."""
     return ModelError(f"{name} has changed while its header was read: try again")
 
 
 def _said(error: Exception, address: Address) -> str:
-    """What an error of a file system says, without what may be secret."""
+    """Return the text of a file system's error, without possible secrets."""
     return without_secrets(str(error), address.url) or type(error).__name__

@@ -1,7 +1,7 @@
-"""Which hosts this process may ask for models: all of them, or only those of the public internet.
+"""Hosts that this process may ask for models: all, or only those of the public internet.
 
-That is decided once for the process, so that nothing that asks can be forgotten. What is checked is the address that
-is connected to: whatever a name or a redirect says, and whatever it says the next time.
+Set once for the process, so that no connection can be forgotten. The checked address is the one that is connected to,
+whatever names or redirects say.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from fitter.errors import ModelError
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 """RFC 6052: the last 32 bits are an IPv4 address."""
 _LOCAL = (ipaddress.ip_network("64:ff9b:1::/48"), ipaddress.ip_network("192.0.0.0/24"))
-"""RFC 8215 and RFC 6890, of which some versions of Python take some addresses for public."""
+"""Networks of RFC 8215 and RFC 6890 that some versions of Python call public."""
 
 _is_limited = False
 
 
 def only_public(is_so: bool = True) -> None:
-    """Have every connection for a model refused whose peer is not public: loopback, private, link-local and the like.
+    """Refuse connections for models to addresses that are not public: loopback, private, link-local and so on.
 
-    Proxies are not used then, as they would connect to what they like.
+    Proxies are then ignored, because they connect to any address.
     """
     global _is_limited
     _is_limited = is_so
 
 
 def is_limited() -> bool:
-    """Whether only public addresses are connected to."""
+    """Return whether only public addresses are allowed."""
     return _is_limited
 
 
 def is_public(address: str) -> bool:
-    """Whether ``address``, in numbers, is of the public internet; of one that stands for another, whether both are."""
+    """Return whether a numeric address, and any address embedded in it, is of the public internet."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -56,10 +56,10 @@ def is_public(address: str) -> bool:
 
 
 class PublicConnection(http.client.HTTPConnection):
-    """A connection to a public address, or none: the name is looked up once, and what was found is connected to."""
+    """A connection to a public address: the name is resolved once, and the found address is connected to."""
 
     def connect(self) -> None:
-        """Raises ``ModelError`` where the host has an address that is not public, and ``OSError``."""
+        """Connect. Raises ``ModelError`` if the host has an address that is not public, and ``OSError``."""
         found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         if not all(is_public(str(address[0])) for *_, address in found):
             raise ModelError(
@@ -82,11 +82,11 @@ class PublicConnection(http.client.HTTPConnection):
 
 
 class PublicTlsConnection(http.client.HTTPSConnection, PublicConnection):
-    """The same with TLS, which asks for the certificate of the name."""
+    """The same with TLS, with the certificate of the name."""
 
 
 def connection_kind(scheme: str) -> type[http.client.HTTPConnection]:
-    """What connects to a host of a URL with that scheme, ``http`` or ``https``."""
+    """Return the class of connections for a scheme, ``http`` or ``https``."""
     if _is_limited:
         return PublicTlsConnection if scheme == "https" else PublicConnection
     return http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection

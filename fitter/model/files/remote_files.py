@@ -1,7 +1,7 @@
-"""A model that is elsewhere, as files of this machine: its header is fetched, and nothing else of it.
+"""Remote models as local files: only their headers are fetched.
 
-What is below sees files of the full length, whose bytes after the header were never written. A file is asked about
-once in a while only, with its ETag, and read again when that is another one.
+The local files have the full length, with nothing after the header. Now and then the server is asked for the ETag; if
+it has changed, the header is fetched again.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from fitter.text import human
 _T = TypeVar("_T")
 
 DEFAULT_TIMEOUT = 60.0
-"""Seconds for all of a header, where nothing else is said."""
+"""Seconds for a header, by default."""
 
 _BELIEVED = 60.0
-"""Seconds for which an answer is taken as still true, so that a plan asks once."""
+"""Seconds for which an answer stays valid, so that a plan asks once."""
 _AT_ONCE = 16
-"""How many files of a model are asked for at the same time."""
+"""Files of a model to read at the same time."""
 READER, MOST_READERS = "reading a header", 256
 """Threads that read: one that looks up a name cannot be interrupted, though nobody wants it any more."""
 _MOST_ANSWERS = 1024
 _LOOK = 0.1
-"""Seconds between two looks whether the header is still wanted."""
+"""Seconds between two checks that the header is still wanted."""
 _FIRST_OF_FIRST, _FIRST_OF_OTHERS = 1 << 14, 1 << 12
 """Bytes that are read first: of the file with the metadata, and of one that only has tensors."""
 
 
 @dataclass(frozen=True)
 class Fetching:
-    """How far the fetching of a header is."""
+    """Progress of fetching a header."""
 
     text: str
-    """What is fetched, and how far."""
+    """The file, and how far it is."""
     part: float
-    """What share is here, from 0 to 1."""
+    """Finished share, from 0 to 1."""
 
 
 Say = Callable[[Fetching], None]
@@ -57,7 +57,7 @@ Say = Callable[[Fetching], None]
 
 @dataclass
 class _Answer:
-    """What is known of a URL: when it was asked, and the files."""
+    """The answer for a URL: its time, and the files."""
 
     url: str
     files: tuple[Path, ...] = ()
@@ -72,17 +72,23 @@ _lock = threading.Lock()
 def fetched(
     url: str, *, timeout: float | None = None, say: Say | None = None, at_once: int | None = None
 ) -> tuple[Path, ...]:
-    """The files of the model at ``url``, of which only the headers are here, and only the headers were read.
+    """Return the files of the model at ``url``; only their headers are fetched.
 
-    ``timeout``: seconds for all of them; ``at_once``: how many are read at the same time. ``say`` is called all the
-    time, and ends it with what it raises. Raises ``ModelError`` where they cannot be read, ``LibraryError`` where a
-    package is missing for that.
+    Args:
+        url: The URL.
+        timeout: Seconds for all of them.
+        say: Called with the progress; its exception ends the fetching.
+        at_once: Files to read at the same time.
+
+    Raises:
+        ModelError: A file cannot be read.
+        LibraryError: A package is missing.
     """
     key, patience, say = shown(url), Patience(timeout or DEFAULT_TIMEOUT), say or (lambda _: None)
     with _lock:
         known = _answers.get(key)
         if known is not None and url == key:
-            # What a plan says of its model is without the credentials.
+            # a plan names its model without credentials
             url = known.url
         mine = _locks.setdefault(key, threading.Lock())
     with _alone(mine, key, patience, say):
@@ -100,7 +106,7 @@ def fetched(
 
 @contextmanager
 def _alone(mine: threading.Lock, name: str, patience: Patience, say: Say) -> Iterator[None]:
-    """Wait until no other thread fetches the same."""
+    """Wait until no other thread fetches the same URL."""
     while not mine.acquire(timeout=max(0.0, min(_LOOK, patience.left))):
         patience.check(name)
         say(Fetching("fetching the model's header", 0.0))
@@ -111,16 +117,16 @@ def _alone(mine: threading.Lock, name: str, patience: Patience, say: Say) -> Ite
 
 
 def kept(url: str) -> tuple[Path, ...]:
-    """The files that were fetched last of the model at ``url``, without asking whether they have changed; or none.
+    """Return the files that were last fetched from ``url``, without asking for changes; empty if none.
 
-    Raises ``ModelError`` for what is no address of a file.
+    Raises ``ModelError`` if it is no address of a file.
     """
     entry = stored_headers.newest(names(url))
     return entry.paths if entry is not None else ()
 
 
 def beginning(url: str, most: int, *, timeout: float | None = None) -> bytes:
-    """The first ``most`` bytes of the file at ``url``, all of one that is smaller. Raises what ``fetched`` raises."""
+    """Return the first ``most`` bytes of the file at ``url``, or all of a smaller one. Raises like ``fetched``."""
     found, patience = addresses(url)[0], Patience(timeout or DEFAULT_TIMEOUT)
     ranges = _ranges(found, _headers() if found.is_hub else {}, patience)
     (part,) = _in_parallel(lambda _: ranges.read(0, most), range(1), patience, [found], lambda done: None, 1)
@@ -128,7 +134,7 @@ def beginning(url: str, most: int, *, timeout: float | None = None) -> bytes:
 
 
 def forget() -> None:
-    """Forget what was answered; the next question about a URL is asked."""
+    """Forget all answers."""
     _answers.clear()
 
 
@@ -145,7 +151,7 @@ def _fetch(model: Sequence[Address], patience: Patience, say: Say, at_once: int 
 
     def read(index: int) -> Header | None:
         address = model[index]
-        # What follows a ? may be a signature, and is not kept; so another file may be meant with the same address.
+        # text after a ? may be a signature, and is not stored; the same address may mean another file
         is_same = address.is_hub or "?" not in address.url
         known = entry.files[index].tag if entry is not None and is_same else ""
         first = _FIRST_OF_OTHERS if index else _FIRST_OF_FIRST
@@ -171,7 +177,7 @@ def _fetch(model: Sequence[Address], patience: Patience, say: Say, at_once: int 
 
 
 def _is_offline() -> bool:
-    """Whether nobody may ask the hub (``HF_HUB_OFFLINE``)."""
+    """Return whether the hub may not be asked (``HF_HUB_OFFLINE``)."""
     try:
         from huggingface_hub import constants
     except ImportError:
@@ -252,14 +258,14 @@ def _header(
 
 
 class _Amounts:
-    """How much of each file's header is here, and how much it is expected to have; told by several threads."""
+    """Fetched and expected bytes of each file's header, reported by several threads."""
 
     def __init__(self, model: Sequence[Address], say: Say) -> None:
         self._have = [(0, 0)] * len(model)
         self._say = say
 
     def of(self, index: int) -> Callable[[int, int], None]:
-        """A function to call with what is here of a file, and what is expected."""
+        """Return a function for the fetched and expected bytes of a file."""
 
         def report(have: int, expected: int) -> None:
             self._have[index] = (have, expected)
@@ -269,7 +275,7 @@ class _Amounts:
         return report
 
     def show(self, done: int) -> None:
-        """Say how far it is, with ``done`` files."""
+        """Report the progress, with ``done`` files."""
         count, here = len(self._have), sum(have for have, _ in self._have)
         known = [expected for _, expected in self._have if expected]
         every = sum(known) + (count - len(known)) * (min(known) if known else 1)
@@ -285,7 +291,7 @@ def _in_parallel(
     show: Callable[[int], None],
     at_once: int,
 ) -> list[_T]:
-    """What ``read`` returns for each of the ``files``, several of them at once. The first error ends all."""
+    """Call ``read`` for each of the ``files``, several at once; the first error ends all."""
     found: dict[int, _T] = {}
     left = iter(files)
     results: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
@@ -307,7 +313,7 @@ def _in_parallel(
     if sum(thread.name == READER for thread in threading.enumerate()) >= MOST_READERS:
         raise ModelError(f"{model[0].shown}: too many headers are being fetched: try again later")
     for _ in range(min(at_once, len(files))):
-        # not waited for at the end, as a name that is being looked up cannot be interrupted
+        # not joined at the end, because resolving a name cannot be interrupted
         threading.Thread(target=work, name=READER, daemon=True).start()
     done = files.start
     try:

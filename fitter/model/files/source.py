@@ -1,4 +1,4 @@
-"""The files of a model, from the path that a user gives."""
+"""Find the files of a model from the user's path."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from fitter.text import printable
 
 _SPLIT = re.compile(r"(?P<prefix>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 _AS_ON_HUB = re.compile(r"(?:(?:huggingface|hf)\.co/)?([A-Za-z0-9][\w.-]*/[\w.-]+)(?<!\.gguf)/?")
-"""A path like the name of a repository."""
+"""A path that looks like the name of a repository."""
 _NEWEST = 3
-"""The newest version of GGUF that there is."""
+"""Newest version of GGUF."""
 ASK = "ask who provides it, or take another file"
-"""What to do about a file that is elsewhere and not whole."""
+"""Remedy for an incomplete remote file."""
 _NAMED = 3
-"""How many files a message lists by name; more are only counted."""
+"""Most files that a message names; others are counted."""
 
 
 def split_path(prefix: str, number: int, count: int) -> str:
-    """The name of file ``number`` (from 1) of a split model, as llama.cpp makes it."""
+    """Return the name of file ``number`` (from 1) of a split model, as in llama.cpp."""
     return f"{prefix}-{number:05d}-of-{count:05d}.gguf"
 
 
 def split_name(path: Path) -> tuple[str, int, int] | None:
-    """Prefix, number (from 1) and count of a split model's file name; ``None`` for any other name."""
+    """Return prefix, number (from 1) and count in a split file's name; ``None`` for another name."""
     match = _SPLIT.fullmatch(path.name)
     if not match:
         return None
@@ -38,13 +38,13 @@ def split_name(path: Path) -> tuple[str, int, int] | None:
 
 
 _CALLED: dict[str, str] = {}
-"""Files whose headers were fetched from elsewhere, and the address of each."""
+"""Addresses of files whose headers were fetched."""
 _MOST_CALLED = 1 << 14
 _calling = threading.Lock()
 
 
 def call(path: Path, address: str) -> None:
-    """Have the file at ``path`` called ``address`` wherever it is named; the oldest of very many is forgotten."""
+    """Use ``address`` as the name of the file at ``path``; the oldest of very many is forgotten."""
     with _calling:
         _CALLED.pop(str(path), None)
         _CALLED[str(path)] = address
@@ -53,43 +53,44 @@ def call(path: Path, address: str) -> None:
 
 
 def called(path: Path) -> str:
-    """What the file at ``path`` is called: the address that its header is from, or the path itself."""
+    """Return the address of the file's header, or its path."""
     return _CALLED.get(str(path), str(path))
 
 
 def another_count(name: str, count: int, named: int, again: str) -> str:
-    """What is said of a model of which another number of files is ``named``."""
+    """Describe a model with another number of files than ``named``."""
     return f"{name} is one of {count} files by its header, but one of {named} by its name; {again}"
 
 
 def is_elsewhere(path: Path) -> bool:
-    """Whether only the header of the file is here."""
+    """Return whether only the header of the file is here."""
     return str(path) in _CALLED
 
 
 def with_addresses(text: str) -> str:
-    """``text`` with the address in place of each path of a file that is elsewhere."""
+    """Replace paths of fetched headers in ``text`` by their addresses."""
     for path, address in tuple(_CALLED.items()):
         text = text.replace(path, address)
     return text
 
 
 def again(path: Path) -> str:
-    """What to do about a file that is not whole, for a message."""
+    """Return the remedy for an incomplete file."""
     return ASK if is_elsewhere(path) else "download it again"
 
 
 def show(path: Path) -> str:
-    """The path for a message, or the address that it is from, on one line and safe to print."""
+    """Return the path or address for a message, on one line and safe to print."""
     text = called(path)
     return printable(text if text.isprintable() else repr(text))
 
 
 def model_files(path: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """The files of the model at ``path``; the first is the one to pass to llama.cpp.
+    """Return the files of the model at ``path``, the one for llama.cpp first.
 
-    ``path`` may be any file of a split model. Each file is checked to begin like a GGUF file. Raises ``ModelError`` if
-    a file is missing, unreadable, empty, or not a GGUF file that this llama.cpp can read.
+    ``path`` may be any file of a split model. Each file must begin like a GGUF file.
+
+    Raises ``ModelError`` if a file is missing, unreadable, empty, or no GGUF file for this llama.cpp.
     """
     try:
         given = Path(path).expanduser()
@@ -155,7 +156,7 @@ def check_beginning(name: str, head: bytes) -> None:
 
 
 def _inside(directory: Path) -> str:
-    """The GGUF files of ``directory``, for a message."""
+    """List the GGUF files of ``directory`` for a message."""
     try:
         names = sorted(file.name for file in directory.iterdir() if file.suffix == ".gguf")
     except OSError:

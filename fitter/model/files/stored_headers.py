@@ -1,7 +1,7 @@
-"""Headers that were fetched from elsewhere, kept in the platform's cache directory: sparse files of the full length.
+"""Fetched headers in the platform's cache directory, as sparse files of the full length.
 
-A folder for each content of each address, by digests of both (of the address: of what may be shown of it). It has
-``about.json``, and in ``files`` a file for each file of the model, named as there.
+Each content of each address has a folder, named by digests of both (of the address: without secrets), with
+``about.json`` and, in ``files``, the model's files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ABOUT, _FILES, _PIECE = "about.json", "files", 1 << 20
 
 @dataclass(frozen=True)
 class Kept:
-    """What is kept of a file: its name, its tag, its length, and how much of that is its header, with a digest."""
+    """A stored file: its name, tag and length, and length and digest of its header."""
 
     name: str
     tag: str
@@ -37,7 +37,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a file that was fetched: ``data`` are its first bytes."""
+    """A fetched header; ``data`` are the first bytes of the file."""
 
     name: str
     tag: str
@@ -46,13 +46,13 @@ class Header:
 
     @property
     def kept(self) -> Kept:
-        """What is kept of it."""
+        """Its description for ``about.json``."""
         return Kept(self.name, self.tag, self.file_bytes, len(self.data), hashlib.sha256(self.data).hexdigest())
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The headers of a model that are kept in ``folder``."""
+    """The stored headers of a model, in ``folder``."""
 
     folder: Path
     files: tuple[Kept, ...]
@@ -69,7 +69,7 @@ class Entry:
             return Header(kept.name, kept.tag, kept.file_bytes, file.read(kept.header_bytes))
 
     def is_whole(self) -> bool:
-        """Whether every file is as it was written."""
+        """Whether every file is unchanged."""
         try:
             return all(
                 path.stat().st_size == kept.file_bytes and _digest_of(path, kept.header_bytes) == kept.digest
@@ -80,7 +80,7 @@ class Entry:
 
 
 def _digest_of(path: Path, size: int) -> str:
-    """The digest of the first ``size`` bytes of a file, a piece at a time. Raises ``OSError``."""
+    """Compute the digest of a file's first ``size`` bytes, piece by piece. Raises ``OSError``."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while size > 0 and (piece := file.read(min(size, _PIECE))):
@@ -90,12 +90,12 @@ def _digest_of(path: Path, size: int) -> str:
 
 
 def folder() -> Path:
-    """Where they are kept."""
+    """Return the folder of all stored headers."""
     return cache_folder(header_cache.HEADERS)
 
 
 def newest(model: Sequence[Address]) -> Entry | None:
-    """What was fetched last of a model; ``None`` if nothing was, or if it is damaged."""
+    """Return the last fetched headers of a model; ``None`` if there are none, or damaged ones."""
     try:
         found = sorted((each / _ABOUT for each in _of(model)), key=os.path.getmtime)
     except OSError:
@@ -108,7 +108,7 @@ def newest(model: Sequence[Address]) -> Entry | None:
 
 
 def keep(model: Sequence[Address], headers: Sequence[Header]) -> Entry:
-    """Keep the headers of all files of a model. Raises ``ModelError`` where they cannot be written."""
+    """Store the headers of all files of a model. Raises ``ModelError`` if they cannot be written."""
     kept = tuple(header.kept for header in headers)
     words = json.dumps([asdict(each) for each in kept], indent=1)
     place = folder() / f"{_digest(model)}-{hashlib.sha256(words.encode()).hexdigest()[:32]}"
@@ -124,18 +124,18 @@ def keep(model: Sequence[Address], headers: Sequence[Header]) -> Entry:
             f"to a directory that {which}"
         ) from None
     for other in _of(model):
-        # what the address had before
+        # an older content of the address
         if other != place:
             header_cache.remove(other)
     return entry
 
 
 def use(files: Sequence[Path]) -> bool:
-    """Keep the ``files`` of an entry until the end of ``cache.reading``. Returns whether all are there."""
+    """Keep the ``files`` of an entry until the end of ``cache.reading``. Returns whether all exist."""
     try:
         name = files[0].relative_to(folder()).parts[0]
     except ValueError:
-        # they are kept elsewhere now
+        # they have moved
         return False
     return header_cache.use(folder() / name) and all(file.exists() for file in files)
 
@@ -145,7 +145,7 @@ def _digest(model: Sequence[Address]) -> str:
 
 
 def _of(model: Sequence[Address]) -> list[Path]:
-    """The folders of all contents of a model."""
+    """Return the folders of all contents of a model."""
     return list(folder().glob(f"{_digest(model)}-*"))
 
 
