@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import pytest
 
@@ -49,6 +50,30 @@ def test_a_cell_is_known_by_all_that_it_follows_from(tmp_path: Path, monkeypatch
     assert [known(path, replace(KEY, **each)) for each in others] == [None] * 4
     monkeypatch.setattr(stored_cells, "VERSION", "0.0.1")
     assert known(path) is None
+
+
+class InterruptedFile(io.FileIO):
+    """A file whose first write is interrupted right after it."""
+
+    writes = 0
+
+    def write(self, data: Any) -> int:
+        count = super().write(data)
+        self.writes += 1
+        if self.writes == 1:
+            raise KeyboardInterrupt
+        return count
+
+
+def test_a_cell_is_written_once_though_ctrl_c_comes_right_after_its_write(tmp_path: Path) -> None:
+    path = tmp_path / "cells.jsonl"
+    with InterruptedFile(path, "ab+") as file:
+        state = State(path, cast(BinaryIO, file), iter(()))
+        with pytest.raises(KeyboardInterrupt):
+            state.add(FOUND, KEY)
+        state.add(FOUND, KEY)
+        state.add(FOUND, replace(KEY, header="another"))
+    assert len(path.read_text().splitlines()) == 3
 
 
 DAMAGED: dict[str, Any] = {

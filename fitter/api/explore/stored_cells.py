@@ -66,6 +66,7 @@ class State:
             self._cells[line["key"]] = line["found"]
             self._headers.add(line["header"])
         self._added: set[str] = set()
+        self._last_write: tuple[str, int] = ("", 0)
         self.used = 0
 
     @classmethod
@@ -117,20 +118,26 @@ class State:
 
     def add(self, cell: ExploredCell, key: Key) -> None:
         """Append ``cell`` by one write, so that an interrupt leaves whole lines. Raises ``AnswerError``."""
-        if self._file is None or self._path is None or key.digest in self._added:
+        if self._file is None or self._path is None:
             return
         by: dict[str, Any] = {"header": key.header, "fitter": VERSION, "llama_cpp": key.llama_cpp}
         line = {"key": key.digest, **by, "cell": _said(cell), "found": cell.figures()}
         data = (json.dumps(line) + "\n").encode()
         try:
             before = os.fstat(self._file.fileno()).st_size
+            # an interrupt can come right after a write: only the file's size says whether the last cell is in it
+            last, size = self._last_write
+            if before > size:
+                self._added.add(last)
+            if key.digest in self._added:
+                return
+            self._last_write = key.digest, before
             data = data if before else _HEAD_LINE + data
             if self._file.write(data) != len(data):
                 self._file.truncate(before)
                 raise AnswerError(f"{self._path} cannot be written (it takes no more): name another file with --resume")
         except OSError as error:
             raise _unwritten(self._path, error) from None
-        self._added.add(key.digest)
 
 
 def _place(path: AnyPath) -> Path:
