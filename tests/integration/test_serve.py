@@ -32,9 +32,9 @@ from tests.support.command import run_fitter
 from tests.support.hub import hub_of
 from tests.support.pages import heard, reads
 from tests.support.patience import until
-from tools.serving_speed import Served, ask, load, serving
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 from tools.upstream import TOOLS
+from tools.web_server import Served, ask, load, serving
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

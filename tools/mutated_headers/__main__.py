@@ -23,7 +23,7 @@ from pathlib import Path
 from tools.mutated_headers import doors
 from tools.mutated_headers.doors import Outcome
 from tools.mutated_headers.mutations import Mutation, Source, drawn, mutated, sources
-from tools.serving_speed import Served, serving
+from tools.web_server import Served, serving
 
 DOORS = ("fit", "quants", "serve", "explore", "directory")
 _TOGETHER = 9

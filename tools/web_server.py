@@ -1,19 +1,12 @@
-"""How fast ``fitter serve`` answers: ``python -m tools.serving_speed``, on a machine that does nothing else.
-
-First one page moves a slider: each question has another context, KV type or margin, and the median is what counts. Then
-many pages do so at once, some of them with a model that takes a while, and every answer must be a plan. In the end no
-process may be left. ``serving`` starts a server for others, such as tests.
-"""
+"""Start ``fitter serve``, ask it for plans, and ask as many pages at once do."""
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import os
 import random
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -28,8 +21,6 @@ import psutil
 MODEL = "shape://qwen3-30b-a3b"
 SLOW = ("shape://kimi-k2", ["4x rtx-5090", "4x rtx-3090"])
 CARDS = (["rtx-4090"], ["rtx-3090"], ["2x rtx-3060-12gb"], ["24GiB"])
-MOST_MEDIAN = 0.25
-"""Seconds that a changed slider may take."""
 _PATIENCE = 120.0
 """Seconds for an end, however busy the machine is."""
 _SAYS = "serving at http://"
@@ -94,26 +85,6 @@ def ask(connection: http.client.HTTPConnection, path: str, question: dict[str, A
     return answer.status, answer.read().decode()
 
 
-def slider(served: Served, questions: int) -> list[float]:
-    """Seconds that each answer takes where one thing after another is changed."""
-    connection = served.connection()
-    changes = random.Random(1)
-    taken = []
-    for number in range(questions + 1):
-        change = {
-            "n_ctx": changes.randrange(2048, 40960),
-            "type_k": changes.choice(["f16", "q8_0"]),
-            "margin": f"{changes.randrange(512, 4096)}MiB",
-        }
-        start = time.perf_counter()
-        status, body = ask(connection, "/panel/a", {"model": MODEL, "gpus": ["rtx-4090"], "session": "one", **change})
-        if status != 200 or not json.loads(body)["html"]:
-            raise RuntimeError(f"{status}: {body}")
-        # with the first one everything starts
-        taken += [time.perf_counter() - start] * (number > 0)
-    return taken
-
-
 @dataclass
 class Load:
     """What many clients had: seconds of each answer, and what was no plan."""
@@ -123,14 +94,14 @@ class Load:
     processes: int = 0
 
 
-def load(served: Served, clients: int, seconds: float, *, with_slow: bool = True) -> Load:
+def load(served: Served, clients: int, seconds: float) -> Load:
     """``clients`` that each ask one question after another; the first one about a model that takes a while."""
     found = Load()
     end = time.monotonic() + seconds
 
     def client(number: int) -> None:
         connection, changes = served.connection(), random.Random(number)
-        model, cards = (SLOW[0], SLOW[1]) if with_slow and number == 0 else (MODEL, CARDS[number % len(CARDS)])
+        model, cards = (SLOW[0], SLOW[1]) if number == 0 else (MODEL, CARDS[number % len(CARDS)])
         while True:
             question = {"model": model, "gpus": cards, "n_ctx": changes.randrange(2048, 32768), "session": f"c{number}"}
             start = time.perf_counter()
@@ -152,33 +123,3 @@ def load(served: Served, clients: int, seconds: float, *, with_slow: bool = True
         thread.join()
     found.processes = len(served.children())
     return found
-
-
-def main() -> int:
-    """Measure, and return 1 where something is not as it should be."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--questions", type=int, default=60)
-    parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--workers", type=int, default=4)
-    words = parser.parse_args()
-    with serving("--workers", str(words.workers)) as served:
-        taken = slider(served, words.questions)
-        median = statistics.median(taken)
-        print(f"one page: median {1000 * median:.0f} ms, slowest {1000 * max(taken):.0f} ms of {len(taken)}")
-        many = load(served, words.clients, words.seconds)
-        print(
-            f"{words.clients} pages for {words.seconds:g} s: {len(many.taken)} answers, median "
-            f"{1000 * statistics.median(many.taken):.0f} ms, slowest {1000 * max(many.taken):.0f} ms; "
-            f"{len(many.errors)} errors; {many.processes} processes"
-        )
-        for error in many.errors[:5]:
-            print(error)
-        status, left = served.stop()
-        print(f"ended with status {status}, {len(left)} processes left")
-    is_good = median < MOST_MEDIAN and not many.errors and many.processes <= 2 * words.workers
-    return 0 if is_good and status == 0 and not left else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
