@@ -134,7 +134,7 @@ _HOMES = {
     "fitter.api.report_plan": ("report",),
     "fitter.api.plan_repository": ("repository",),
 }
-"""Where each name is, beside the errors."""
+"""The module of each public name; the errors are imported above."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""``python -m fitter`` runs the command ``fitter``. The slowest work is started before the imports."""
+"""Run the command ``fitter`` by ``python -m fitter``. The slowest work starts before the imports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 128 + signal.SIGINT
 _ended_by = signal.SIGINT
-"""The signal that has interrupted this process."""
+"""The signal that interrupted this process."""
 
 
 def main() -> NoReturn:
@@ -70,7 +70,7 @@ def _run() -> int:
 
 
 def _run_out(why: str) -> NoReturn:
-    """End the process because it takes too much memory."""
+    """End the process because it uses too much memory."""
     print(f"fitter: error: {why}", file=sys.stderr, flush=True)
     _tidy()
     os._exit(EXIT_FAILURE)
@@ -111,7 +111,7 @@ _USUAL = {
 
 
 def _interrupt(number: int, _: object) -> None:
-    """End workers and remove directories on the way out, whichever signal asks for it."""
+    """End workers and remove directories on any signal that ends the process."""
     global _ended_by
     _ended_by = signal.Signals(number)
     raise KeyboardInterrupt

@@ -1,6 +1,6 @@
-"""What a command line will need of llama.cpp, begun before the command line is parsed.
+"""Start the work that a command line needs of llama.cpp before it is parsed.
 
-A guess, made from the words alone: where it is wrong, the work is for nothing, and the answer the same.
+A guess from the words alone: a wrong guess wastes the work, and changes no answer.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _NO_WORKER = ("backend", "diff", "history", "llama-cpp", "serve")
 _MANY_WORKERS = ("lock", "check")
 _MOST_WORKERS = 4
 _HELD = "held "
-"""What the word begins with that is for a load whose tensors wait."""
+"""Beginning of the word for a load whose tensors wait."""
 
 _OF = " of model "
-"""What stands in the word between the devices and the model's file."""
+"""Text in the word between the devices and the model's file."""
 
 _QUICK = frozenset({"-h", "--help", "--version", "--catalogue"})
 _PLACEMENT = (
@@ -35,11 +35,11 @@ _PLACEMENT = (
 )
 """Options that change how a model is loaded, or the beginning of their names."""
 _FILES = frozenset({"-md", "--model-draft", "--spec-draft-model", "-mm", "--mmproj", "--lora"})
-"""Options whose value is a file beside the model's."""
+"""Options whose value is a file beside the model."""
 
 
 def begin(args: Sequence[str]) -> bool:
-    """Start the workers that ``args`` will ask; returns whether it is ``fitter.api`` that asks them."""
+    """Start the workers that ``args`` will need; return whether ``fitter.api`` uses them."""
     named = _values(args, "--llama-cpp")
     if not args or args[0] in _NO_WORKER or not _QUICK.isdisjoint(args) or _is_by_library(args, named):
         # without a worker, or with none that is a plain one
@@ -89,7 +89,7 @@ def begin(args: Sequence[str]) -> bool:
 
 
 def _is_by_library(args: Sequence[str], named: Sequence[str]) -> bool:
-    """Whether a CUDA backend is to answer for described cards, which a worker has from its start on."""
+    """Return whether a CUDA backend answers for described cards; its worker needs it from the start."""
     if profiles := _values(args, "--profile"):
         return profiles[-1] != "cuda"
     return bool(named and _values(args, "--gpu")) and os.path.isfile(os.path.join(named[-1], "libggml-cuda.so"))
@@ -100,7 +100,7 @@ def _sleep(word: Callable[[], str]) -> None:
 
 
 def _values(args: Sequence[str], option: str) -> list[str]:
-    """The values of an option, wherever they are."""
+    """Return the values of an option, wherever they are."""
     after = [value for word, value in pairwise(args) if word == option]
     return after + [word.partition("=")[2] for word in args if word.startswith(option + "=")]
 
@@ -110,22 +110,22 @@ def _is_address(before: str, word: str) -> bool:
 
 
 def kept(url: str) -> str | None:
-    """The file with the header of a model that is elsewhere, as it was fetched last; it may be another one by now."""
+    """Return the last fetched header of a remote model, which may be outdated."""
     try:
         from fitter.model.files import remote_files
 
-        found = remote_files.kept(url)
+        files = remote_files.kept(url)
     except Exception:
         # It will be said when it is asked for.
         return None
     # a word is one line
-    return str(found[0]) if found and "\n" not in str(found[0]) else None
+    return str(files[0]) if files and "\n" not in str(files[0]) else None
 
 
 def _guess(model: str, specs: Sequence[str]) -> tuple[str, bool]:
-    """The description of the devices to load a model on, empty without any, and whether its tensors are to wait.
+    """Guess the devices to load a model on; return their description and whether the tensors wait.
 
-    That is the one device that it may well fit on, or all of them where it is too large for them.
+    One device that the model may fit on, or all devices if it is too large; an empty text for no guess.
     """
     from fitter.errors import FitterError
     from fitter.llama.virtual import describe, is_surely_spilled
@@ -142,7 +142,7 @@ def _guess(model: str, specs: Sequence[str]) -> tuple[str, bool]:
 
 
 def load(model: str | None, word: Callable[[], str]) -> Then | None:
-    """Load a model, or the one that the word names, on the devices that the word describes."""
+    """Load a model, or the one in the word, on the devices in the word."""
     from fitter.llama.build import library
     from fitter.llama.load.first_load import Ahead
 

@@ -17,9 +17,9 @@ EXIT_UNWRITTEN = 5
 
 
 class FitterError(Exception):
-    """Base of everything that fitter raises on purpose; ``exit_code`` is the command's exit status.
+    """Base of all errors that fitter raises on purpose; ``exit_code`` is the command's exit status.
 
-    The message is printable, whichever names are in it.
+    The message is printable, whatever names it contains.
     """
 
     exit_code: ClassVar[int] = EXIT_FAILURE
@@ -39,7 +39,7 @@ class ModelError(FitterError):
 
 
 class LibraryError(FitterError):
-    """libllama, ggml or fitter's own native libraries are missing, or do not belong together."""
+    """libllama, ggml or fitter's libraries are missing, or do not belong together."""
 
 
 class LlamaCppError(FitterError):
@@ -54,11 +54,11 @@ class LlamaCppError(FitterError):
 
 
 class LlamaCppCrashError(LlamaCppError):
-    """llama.cpp ended its process by an abort or a fault of its own; a worker did so twice, asked the same."""
+    """llama.cpp ended its process by an abort or fault, twice for the same question."""
 
 
 class WorkerError(FitterError):
-    """The worker process was killed, ran out of memory, failed or did not answer: this says nothing about the load.
+    """The worker process was killed, ran out of memory, failed or did not answer, which says nothing about the load.
 
     No plan is made without the missing answer. ``log`` holds the last lines that the worker wrote, oldest first.
     """
@@ -77,7 +77,7 @@ class CancelledError(FitterError):
 
 
 class RemoteError(FitterError):
-    """An rpc-server cannot be reached, is not one, speaks another protocol, or was lost while it was used."""
+    """An rpc-server cannot be reached, is not one, speaks another protocol, or was lost."""
 
 
 class OutOfMemoryError(LlamaCppError):
@@ -93,11 +93,11 @@ class OutOfMemoryError(LlamaCppError):
 
 
 class PlanWarning(UserWarning):
-    """A model was not loaded as its plan says, or takes memory that the plan does not include."""
+    """A model was not loaded as planned, or takes memory that the plan does not include."""
 
 
 class PlanError(FitterError):
-    """The plan does not allow what was requested, such as loading parameters that do not fit."""
+    """The plan does not allow the request, such as the parameters of a plan that does not fit."""
 
 
 class AnswerError(FitterError):

@@ -1,4 +1,4 @@
-"""Executors that are named by a text: those of a Dask cluster."""
+"""Executors named by a text: Dask clusters."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from fitter.version import VERSION
 _PACKAGE = "distributed"
 _DASK = re.compile(r"dask://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):(?P<port>\d{1,5})/?")
 PATIENCE = 10.0
-"""Seconds in which a scheduler must answer, and in which a worker must be there before the first cell."""
+"""Seconds for a scheduler's answer, and for its first worker."""
 LOST_SECONDS = 60.0
-"""Seconds without any worker after which nobody is waited for: a worker that is started again takes some."""
+"""Seconds without any worker after which the cluster is lost: restarting a worker takes some."""
 _RETRIES = 3
-"""How often a cell is given to another worker when the one that had it is lost."""
+"""How often a cell goes to another worker after its worker was lost."""
 
 
 def check_executor(text: str) -> None:
-    """Raise ``UsageError`` where ``text`` names no executor, ``LibraryError`` where its package is missing."""
+    """Raise ``UsageError`` if ``text`` names no executor, ``LibraryError`` if its package is missing."""
     match = _DASK.fullmatch(text)
     if match is None or not 0 < int(match["port"]) < 65536:
         raise UsageError(f"--executor {shown(text)}: name the scheduler of a Dask cluster, such as dask://host:8786")
@@ -40,10 +40,11 @@ def check_executor(text: str) -> None:
 
 @contextmanager
 def executor_of(text: str) -> Iterator[tuple[Executor, Callable[[], None]]]:
-    """The executor that ``text`` names, and what raises ``LibraryError`` where it is no longer there.
+    """Connect to the executor that ``text`` names; yield it, and a check that raises ``LibraryError`` once it is lost.
 
-    Raises ``UsageError`` for another text, ``LibraryError`` if it is not there, or if one of its workers has no fitter
-    of this version.
+    Raises:
+        UsageError: ``text`` names no executor.
+        LibraryError: It cannot be reached, or a worker has no fitter of this version.
     """
     check_executor(text)
     address = text.removeprefix("dask://").rstrip("/")
@@ -56,30 +57,30 @@ def executor_of(text: str) -> Iterator[tuple[Executor, Callable[[], None]]]:
             _check_workers(client, address)
             yield client.get_executor(pure=False, retries=_RETRIES), _Watch(client, address).check
         finally:
-            # what is said of a cluster that is gone is said already
+            # the loss of the cluster has been reported already
             with suppress(Exception):
                 client.close(timeout=2)
 
 
 def _connected(address: str) -> Any:
-    """A client of the scheduler. Raises ``LibraryError``.
+    """Connect to the scheduler. Raises ``LibraryError``.
 
-    It is made in a thread of its own: whoever takes a connection and says nothing is waited for without end.
+    A server may accept the connection and never answer, so it runs on another thread.
     """
     from distributed import Client
 
     make: Any = Client
-    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    clients: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def connect() -> None:
         try:
-            found.put(make(f"tcp://{address}", timeout=PATIENCE, set_as_default=False))
+            clients.put(make(f"tcp://{address}", timeout=PATIENCE, set_as_default=False))
         except BaseException as error:
-            found.put(error)
+            clients.put(error)
 
     threading.Thread(target=connect, daemon=True).start()
     try:
-        client = found.get(timeout=PATIENCE + 1)
+        client = clients.get(timeout=PATIENCE + 1)
     except queue.Empty:
         client = TimeoutError(f"nothing that a scheduler says in {PATIENCE:g} s")
     if isinstance(client, BaseException):
@@ -91,18 +92,18 @@ def _connected(address: str) -> Any:
 
 
 def _check_workers(client: Any, address: str) -> None:
-    """Raise ``LibraryError`` where there is no worker, or one without this fitter, which a cell would end."""
+    """Raise ``LibraryError`` without workers, or if one lacks this fitter: a cell would fail there."""
     import pydoc
 
     try:
         client.wait_for_workers(1, timeout=PATIENCE)
-        # a function that every Python has
-        found = client.run(pydoc.locate, "fitter.version.VERSION", on_error="return")
+        # pydoc is in every Python
+        versions = client.run(pydoc.locate, "fitter.version.VERSION", on_error="return")
     except Exception as error:
         if client.status == "running" and isinstance(error, TimeoutError):
             raise _no_worker(address) from None
         raise _lost(address, _said(error)) from None
-    for worker, version in found.items():
+    for worker, version in versions.items():
         if version != VERSION:
             has = f"has llama-fitter {version}" if isinstance(version, str) else "has no llama-fitter"
             raise LibraryError(
@@ -112,7 +113,7 @@ def _check_workers(client: Any, address: str) -> None:
 
 
 class _Watch:
-    """Whether a cluster is still there: a client waits without end for a worker that may come."""
+    """Watches a cluster: its client would wait forever for a worker."""
 
     def __init__(self, client: Any, address: str) -> None:
         self._client = client
@@ -120,7 +121,7 @@ class _Watch:
         self._seen = time.monotonic()
 
     def check(self) -> None:
-        """Raise ``LibraryError`` where the scheduler is gone, or every worker for a while."""
+        """Raise ``LibraryError`` if the scheduler is gone, or all workers for a while."""
         try:
             workers = self._client.scheduler_info()["workers"]
         except Exception as error:

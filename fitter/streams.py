@@ -1,4 +1,4 @@
-"""The process's stdout and stderr as the command needs them. It is imported first, so it imports little itself."""
+"""The command's stdout and stderr. It is imported first, so it imports little."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Answer(io.FileIO):
 
 
 class _Remarks(io.FileIO):
-    """stderr. What cannot be written there is dropped without an error."""
+    """stderr. Failed writes are dropped without an error."""
 
     def write(self, data: Buffer, /) -> int:
         with contextlib.suppress(OSError):
@@ -45,9 +45,9 @@ class _Remarks(io.FileIO):
 
 
 def open_standard() -> None:
-    """Make sure that all three standard streams exist, so that no other file gets the number of a closed one.
+    """Open missing standard streams, so that no other file gets their numbers.
 
-    Writing to a closed stdout fails; what is written to a closed stderr is dropped.
+    Writing to a closed stdout fails; writes to a closed stderr are dropped.
     """
     for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
@@ -60,12 +60,14 @@ def open_standard() -> None:
     sys.stderr = _text(_Remarks(2, "w", closefd=False), sys.stderr)
 
 
-def _text(raw: io.FileIO, known: TextIO | None) -> TextIO:
+def _text(raw: io.FileIO, original: TextIO | None) -> TextIO:
     """A text stream with the settings of Python's own stream, if there is one."""
-    encoding = getattr(known, "encoding", None)
+    encoding = getattr(original, "encoding", None)
     # stderr is never buffered, nor is stdout with PYTHONUNBUFFERED
     waits = (
-        known is not None and not getattr(known, "line_buffering", False) and not getattr(known, "write_through", False)
+        original is not None
+        and not getattr(original, "line_buffering", False)
+        and not getattr(original, "write_through", False)
     )
     # names of models and devices may contain characters that the terminal's encoding lacks
     return io.TextIOWrapper(

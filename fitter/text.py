@@ -9,13 +9,13 @@ from __future__ import annotations
 MIB = 2**20
 
 LONGEST_NAME = 200
-"""The most characters of a name that are shown."""
+"""Most characters of a name to show."""
 
 LONGEST_TEXT = 1000
-"""The most characters of a sentence that are shown."""
+"""Most characters of a sentence to show."""
 
 _COMMANDS = ("##[", "##vso[", "##teamcity[")
-"""What CI systems read as a command, anywhere in a line of a log."""
+"""Commands of CI systems, anywhere in a line of a log."""
 
 _UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0").union(
     map(chr, (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)))
@@ -24,7 +24,7 @@ _UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0").union(
 
 
 def printable(text: str, longest: int | None = None) -> str:
-    """``text`` on one line and safe to print, cut to ``longest`` characters if that is given.
+    """Make ``text`` one safe line, cut to ``longest`` characters if set.
 
     White space becomes a blank. Invisible characters are escaped as in Python, such as ``\\x1b``: control characters,
     marks that turn or hide text, lone surrogates, unassigned and private characters. Commands to CI systems are broken
@@ -41,7 +41,7 @@ def printable(text: str, longest: int | None = None) -> str:
 
 
 def as_log_line(text: str) -> str:
-    """``text`` as a line of a log: a ``::`` at its beginning, which is a command to GitHub, is broken up."""
+    """Break up a ``::`` at the start of a line, which is a command to GitHub."""
     return text.replace("::", ": :", 1) if text.lstrip().startswith("::") else text
 
 
@@ -52,7 +52,7 @@ def _shown(char: str) -> str:
 
 
 def human(size: int) -> str:
-    """``size`` bytes in the unit that reads best: ``0 B``, ``12.3 MiB``, ``4.1 GiB``."""
+    """Write bytes in the most readable unit: ``0 B``, ``12.3 MiB``, ``4.1 GiB``."""
     value = float(size)
     for unit in ("B", "KiB", "MiB"):
         if abs(value) < 1024:

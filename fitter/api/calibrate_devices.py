@@ -80,8 +80,8 @@ def calibrate(
             if on_progress:
                 on_progress(Progress(real.dummy_loads, text))
 
-        known = dict(real.compute_capabilities())
-        twins = {info.name: twin_of(info, capability or known.get(info.name), profile) for info in chosen}
+        capabilities = dict(real.compute_capabilities())
+        twins = {info.name: twin_of(info, capability or capabilities.get(info.name), profile) for info in chosen}
         small = calibration.write_models(FilePath(directory))
         compared = small
         if model is not None:

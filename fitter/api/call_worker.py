@@ -95,18 +95,18 @@ def worker_for(
         at_once: Start a new worker's process now instead of with the first question.
     """
     llama_cpp = ask.llama_cpp if given is None else given.llama_cpp_for(ask.llama_cpp)
-    found = answering(ask.virtual, ask.profile, llama_cpp)
-    library = found.library if found else None
+    answer = answering(ask.virtual, ask.profile, llama_cpp)
+    library = answer.library if answer else None
     if given is not None:
         given.configure(ask.virtual, library, ask.rpc, ask.llama_cpp)
         yield given
         return
     with Worker(
         ask.virtual, library=library, timeout=ask.timeout, on_log=on_log, rpc=ask.rpc, llama_cpp=ask.llama_cpp
-    ) as own:
+    ) as worker:
         if at_once:
-            own.start()
-        yield own
+            worker.start()
+        yield worker
 
 
 @contextmanager

@@ -34,26 +34,26 @@ def checked_call(call: Any = None, *, called: str | None = None) -> Callable[[Ca
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
-        own = _own(function)
+        signature = _own(function)
 
         @functools.wraps(function)
         def enter(*args: _P.args, **given: _P.kwargs) -> _R:
-            table = _table(own, call)
-            names = [name for name, each in own.items() if each.kind is not each.KEYWORD_ONLY]
+            table = _table(signature, call)
+            names = [name for name, each in signature.items() if each.kind is not each.KEYWORD_ONLY]
             for word in given:
-                if word not in own and word not in table:
-                    raise UsageError(_unknown(called or function.__name__, word, (*own, *table)))
+                if word not in signature and word not in table:
+                    raise UsageError(_unknown(called or function.__name__, word, (*signature, *table)))
             values = {**dict(zip(names, args, strict=False)), **given}
             checked = {name: _checked(table, name, value) for name, value in values.items() if value is not None}
             for name, value in values.items():
-                if value is None and name in own and own[name].default is inspect.Parameter.empty:
+                if value is None and name in signature and signature[name].default is inspect.Parameter.empty:
                     checked[name] = _checked(table, name, value)
             with header_cache.reading(), naming_addresses():
                 # Python itself reports too many positional arguments
                 return function(*args[len(names) :], **checked)  # type: ignore[arg-type]
 
-        enter.__signature__ = _signature(function, own, call)  # type: ignore[attr-defined]
-        enter.__doc__ = _documentation(function, own, call)
+        enter.__signature__ = _signature(function, signature, call)  # type: ignore[attr-defined]
+        enter.__doc__ = _documentation(function, signature, call)
         return enter
 
     return decorate
@@ -77,8 +77,8 @@ def checked_worker_call(call: Any = None) -> Callable[[Callable[_P, _R]], Callab
             if worker is not None and not isinstance(worker, Worker):
                 raise UsageError(f"worker is {shown(worker)}: give a fitter.llama.client.Worker, or leave it out")
             if worker is not None:
-                for name, own in (("timeout", worker.timeout), ("on_log", worker.on_log)):
-                    if kwargs.get(name) not in (None, own):
+                for name, of_worker in (("timeout", worker.timeout), ("on_log", worker.on_log)):
+                    if kwargs.get(name) not in (None, of_worker):
                         raise UsageError(
                             f"the given worker has its own {name}: leave {name} out of this call, or make the worker "
                             f"with fitter.llama.client.Worker({name}=...)"
@@ -102,14 +102,14 @@ def naming_addresses() -> Iterator[None]:
 
 def _own(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return the parameters in the function's own signature, by name."""
-    found = inspect.signature(function).parameters
-    return {name: each for name, each in found.items() if each.kind is not each.VAR_KEYWORD}
+    parameters = inspect.signature(function).parameters
+    return {name: each for name, each in parameters.items() if each.kind is not each.VAR_KEYWORD}
 
 
-def _table(own: Mapping[str, Any], call: Any) -> dict[str, Parameter]:
+def _table(signature: Mapping[str, Any], call: Any) -> dict[str, Parameter]:
     """Return the table's entries for all keywords of a call, by name."""
     taken = {each.name: each for each in taken_by(call)} if call else {}
-    return {**{name: PARAMETERS[name] for name in own if name in PARAMETERS}, **taken}
+    return {**{name: PARAMETERS[name] for name in signature if name in PARAMETERS}, **taken}
 
 
 def _checked(table: Mapping[str, Parameter], name: str, value: Any) -> Any:
@@ -128,15 +128,17 @@ def _unknown(call: str, name: str, names: tuple[str, ...]) -> str:
     return f"{call} has no keyword {name}: {f'did you mean {close[0]}?' if close else f'see help(fitter.{call})'}"
 
 
-def _signature(function: Callable[..., Any], own: Mapping[str, inspect.Parameter], call: Any) -> inspect.Signature:
+def _signature(
+    function: Callable[..., Any], signature: Mapping[str, inspect.Parameter], call: Any
+) -> inspect.Signature:
     taken = (
         inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=each.hint)
         for each in (taken_by(call) if call else ())
     )
-    return inspect.signature(function).replace(parameters=[*own.values(), *taken])
+    return inspect.signature(function).replace(parameters=[*signature.values(), *taken])
 
 
-def _documentation(function: Callable[..., Any], own: Mapping[str, Any], call: Any) -> str:
-    lines = (f"    ``{name}``: {each.text}" for name, each in _table(own, call).items())
+def _documentation(function: Callable[..., Any], signature: Mapping[str, Any], call: Any) -> str:
+    lines = (f"    ``{name}``: {each.text}" for name, each in _table(signature, call).items())
     title = "Keywords (``None`` means not set):"
     return "\n".join([inspect.cleandoc(function.__doc__ or ""), "", title, "", *lines])

@@ -91,15 +91,19 @@ def compare_builds(
     on_builds: list[OnBuild] = []
     planned: Plan | None = None
     say = on_progress or (lambda _: None)
-    with _worker(worker, parameters, on_log) as own:
+    with _worker(worker, parameters, on_log) as used_worker:
         for build in builds:
-            say(Progress(own.dummy_loads, f"asking {build}"))
+            say(Progress(used_worker.dummy_loads, f"asking {build}"))
             told: dict[str, Any] = {**parameters, "llama_cpp": build}
             to_fit = {**without_timeout(told), "on_progress": say}
-            each = _with_plan(model, build, to_fit, own) if planned is None else _again(planned, build, told, own, say)
-            say(Progress(own.dummy_loads, f"{build} has answered"))
+            each = (
+                _with_plan(model, build, to_fit, used_worker)
+                if planned is None
+                else _again(planned, build, told, used_worker, say)
+            )
+            say(Progress(used_worker.dummy_loads, f"{build} has answered"))
             if planned is not None and own_plans:
-                each = _and_own_plan(each, model, to_fit, own)
+                each = _and_own_plan(each, model, to_fit, used_worker)
             planned = planned or each.plan
             on_builds.append(each)
     if planned is None:
@@ -125,8 +129,8 @@ def _worker(given: Worker | None, parameters: Fitting, on_log: Callable[[str], N
     if given is not None:
         yield given
         return
-    with Worker(timeout=parameters.get("timeout") or DEFAULT_TIMEOUT, on_log=on_log) as own:
-        yield own
+    with Worker(timeout=parameters.get("timeout") or DEFAULT_TIMEOUT, on_log=on_log) as new_worker:
+        yield new_worker
 
 
 def _with_plan(model: AnyPath, build: str, told: dict[str, Any], worker: Worker) -> OnBuild:

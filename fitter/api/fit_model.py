@@ -106,11 +106,11 @@ def fit(
         machine = machine_of(
             worker.devices, ask.virtual, ask.host_memory, is_described=ask.is_described, has_rpc=bool(ask.rpc)
         )
-        known = () if ask.virtual else calibrated.read()
+        calibrations = () if ask.virtual else calibrated.read()
         llama_cpp = worker.build()
         known_of_program = facts_of_program(ask.program, llama_cpp, worker.llama_cpp_for(ask.llama_cpp))
         ask = ask.with_facts(known_of_program)
-        request = request_of(ask, opened, machine, questions_of(ask, worker, machine), known)
+        request = request_of(ask, opened, machine, questions_of(ask, worker, machine), calibrations)
         keeper = Keeper(ask, worker, opened, drafts, known_of_program)
         plan = planning.fit(
             request,
@@ -119,7 +119,7 @@ def fit(
             on_progress or (lambda _: None),
             ask.is_described,
             choices(ask.sharing, worker, opened, drafts, machine, request, keeper.reserved(request)),
-            limits_beside(ask, opened, machine, request, known),
+            limits_beside(ask, opened, machine, request, calibrations),
             deadline,
         )
         plan = keeper.with_server_memory(plan)

@@ -98,9 +98,9 @@ def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 
     of_fit = inspect.signature(api.fit).parameters.keys() - {"model"}
     of_llama = inspect.signature(load_plan.native().llama_cpp.Llama.__init__).parameters.keys() - {"self", "kwargs"}
-    known = sorted(of_fit | of_llama)
-    for name in [name for name in keywords if name not in known]:
-        close = difflib.get_close_matches(name, known, n=1)
+    names = sorted(of_fit | of_llama)
+    for name in [name for name in keywords if name not in names]:
+        close = difflib.get_close_matches(name, names, n=1)
         raise UsageError(f"fitter.Llama has no keyword '{name}'" + (f"; did you mean '{close[0]}'?" if close else ""))
     asked = {name: value for name, value in keywords.items() if name in of_fit}
     return asked, {name: value for name, value in keywords.items() if name not in of_fit}

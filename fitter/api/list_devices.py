@@ -35,6 +35,6 @@ def devices(
     """
     virtual = virtual_devices(gpus)
     with Worker(virtual, timeout=timeout, rpc=rpc, llama_cpp=llama_cpp) as worker:
-        found = worker.devices() if virtual or rpc or not gpus else ()
-        memory, shown = host_memory(), described(found, virtual) if gpus else found
+        infos = worker.devices() if virtual or rpc or not gpus else ()
+        memory, shown = host_memory(), described(infos, virtual) if gpus else infos
         return shown, replace(worker.host(), total=memory.total, free=memory.available)

@@ -117,18 +117,18 @@ def repository(
             each.start()
         told = {**without_timeout(dict(parameters)), "skeleton": False}
         planning = _Planning(chosen, directory, told, ask.timeout, say)
-        found = planning.run(workers, is_own=worker is None)
-        n_devices = max((len(each.plan.devices) for each in found if each.plan is not None), default=0)
-        best = best_file(found, n_devices, tokens_per_second)
+        planned = planning.run(workers, is_own=worker is None)
+        n_devices = max((len(each.plan.devices) for each in planned if each.plan is not None), default=0)
+        best = best_file(planned, n_devices, tokens_per_second)
         while best is not None:
             say(Progress(sum(each.dummy_loads for each in workers), f"confirming {best.name}"))
             confirmed = _confirmed(best, {**told, "skeleton": True, "worker": workers[0]})
-            found = [confirmed if each is best else each for each in found]
+            planned = [confirmed if each is best else each for each in planned]
             if confirmed.fits:
                 best = confirmed
                 break
-            best = best_file(found, n_devices, tokens_per_second)
-    return _answer(listing, found, best, n_devices, tokens_per_second, ask, parameters)
+            best = best_file(planned, n_devices, tokens_per_second)
+    return _answer(listing, planned, best, n_devices, tokens_per_second, ask, parameters)
 
 
 def _with_its_files(parameters: Fitting, listing: Listing) -> Fitting:
@@ -294,14 +294,14 @@ def _confirmed(best: RepositoryFile, told: dict[str, Any]) -> RepositoryFile:
 
 def _answer(
     listing: Listing,
-    found: Sequence[RepositoryFile],
+    planned: Sequence[RepositoryFile],
     best: RepositoryFile | None,
     n_devices: int,
     tokens_per_second: float | None,
     ask: Ask,
     parameters: Fitting,
 ) -> Repository:
-    answer = Repository(listing.called, ordered(found), listing.beside, best, n_devices, tokens_per_second)
+    answer = Repository(listing.called, ordered(planned), listing.beside, best, n_devices, tokens_per_second)
     if best is None or best.plan is None:
         return answer
     from fitter.model.files.addresses import hub_download

@@ -148,15 +148,17 @@ class Planner:
     ) -> None:
         self.close()
 
-    def _ask(self, call: Callable[..., _T], keywords: Any, given: Mapping[str, Any], own: Mapping[str, Any]) -> _T:
-        known = {each.name for each in taken_by(keywords)}
-        defaults = {name: value for name, value in self._defaults.items() if name in known}
+    def _ask(
+        self, call: Callable[..., _T], keywords: Any, given: Mapping[str, Any], callbacks: Mapping[str, Any]
+    ) -> _T:
+        names = {each.name for each in taken_by(keywords)}
+        defaults = {name: value for name, value in self._defaults.items() if name in names}
         for name in ("worker", "timeout", "on_log"):
             if given.get(name) not in (None, defaults.get(name, self._own.get(name))):
                 raise UsageError(f"a planner has its own {name}: leave it out of a question{_INSTEAD[name]}")
         self._begin_in_fork()
         with self._turn():
-            return call(self._model, worker=self._worker, **{**defaults, **self._own, **own, **_without(given)})
+            return call(self._model, worker=self._worker, **{**defaults, **self._own, **callbacks, **_without(given)})
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

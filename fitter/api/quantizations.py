@@ -95,21 +95,21 @@ def quants(
     model = as_converted(os.fsdecode(model))
     fetch(model, ask.timeout, on_progress)
     with (
-        worker_for(ask, worker, on_log) as own,
+        worker_for(ask, worker, on_log) as used_worker,
         Directory() as directory,
     ):
-        opened = open_model(model, own.header)
+        opened = open_model(model, used_worker.header)
         check_source(opened)
         try:
-            known = own.file_types(opened.files, directory)
+            file_types = used_worker.file_types(opened.files, directory)
         except LlamaCppError as error:
             raise LlamaCppError(_about_model(error, opened), error.log) from error
-        found = [quantization(opened, known, each) for each in known.found if each.name not in _NEVER]
-        found = _only(found, names)
-        told = {**without_timeout(dict(parameters)), "worker": own, "on_progress": say}
+        chosen = [quantization(opened, file_types, each) for each in file_types.found if each.name not in _NEVER]
+        chosen = _only(chosen, names)
+        told = {**without_timeout(dict(parameters)), "worker": used_worker, "on_progress": say}
         planned = []
-        for number, each in enumerate(found, 1):
-            say(Progress(own.dummy_loads, f"planning {each.name}, {number} of {len(found)}"))
+        for number, each in enumerate(chosen, 1):
+            say(Progress(used_worker.dummy_loads, f"planning {each.name}, {number} of {len(chosen)}"))
             planned.append(_planned(each, opened, Path(directory), told) if each.problem is None else each)
         n_devices = max((len(each.plan.devices) for each in planned if each.plan is not None), default=0)
     failed = [each for each in planned if each.plan is None and each.bytes is not None]
@@ -154,13 +154,13 @@ def wanted_types(types: str | Sequence[str] | None) -> tuple[str, ...] | None:
     return names
 
 
-def _only(found: list[Quantization], wanted: tuple[str, ...] | None) -> list[Quantization]:
+def _only(quantizations: list[Quantization], wanted: tuple[str, ...] | None) -> list[Quantization]:
     if wanted is None:
-        return found
-    known = [each.name for each in found]
-    if missing := next((name for name in wanted if name not in known), None):
-        raise UsageError(f"this llama.cpp has no file type {shown(missing)}: it has {', '.join(known)}")
-    return [each for each in found if each.name in wanted]
+        return quantizations
+    names = [each.name for each in quantizations]
+    if missing := next((name for name in wanted if name not in names), None):
+        raise UsageError(f"this llama.cpp has no file type {shown(missing)}: it has {', '.join(names)}")
+    return [each for each in quantizations if each.name in wanted]
 
 
 def _planned(each: Quantization, model: Model, directory: Path, told: dict[str, Any]) -> Quantization:

@@ -24,9 +24,9 @@ def same_load(plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
         plan: The plan.
         told: Keywords of the ``fit`` that made it; those of the machine are kept.
     """
-    known = {each.name for each in taken_by(Measuring)}
+    names = {each.name for each in taken_by(Measuring)}
     machine = {name: value for name, value in told.items() if name in MachineKeywords.__annotations__}
-    load = {name: value for name, value in fit_kwargs(plan).items() if name in known}
+    load = {name: value for name, value in fit_kwargs(plan).items() if name in names}
     raw = {name: getattr(plan.params, name) for name in RawKeywords.__annotations__}
     return without_timeout({**load, **raw, **machine})
 

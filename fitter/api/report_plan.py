@@ -72,13 +72,13 @@ def beside(
         ) as worker:
             opened = open_model(where, worker.header)
             check_same_model(plan.model, ModelSummary.of(opened))
-            found = layer_map(plan, opened, worker)
+            layers = layer_map(plan, opened, worker)
             contexts, notes = (_contexts(plan, where, opened, worker, seconds, say)) if with_contexts else ((), ())
     except FitterError as error:
         return ReportExtras(notes=(f"where each layer is cannot be shown: {error}",))
-    if found is None:
+    if layers is None:
         notes = (_why_no_map(plan), *notes)
-    return ReportExtras(found, contexts, notes)
+    return ReportExtras(layers, contexts, notes)
 
 
 @checked_call()
@@ -107,8 +107,8 @@ def report(
     from fitter.output.pages.report_page import plan_page
 
     check_installed()
-    found = beside(plan, model, with_contexts=contexts, on_progress=on_progress)
-    return plan_page(plan, found.layer_map, found.contexts, found.notes)
+    extras = beside(plan, model, with_contexts=contexts, on_progress=on_progress)
+    return plan_page(plan, extras.layer_map, extras.contexts, extras.notes)
 
 
 def layer_map(plan: Plan, model: Model, worker: Worker) -> LayerMap | None:
@@ -143,11 +143,11 @@ def _contexts(
     if not plan.fit_keywords:
         return (), ("other contexts are not shown: the plan is from a file, which does not say what was asked for",)
     words = {name: value for name, value in plan.fit_keywords.items() if name not in _OWN and value is not None}
-    own = point_of(plan)
+    own_point = point_of(plan)
     streams = 1 if plan.params.kv_unified else plan.params.n_seq_max
     smallest = words.get("fit_ctx") or DEFAULTS["fit_ctx"]
-    wanted = contexts_to_try(model.n_ctx_train, streams, smallest, own.n_ctx)
-    found = [own]
+    wanted = contexts_to_try(model.n_ctx_train, streams, smallest, own_point.n_ctx)
+    points = [own_point]
     notes = []
     end = time.monotonic() + seconds
     for number, n_ctx in enumerate(wanted, 1):
@@ -155,17 +155,17 @@ def _contexts(
             notes.append(f"{len(wanted) - number + 1} larger contexts were not planned, for want of time")
             break
         say(Progress(worker.dummy_loads, f"planning with a context of {n_ctx}, {number} of {len(wanted)}"))
-        found.append(_point(where, n_ctx, {**words, "worker": worker, "time_limit": rest}))
-    return tuple(sorted(found, key=lambda point: point.n_ctx)), tuple(notes)
+        points.append(_point(where, n_ctx, {**words, "worker": worker, "time_limit": rest}))
+    return tuple(sorted(points, key=lambda point: point.n_ctx)), tuple(notes)
 
 
 def _point(where: str, n_ctx: int, words: Mapping[str, Any]) -> ContextPoint:
     try:
-        found = point_of(api.fit(where, n_ctx=n_ctx, **words))
-        if found.n_ctx >= n_ctx:
-            return replace(found, n_ctx=n_ctx)
+        point = point_of(api.fit(where, n_ctx=n_ctx, **words))
+        if point.n_ctx >= n_ctx:
+            return replace(point, n_ctx=n_ctx)
         # a concession made the context smaller than this point's
-        message = f"only {found.n_ctx} tokens do"
+        message = f"only {point.n_ctx} tokens do"
     except TimeLimitError:
         message = "nothing that fits was found in time"
     except FitterError as error:

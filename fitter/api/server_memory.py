@@ -78,24 +78,24 @@ class Keeper:
             return plan
         notes = plan.notes
         try:
-            own = self._own(plan.params)
+            caches = self._own(plan.params)
         except LlamaCppError as error:
             # only the limit of the prompt cache is known
-            own = self._limited(plan.params, ())
+            caches = self._limited(plan.params, ())
             notes = (*notes, f"what {self.ask.program} keeps of each slot later is not in the plan: {error}")
-        kept = own
+        kept = caches
         room = left_for_host(pools, host)
         if room is not None:
             given = self.ask.given
             kept = fitted(
-                own,
+                caches,
                 room,
                 is_cache_fixed="cache_ram" in given,
                 are_checkpoints_fixed="ctx_checkpoints" in given,
             )
-        limits = {"cache_ram": (own.cache_ram, kept.cache_ram)}
+        limits = {"cache_ram": (caches.cache_ram, kept.cache_ram)}
         if kept.checkpoint:
-            limits["ctx_checkpoints"] = (own.ctx_checkpoints, kept.ctx_checkpoints)
+            limits["ctx_checkpoints"] = (caches.ctx_checkpoints, kept.ctx_checkpoints)
         lowered = {name: now for name, (before, now) in limits.items() if now != before}
         full = replace(host, later=of_logits + kept.bytes)
         return replace(
@@ -159,10 +159,10 @@ class Keeper:
 
     def _states(self, params: Params) -> tuple[SequenceState, ...]:
         """Measure the state of one slot: of the model's context, and of the draft's."""
-        own = Skeleton(tuple(map(str, self.model.files)))
-        found = [state_of(self.worker.caches(own, params), swa_full=params.swa_full)]
+        skeleton = Skeleton(tuple(map(str, self.model.files)))
+        states = [state_of(self.worker.caches(skeleton, params), swa_full=params.swa_full)]
         drafting = drafting_params(self.ask.sharing, self.drafts, params)
         if drafting is not None:
-            draft = own if self.drafts is None else str(self.drafts.model.path)
-            found.append(state_of(self.worker.caches(draft, drafting), swa_full=params.swa_full))
-        return tuple(found)
+            draft = skeleton if self.drafts is None else str(self.drafts.model.path)
+            states.append(state_of(self.worker.caches(draft, drafting), swa_full=params.swa_full))
+        return tuple(states)

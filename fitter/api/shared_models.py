@@ -136,10 +136,10 @@ def choices(
     projecting: list[tuple[str | None, int]] = [((named_projector or (None,))[0], 0)]
     if is_projector_free:
         projecting = [*((name, 0) for name in free), (None, 2)]
-    found = []
+    every_choice = []
     for at, first in drafting:
         for on, second in projecting:
-            found.append(
+            every_choice.append(
                 Companions(
                     reserved,
                     _draft(sharing, drafts, at, type_k, type_v) if drafts else None,
@@ -149,7 +149,7 @@ def choices(
                     max(first, second),
                 )
             )
-    return tuple(found) if reserved or drafts or projector or mtp or ngrams else ()
+    return tuple(every_choice) if reserved or drafts or projector or mtp or ngrams else ()
 
 
 def _draft(sharing: Sharing, drafts: Drafts, at: tuple[str, ...] | None, type_k: str, type_v: str) -> Draft:

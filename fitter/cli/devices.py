@@ -32,15 +32,15 @@ def devices(as_json: bool | None, catalogue: bool | None, **given: Any) -> int:
 
     writer = "fitter.output.documents.device_documents" if as_json else "fitter.output.tables.plan_table"
     options.import_meanwhile(writer)
-    found, host = api.devices(**options.given(given))
+    infos, host = api.devices(**options.given(given))
     if as_json:
         from fitter.output.documents.device_documents import DEVICES, Devices
 
-        answers.print_json(DEVICES.write(Devices(found, host)))
+        answers.print_json(DEVICES.write(Devices(infos, host)))
     else:
         from fitter.output.tables import plan_table
 
-        answers.print_table(plan_table.devices_table(found, host))
+        answers.print_table(plan_table.devices_table(infos, host))
     return EXIT_FITS
 
 

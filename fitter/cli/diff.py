@@ -60,14 +60,14 @@ def diff(
         raise UsageError("two builds of llama.cpp are compared: give --llama-cpp OLD --llama-cpp NEW")
     from fitter.regression import build_report
 
-    found = compared(files, builds, cases_file, expression, jobs, words, trust=trust)
+    comparisons = compared(files, builds, cases_file, expression, jobs, words, trust=trust)
     if as_json:
-        answers.print_json(build_report.to_dict(found, builds))
+        answers.print_json(build_report.to_dict(comparisons, builds))
     elif as_markdown:
-        click.echo(build_report.markdown(found, builds), nl=False)
+        click.echo(build_report.markdown(comparisons, builds), nl=False)
     else:
-        build_report.print_diff(sys.stdout, found, builds)
-    return build_report.diff_status(found)
+        build_report.print_diff(sys.stdout, comparisons, builds)
+    return build_report.diff_status(comparisons)
 
 
 def _diff_of_plans(files: tuple[str, ...], as_json: bool | None, as_markdown: bool | None, others: list[str]) -> int:
@@ -82,11 +82,11 @@ def _diff_of_plans(files: tuple[str, ...], as_json: bool | None, as_markdown: bo
     from fitter.output.plan_file import read_plan
     from fitter.regression import check_report, plans
 
-    found = plans.diff(*map(read_plan, files))
+    differences = plans.diff(*map(read_plan, files))
     if as_json:
         from fitter.regression.regression_documents import DIFF
 
-        answers.print_json(DIFF.write(found))
+        answers.print_json(DIFF.write(differences))
     else:
-        check_report.print_diff(sys.stdout, found)
-    return EXIT_FITS if found.is_empty else EXIT_REGRESSION
+        check_report.print_diff(sys.stdout, differences)
+    return EXIT_FITS if differences.is_empty else EXIT_REGRESSION

@@ -57,7 +57,7 @@ def _costs(option: str) -> Callable[..., Any]:
     """Make a callback that parses ``CARD=NUMBER``."""
 
     def parse(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> dict[str, float] | None:
-        found: dict[str, float] = {}
+        costs: dict[str, float] = {}
         for text in texts:
             name, equals, number = text.rpartition("=")
             try:
@@ -66,10 +66,10 @@ def _costs(option: str) -> Callable[..., Any]:
                 equals = ""
             if not equals or not name.strip():
                 raise click.BadParameter(f"'{text}': give a card and its number, such as rtx-4090=1600", ctx, param)
-            if name in found:
+            if name in costs:
                 raise click.BadParameter(f"{name} is given twice: leave one of them out", ctx, param)
-            found[name] = value
-        return found or None
+            costs[name] = value
+        return costs or None
 
     return parse
 

@@ -142,13 +142,13 @@ def _with_picture(drawn: RenderableType, plan: Plan, model: str) -> RenderableTy
     from fitter.api.report_plan import beside
     from fitter.output.pictures.terminal_picture import PlanPicture
 
-    found = beside(plan, model, with_contexts=False)
-    return Group(drawn, PlanPicture(plan.to_dict(), found.layer_map))
+    extras = beside(plan, model, with_contexts=False)
+    return Group(drawn, PlanPicture(plan.to_dict(), extras.layer_map))
 
 
 def _warn_of_other_server(plan: Plan) -> None:
     from fitter.llama.build.inspect_build import other_server
     from fitter.output.tables import builds_table
 
-    if plan.llama_cpp is not None and (found := other_server(plan.llama_cpp)):
-        click.echo(f"fitter: warning: {builds_table.of_other_server(found, plan.llama_cpp)}", err=True)
+    if plan.llama_cpp is not None and (server := other_server(plan.llama_cpp)):
+        click.echo(f"fitter: warning: {builds_table.of_other_server(server, plan.llama_cpp)}", err=True)

@@ -103,8 +103,8 @@ class Group(click.Group):
             fit = self.get_command(ctx, "fit")
             assert fit is not None
             return fit.shell_complete(click.Context(fit, ctx, "fit", resilient_parsing=True), incomplete)
-        found = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
-        return [*found, CompletionItem(incomplete, type="file")]
+        items = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+        return [*items, CompletionItem(incomplete, type="file")]
 
 
 def complete(cli: click.Command) -> int:

@@ -69,22 +69,24 @@ def history(
             "no build of llama.cpp is named: give --llama-cpp OLD --llama-cpp NEW, or llama_cpp = [...] in "
             "[history] of fitter.toml"
         )
-    found = compared(models, builds, cases_file, expression, jobs, options.given(given), own_plans=False, trust=trust)
+    comparisons = compared(
+        models, builds, cases_file, expression, jobs, options.given(given), own_plans=False, trust=trust
+    )
     if as_json:
-        answers.print_json(build_report.to_dict(found, builds))
+        answers.print_json(build_report.to_dict(comparisons, builds))
     elif as_markdown:
-        click.echo(build_report.markdown(found, builds), nl=False)
+        click.echo(build_report.markdown(comparisons, builds), nl=False)
     else:
-        build_report.print_history(sys.stdout, found, builds)
+        build_report.print_history(sys.stdout, comparisons, builds)
     # Last: if they cannot be written, everything else has been printed.
     sys.stdout.flush()
     if csv_file is not None:
-        replace_document(csv_file, build_report.to_csv(found, builds).encode())
+        replace_document(csv_file, build_report.to_csv(comparisons, builds).encode())
     if svg_file is not None:
-        replace_document(svg_file, build_report.to_svg(found, builds).encode())
+        replace_document(svg_file, build_report.to_svg(comparisons, builds).encode())
     if badge_file is not None:
-        replace_document(badge_file, (dumps(build_report.badge(found, builds)) + "\n").encode())
-    return build_report.history_status(found)
+        replace_document(badge_file, (dumps(build_report.badge(comparisons, builds)) + "\n").encode())
+    return build_report.history_status(comparisons)
 
 
 def _split(files: Sequence[str], cases_file: Path | None) -> tuple[tuple[str, ...], Path | None]:
@@ -134,7 +136,9 @@ def compared(
         check_trusted(cases, cases_file, bool(trust))
         subjects = over.of_cases(cases)
     with counted(sys.stderr, "comparing") as on_done:
-        found = over.over_builds(subjects, builds, own_plans=own_plans, jobs=jobs, timeout=timeout, on_done=on_done)
-    for line in build_report.error_lines(found, builds):
+        comparisons = over.over_builds(
+            subjects, builds, own_plans=own_plans, jobs=jobs, timeout=timeout, on_done=on_done
+        )
+    for line in build_report.error_lines(comparisons, builds):
         click.echo(f"fitter: {line}", err=True)
-    return found
+    return comparisons

@@ -29,9 +29,9 @@ def llama_cpp(where: tuple[str, ...], as_json: bool | None, **_: Any) -> int:
     from fitter.llama.build import inspect_build
     from fitter.output.tables import builds_table
 
-    found = inspect_build.look_around(where)
+    reports = inspect_build.look_around(where)
     if as_json:
-        answers.print_json(builds_table.builds_to_dict(found))
+        answers.print_json(builds_table.builds_to_dict(reports))
     else:
-        answers.print_table(builds_table.builds_table(found))
-    return EXIT_FAILURE if inspect_build.is_any_unusable(found, where) else EXIT_FITS
+        answers.print_table(builds_table.builds_table(reports))
+    return EXIT_FAILURE if inspect_build.is_any_unusable(reports, where) else EXIT_FITS

@@ -76,8 +76,8 @@ class Command(options.Command):
 
 def used() -> Used:
     """Return llama.cpp's own options on the current command line."""
-    own: Used = click.get_current_context().meta.get(_META, Used())
-    return own
+    used_options: Used = click.get_current_context().meta.get(_META, Used())
+    return used_options
 
 
 def report_ignored(names: Sequence[str], why: str = "they have no effect on a plan") -> None:
@@ -98,12 +98,12 @@ def all_options() -> dict[str, LlamaOption]:
     return {name: option for option in every for name in option.names}
 
 
-def split(words: Sequence[str], own: dict[str, int], *, refuses: bool = True) -> tuple[list[str], Used]:
+def split(words: Sequence[str], fitter_options: dict[str, int], *, refuses: bool = True) -> tuple[list[str], Used]:
     """Separate llama.cpp's options from fitter's. Underscores in long options become dashes, as in llama.cpp.
 
     Args:
         words: The command line.
-        own: fitter's options, each with the number of words that follow it.
+        fitter_options: fitter's options, each with the number of words that follow it.
         refuses: Whether to refuse options that fitter cannot plan for.
 
     Returns:
@@ -126,11 +126,11 @@ def split(words: Sequence[str], own: dict[str, int], *, refuses: bool = True) ->
             name = name.replace("_", "-")
         if not word.startswith("-") or word == "-":
             rest.append(word)
-        elif name in own:
+        elif name in fitter_options:
             rest.append(name + equals + value)
             if not equals:
-                rest += left[: own[name]]
-                del left[: own[name]]
+                rest += left[: fitter_options[name]]
+                del left[: fitter_options[name]]
         elif (option := all_options().get(name)) is None:
             rest.append(word)
         else:
@@ -141,7 +141,7 @@ def split(words: Sequence[str], own: dict[str, int], *, refuses: bool = True) ->
             if refuses:
                 _check(option, name)
             instead = option.instead.split() if option.use == "renamed" else []
-            if instead and instead[0] in own:
+            if instead and instead[0] in fitter_options:
                 rest += instead
             elif option.use == "ignored":
                 ignored.append(name)

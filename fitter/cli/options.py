@@ -204,11 +204,16 @@ def words_after(command: click.Command, ctx: click.Context) -> dict[str, int]:
 
 def _check_model_option(command: click.Command, ctx: click.Context, words: Sequence[str]) -> None:
     """Raise ``click.NoSuchOption`` for ``-mx``, which click would read as ``-m x`` and llama.cpp does not."""
-    own = words_after(command, ctx)
+    options = words_after(command, ctx)
     for before, word in pairwise(("", *words)):
         if word == "--":
             return
-        if word.startswith("-m") and len(word) > 2 and word.partition("=")[0] not in own and not own.get(before):
+        if (
+            word.startswith("-m")
+            and len(word) > 2
+            and word.partition("=")[0] not in options
+            and not options.get(before)
+        ):
             raise click.NoSuchOption(word, ctx=ctx)
 
 

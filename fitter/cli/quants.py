@@ -46,15 +46,15 @@ def quants(
     given["program"] = given["program"] or programs.chosen("llama-server")
     options.import_meanwhile("fitter.output.tables.plan_table", is_long=True)
     with answers.asking(verbose) as callbacks:
-        found = quantizations.quants(
+        quantized = quantizations.quants(
             model, types=types, tokens_per_second=tokens_per_second, **callbacks, **options.given(given)
         )
     if as_json:
-        answers.print_json(found.to_dict())
+        answers.print_json(quantized.to_dict())
     else:
         from fitter.output.tables import quantizations_table
 
-        answers.print_table(quantizations_table.quantizations_table(found, verbose=verbose > 0))
-        for line in quantizations_table.commands(found):
+        answers.print_table(quantizations_table.quantizations_table(quantized, verbose=verbose > 0))
+        for line in quantizations_table.commands(quantized):
             click.echo(line)
-    return EXIT_FITS if found.fits else EXIT_DOES_NOT_FIT
+    return EXIT_FITS if quantized.fits else EXIT_DOES_NOT_FIT

@@ -93,8 +93,8 @@ def write(
     from fitter.output.pages import report_page as pages
 
     with answers.asking() as callbacks:
-        found = beside(plan, model, with_contexts=with_contexts, on_progress=callbacks["on_progress"])
+        extras = beside(plan, model, with_contexts=with_contexts, on_progress=callbacks["on_progress"])
     if page_file is not None:
-        report_file.write(page_file, pages.plan_page(plan, found.layer_map, found.contexts, found.notes))
+        report_file.write(page_file, pages.plan_page(plan, extras.layer_map, extras.contexts, extras.notes))
     if svg_file is not None:
-        report_file.write(svg_file, pages.plan_picture(plan.to_dict(), plan.model.name, found.layer_map))
+        report_file.write(svg_file, pages.plan_picture(plan.to_dict(), plan.model.name, extras.layer_map))

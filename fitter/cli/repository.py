@@ -31,16 +31,16 @@ def fit(
     given = {**given, "program": given["program"] or programs.chosen("llama-server")}
     options.import_meanwhile("fitter.output.tables.plan_table", is_long=True)
     with answers.asking(verbose) as callbacks:
-        found = plan_repository.repository(
+        planned = plan_repository.repository(
             model, types=types, tokens_per_second=tokens_per_second, **callbacks, **options.given(given)
         )
     llama_options.report_ignored(llama_options.used().names, "the table contains only the plans")
     if output_format == "json":
-        answers.print_json(found.to_dict())
+        answers.print_json(planned.to_dict())
     else:
         from fitter.output.tables import repository_table as output
 
-        answers.print_table(output.repository_table(found, verbose=verbose > 0))
-        for line in output.commands(found):
+        answers.print_table(output.repository_table(planned, verbose=verbose > 0))
+        for line in output.commands(planned):
             click.echo(line)
-    return EXIT_FITS if found.fits else EXIT_DOES_NOT_FIT
+    return EXIT_FITS if planned.fits else EXIT_DOES_NOT_FIT

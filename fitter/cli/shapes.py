@@ -29,9 +29,9 @@ def shapes(words: tuple[str, ...], as_json: bool | None) -> int:
     from fitter.output.documents.shape_document import SHAPES, Shapes
     from fitter.output.tables import shapes_table as output
 
-    found = listing.shapes(*words)
+    infos = listing.shapes(*words)
     if as_json:
-        answers.print_json(SHAPES.write(Shapes(tuple(found))))
+        answers.print_json(SHAPES.write(Shapes(tuple(infos))))
     else:
-        answers.print_table(output.shapes_table(found))
+        answers.print_table(output.shapes_table(infos))
     return EXIT_FITS

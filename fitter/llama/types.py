@@ -63,13 +63,13 @@ class Params:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Params:
         """Build ``Params`` from values by name; other parameters have their defaults."""
-        own = {field.name for field in fields(cls)}
+        names = {field.name for field in fields(cls)}
         more = [
             (name, values[name])
             for name, each in of_a_load().items()
-            if name in values and name not in own and values[name] != each.default
+            if name in values and name not in names and values[name] != each.default
         ]
-        return cls(**{name: value for name, value in values.items() if name in own}, more=tuple(more))
+        return cls(**{name: value for name, value in values.items() if name in names}, more=tuple(more))
 
     def of_parameter(self, parameter: Parameter) -> Any:
         """Return the value of one parameter of the table."""
@@ -78,14 +78,14 @@ class Params:
 
     def having(self, values: Mapping[str, Any]) -> Params:
         """Return the parameters with other values, by name."""
-        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "more"}
-        return Params.of({**own, **dict(self.more), **values})
+        current = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "more"}
+        return Params.of({**current, **dict(self.more), **values})
 
     def planned(self) -> dict[str, Any]:
         """Return the values of all parameters of a plan, by name: first the fields, then ``more``."""
-        known = {name: each for name, each in of_a_load().items() if each.is_planned}
-        order = [field.name for field in fields(self) if field.name in known]
-        return {name: self.of_parameter(known[name]) for name in dict.fromkeys((*order, *known))}
+        parameters = {name: each for name, each in of_a_load().items() if each.is_planned}
+        order = [field.name for field in fields(self) if field.name in parameters]
+        return {name: self.of_parameter(parameters[name]) for name in dict.fromkeys((*order, *parameters))}
 
 
 @dataclass(frozen=True)

@@ -107,8 +107,8 @@ def cards_of(spec: str) -> tuple[str, ...]:
     count, _ = _parse(spec)
     rest = match[2] if (match := _COUNT.fullmatch(spec.strip())) else spec.strip()
     body = _split_options(rest)[0]
-    known = gpu_catalogue.find(body) or (gpu_catalogue.find(body.rpartition(":")[0]) if ":" in body else None)
-    return (known.key if known and ":" not in body else body.lower(),) * count
+    card = gpu_catalogue.find(body) or (gpu_catalogue.find(body.rpartition(":")[0]) if ":" in body else None)
+    return (card.key if card and ":" not in body else body.lower(),) * count
 
 
 def parse_twin(text: str) -> tuple[str, int]:

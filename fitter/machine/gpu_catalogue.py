@@ -152,9 +152,9 @@ def find(name: str) -> CatalogueGpu | None:
         source = [line for line in _part("source").splitlines() if line.partition(" =")[0] in words]
         data = parse_toml("\n".join(["[source]", *source, *parts]))
         return _gpu(key, data["gpu"][key], data)
-    known = gpus()
-    matches = [gpu for gpu in known.values() if key in map(_normal, gpu.names)]
-    matches = matches or [gpu for gpu in known.values() if re.fullmatch(re.escape(key) + r"-[0-9]+gb", gpu.key)]
+    cards = gpus()
+    matches = [gpu for gpu in cards.values() if key in map(_normal, gpu.names)]
+    matches = matches or [gpu for gpu in cards.values() if re.fullmatch(re.escape(key) + r"-[0-9]+gb", gpu.key)]
     return matches[0] if len(matches) == 1 else None
 
 
@@ -163,7 +163,7 @@ def similar(name: str) -> list[str]:
     import difflib
 
     key = _normal(name)
-    longer = [known for known in gpus() if key and f"-{key}-" in f"-{known}-"]
+    longer = [other for other in gpus() if key and f"-{key}-" in f"-{other}-"]
     close = difflib.get_close_matches(key, list(gpus()), n=3, cutoff=0.6)
     return list(dict.fromkeys([*longer, *close]))[:3]
 

@@ -64,12 +64,12 @@ def cgroup_limits(root: Path = Path("/")) -> tuple[HostMemory, ...]:
     for line in lines:
         hierarchy, controllers, path = line.split(":", 2)
         if hierarchy == "0" and not controllers:
-            found = [_limit_v2(group) for group in _groups(root / "sys/fs/cgroup", path)]
+            of_groups = [_limit_v2(group) for group in _groups(root / "sys/fs/cgroup", path)]
         elif "memory" in controllers.split(","):
-            found = [_limit_v1(group) for group in _groups(root / "sys/fs/cgroup/memory", path)]
+            of_groups = [_limit_v1(group) for group in _groups(root / "sys/fs/cgroup/memory", path)]
         else:
             continue
-        limits += [limit for limit in found if limit]
+        limits += [limit for limit in of_groups if limit]
     return tuple(limits)
 
 

@@ -112,8 +112,8 @@ def machine_of(
     """
     if not is_described:
         return real_machine(devices(), host_memory(), host)
-    found = devices() if virtual or has_rpc else ()
-    return replace(virtual_machine(virtual, host), devices=described(found, virtual))
+    infos = devices() if virtual or has_rpc else ()
+    return replace(virtual_machine(virtual, host), devices=described(infos, virtual))
 
 
 def choose(devices: Sequence[DeviceInfo], names: Sequence[str] | None) -> tuple[DeviceInfo, ...]:
@@ -157,8 +157,8 @@ def device_speeds(
         measure: Measures a remote device.
         remote_bandwidths: The user's bandwidths of remote devices.
     """
-    known = {device.name: device for device in virtual}
-    speeds = {info.name: speed_of(known.get(info.name, info)) for info in infos}
+    by_name = {device.name: device for device in virtual}
+    speeds = {info.name: speed_of(by_name.get(info.name, info)) for info in infos}
     if any(info.backend == RPC for info in infos):
         from fitter.machine.rpc_devices import remote_speeds
 

@@ -44,8 +44,8 @@ def pools_here(devices: Sequence[DeviceInfo], host: HostMemory, root: Path = Pat
         host: Host memory.
         root: Directory of ``sys``.
     """
-    found = {device: system_of_device(device) for device in devices if device.backend != RPC}
-    sharing = {device: system for device, system in found.items() if system is not None}
+    systems = {device: system_of_device(device) for device in devices if device.backend != RPC}
+    sharing = {device: system for device, system in systems.items() if system is not None}
     if not sharing:
         return ()
     first, system = next(iter(sharing.items()))

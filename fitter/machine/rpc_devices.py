@@ -77,8 +77,8 @@ def remote_speeds(
             if measured is not None and measured.bandwidth > 0:
                 # a result of 0, for example with full memory, may be another next time
                 fresh[key] = measured
-        own = given[index if len(given) > 1 else 0] if given else None
-        speeds[device.name] = _speed(device, measured, how, own)
+        bandwidth_of_user = given[index if len(given) > 1 else 0] if given else None
+        speeds[device.name] = _speed(device, measured, how, bandwidth_of_user)
     if fresh:
         _write(fresh)
     return speeds
@@ -101,15 +101,15 @@ def _speed(device: DeviceInfo, measured: MeasuredSpeed | None, how: str, given: 
     default = speed_of(device)
     assumed = gpu_catalogue.default()
     reached = given or (measured.bandwidth if measured else 0.0)
-    known = reached > 0
+    is_known = reached > 0
     source = "given" if given else how
-    if not known:
+    if not is_known:
         reached, source = default.bandwidth, default.source
     compute = measured.compute if measured else 0.0
     if compute <= 0:
         # the ratio of compute to bandwidth differs little between devices
         compute = reached * default.compute / default.bandwidth
-        source += "; compute estimated from its bandwidth" if known else ""
+        source += "; compute estimated from its bandwidth" if is_known else ""
     link, round_trip = (measured.link, measured.round_trip) if measured else (0.0, 0.0)
     network = "network"
     if link <= 0 or round_trip <= 0:
@@ -122,7 +122,7 @@ def _speed(device: DeviceInfo, measured: MeasuredSpeed | None, how: str, given: 
         "",
         f"{source}; reads {_short(reached / _GB)} GB/s; {network}: {_short(link / _GB)} GB/s, "
         f"{_short(round_trip * 1000)} ms round trip",
-        known,
+        is_known,
         round_trip,
     )
 

@@ -94,7 +94,7 @@ def host_of_gpu(device: VirtualDevice) -> HostSpeed:
     """Return the speed of a host that shares its memory with ``device``: measured, or else the memory's."""
     speed = speed_of(device)
     cards = named(device.description)
-    measured = [found for card in cards if (found := shared_memory.processor_bandwidth(card.key)) is not None]
+    measured = [bandwidth for card in cards if (bandwidth := shared_memory.processor_bandwidth(card.key)) is not None]
     if measured:
         return HostSpeed(min(measured), "catalogue: measured of the processor beside this GPU")
     return HostSpeed(speed.bandwidth, f"the memory that it shares with the GPU ({speed.source})", known=speed.known)

@@ -180,10 +180,10 @@ def _check_split(files: Sequence[Path], headers: Sequence[Header]) -> None:
         if number != index or "split.no" not in header.metadata:
             raise ModelError(f"{show(file)} is not file {index + 1} of {count} of its model; {source.again(file)}")
     expected = _integer(headers[0].metadata, "split.tensors.count")
-    found = sum(len(header.tensors) for header in headers)
-    if expected and expected != found:
+    n_tensors = sum(len(header.tensors) for header in headers)
+    if expected and expected != n_tensors:
         again = source.again(files[0]) if source.is_elsewhere(files[0]) else "download them again"
-        raise ModelError(f"{show(files[0])}: its {count} split files have {found} of {expected} tensors; {again}")
+        raise ModelError(f"{show(files[0])}: its {count} split files have {n_tensors} of {expected} tensors; {again}")
 
 
 def _check_length(file: Path, header: Header) -> None:

@@ -169,21 +169,21 @@ def type_by_name(name: str) -> str:
     split = split_name(path)
     stem = split[0] if split else path.name.removesuffix(_SUFFIX)
     for text in (stem, path.parent.name):
-        found = [
+        types = [
             match[0]
             for match in _FILE_TYPE.finditer(text)
             if not (match.start() and text[match.start() - 1].isalnum())
             and not text[match.end() : match.end() + 1].isalnum()
         ]
-        if found:
-            return found[-1].upper()
+        if types:
+            return types[-1].upper()
     return ""
 
 
-def only(found: Listing, types: tuple[str, ...]) -> tuple[tuple[Listed, ...], str | None]:
+def only(repository: Listing, types: tuple[str, ...]) -> tuple[tuple[Listed, ...], str | None]:
     """Select models by file type; also return the first of ``types`` without a model."""
     kept = []
-    for each in found.models:
+    for each in repository.models:
         kind = each.file_type
         if any(wanted.upper() in (kind, kind.partition("-")[2]) for wanted in types):
             kept.append(each)
@@ -191,29 +191,29 @@ def only(found: Listing, types: tuple[str, ...]) -> tuple[tuple[Listed, ...], st
     return tuple(kept), next((each for each in types if each.upper() not in has), None)
 
 
-def types_in(found: Listing) -> str:
+def types_in(repository: Listing) -> str:
     """List the file types in the names, for a message."""
-    types = sorted({each.file_type for each in found.models} - {""})
+    types = sorted({each.file_type for each in repository.models} - {""})
     more = f" and {len(types) - _MOST_NAMED} more" if len(types) > _MOST_NAMED else ""
     return ", ".join(types[:_MOST_NAMED]) + more if types else "none by its files' names"
 
 
-def hf_words(found: Listing, chosen: Listed) -> list[str] | None:
+def hf_words(repository: Listing, chosen: Listed) -> list[str] | None:
     """Return llama.cpp's own arguments to download exactly ``chosen``; ``None`` if they would take another file.
 
     ``-hf org/repo:TYPE`` takes the first model with the type before a dot or hyphen in its path, so the type must name
     only this one.
     """
-    hub = found.hub
-    if hub is None or hub.revision not in (None, "main") or hub.kind is not None or "preset.ini" in found.names:
+    hub = repository.hub
+    if hub is None or hub.revision not in (None, "main") or hub.kind is not None or "preset.ini" in repository.names:
         # llama.cpp knows no revisions, and follows a preset if there is one
         return None
     words = ["-hf", hub.repository, "-hff", chosen.name]
     if not hub.folder and (kind := chosen.file_type):
         pattern = re.compile(re.escape(kind) + "[.-]", re.IGNORECASE)
-        if [each for each in found.models if pattern.search(each.name)] == [chosen]:
+        if [each for each in repository.models if pattern.search(each.name)] == [chosen]:
             words = ["-hf", f"{hub.repository}:{kind}"]
-    has_projector = any(each.kind == _SIDE["mmproj"] for each in found.beside)
+    has_projector = any(each.kind == _SIDE["mmproj"] for each in repository.beside)
     return [*words, "--no-mmproj"] if has_projector else words
 
 

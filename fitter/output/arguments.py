@@ -1,4 +1,4 @@
-"""A plan as llama.cpp's command-line arguments, accepted by llama-server, llama-cli and llama-fit-params alike."""
+"""Write a plan as llama.cpp's command-line arguments, for llama-server, llama-cli and llama-fit-params alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fitter.planning.plan.plan import Plan
 from fitter.planning.request.summary import SharedUse
 
 _LOAD_MODE = (0, 19, 0)
-"""The version of ggml from which on programs have ``--load-mode``, in place of ``_OLDER_MODES``."""
+"""First version of ggml whose programs have ``--load-mode`` in place of ``_OLDER_MODES``."""
 _OLDER_MODES = {
     "none": ["--no-mmap"],
     "mmap": [],
@@ -22,14 +22,16 @@ _OLDER_MODES = {
     "mmap+mlock": ["--mlock"],
     "dio": ["--direct-io"],
 }
-"""The arguments of older programs for each load mode."""
+"""Arguments of older programs for each load mode."""
 
 
 def arguments(plan: Plan) -> list[str]:
     """List the arguments that make a llama.cpp program allocate the measured bytes of ``plan``.
 
-    They include every parameter that affects memory, unless it has a default that all three programs share. Raises
-    :class:`PlanError` if llama.cpp has no argument for something that the plan needs.
+    They include every parameter that affects memory, unless it has a default that all three programs share.
+
+    Raises:
+        PlanError: llama.cpp has no argument for one of the plan's parameters.
     """
     args: list[str] = []
     for name, each in of_a_load().items():
@@ -42,7 +44,7 @@ def arguments(plan: Plan) -> list[str]:
 
 
 def _words(plan: Plan, each: Parameter) -> list[str]:
-    """The arguments for one parameter; empty if it can be left out."""
+    """List the arguments for one parameter; none if its default suffices."""
     params = plan.params
     value = params.of_parameter(each)
     if each.key == "n_ctx":
@@ -105,9 +107,9 @@ def check_line(args: Sequence[str]) -> None:
 
 
 def shell_word(arg: str) -> str:
-    """``arg``, quoted for ``eval`` in sh, bash, zsh and fish.
+    r"""Quote ``arg`` for ``eval`` in sh, bash, zsh and fish.
 
-    Only fish treats a backslash in single quotes as an escape, so ``\\`` and ``'`` are written outside of quotes.
+    Only fish treats a backslash in single quotes as an escape, so ``\`` and ``'`` are written outside of quotes.
     """
     if re.fullmatch(r"[A-Za-z0-9_+:,./-]+", arg):
         return arg

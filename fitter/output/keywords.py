@@ -1,4 +1,4 @@
-"""A plan as keyword arguments of ``llama_cpp.Llama``."""
+"""Write a plan as keyword arguments of ``llama_cpp.Llama``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from fitter.planning.plan.plan import Plan, check_fits
 def llama_kwargs(plan: Plan, *, anyway: bool = False) -> dict[str, Any]:
     """List keyword arguments that make ``llama_cpp.Llama`` allocate the measured bytes of ``plan``.
 
-    By default ``Llama`` maps host weights from the file; with ``use_mmap=False``, which is among them where prompts are
-    faster with it, they are allocated, and every buffer type takes exactly the predicted bytes. Raises
-    :class:`PlanError` if the plan needs something that ``Llama`` has no parameter for, or if it does not fit and
-    ``anyway`` is false.
+    By default ``Llama`` maps host weights from the file; with ``use_mmap=False``, which is included where prompts are
+    faster with it, they are allocated, and every buffer type takes exactly the predicted bytes.
+
+    Raises:
+        PlanError: ``Llama`` has no parameter for something in the plan, or the plan does not fit and ``anyway`` is
+            false.
     """
     if not anyway:
         check_fits(plan)
@@ -41,14 +43,14 @@ def llama_kwargs(plan: Plan, *, anyway: bool = False) -> dict[str, Any]:
 
 
 def _sequences(params: Params) -> tuple[tuple[int, bool], ...]:
-    """The combinations of ``n_seq_max`` and ``kv_unified`` that ``Llama`` itself uses."""
+    """Return the combinations of ``n_seq_max`` and ``kv_unified`` that ``Llama`` itself uses."""
     if params.embeddings:
         return ((min(params.n_batch, params.n_ctx or params.n_batch, MAX_SEQUENCES), True),)
     return ((1, False), (1, True))
 
 
 def _are_default(plan: Plan) -> bool:
-    """Whether the plan's devices are those that llama.cpp uses here by default."""
+    """Return whether the plan's devices are llama.cpp's default here."""
     from fitter.llama.load.backend_devices import default_names
 
     return not plan.virtual and plan.params.devices == default_names()
@@ -62,7 +64,7 @@ def keywords(plan: Plan) -> dict[str, Any]:
 
 
 def mapping(plan: Plan) -> dict[str, bool]:
-    """Keywords of ``Llama`` for how weights get into host memory, where that is not its own way: to map the file."""
+    """Return keywords of ``Llama`` for the load mode, if it is not ``Llama``'s default, to map the file."""
     return _MAPPING.get(plan.params.of_parameter(PARAMETERS["load_mode"]), {})
 
 
@@ -74,14 +76,14 @@ _MAPPING = {
 
 
 def _value(plan: Plan, each: Parameter) -> Any:
-    """The value of one keyword of ``Llama``."""
+    """Return the value of one keyword of ``Llama``."""
     value = plan.params.of_parameter(each)
     if each.key == "n_ctx":
         return value or plan.breakdown.n_ctx
     if each.key == "tensor_split":
         return None if value is None else list(value)
     if each.key == "flash_attn":
-        # Llama has no "auto": use what llama.cpp chose when it was measured.
+        # Llama has no "auto": use llama.cpp's choice in the measurement
         return value != "off" if plan.breakdown.flash_attn is None else plan.breakdown.flash_attn
     return each.kind.native(str(each.key), value)
 

@@ -1,4 +1,4 @@
-"""A plan that ``fitter --json`` wrote, read back. Sizes in bytes."""
+"""Read a plan that ``fitter --json`` wrote. Bytes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _Wrong(Exception):
 
 
 class _Entry:
-    """A value of the document, and the keys that lead to it. A missing key or a wrong kind raises ``_Wrong``."""
+    """A value of the document, and the keys that lead to it. A missing key or a wrong type raises ``_Wrong``."""
 
     def __init__(self, where: str, value: Any) -> None:
         self._where = where
@@ -119,7 +119,7 @@ class _Entry:
         return None if self._value is None else kind(self)
 
     def options(self, allowed: set[str]) -> tuple[str, ...]:
-        """Read options of llama-server with their values. It is started with them, so others are refused."""
+        """Read options of llama-server with their values; refuse others, because the server starts with them."""
         words = self.each(_Entry.text)
         if len(words) % 2 or not allowed.issuperset(words[::2]):
             raise self._wrong("options that a plan has, each with a value")
@@ -204,7 +204,7 @@ def _choice(entry: _Entry) -> Choice:
 
 def _bound(entry: _Entry) -> Bound:
     seconds, distance = entry["seconds"].number(), entry["distance"].maybe(_Entry.number)
-    # plans had a bound before they had reasons
+    # the first plans with a bound had no reasons
     reasons = entry["reasons"].each(_reason) if "reasons" in entry else ()
     return Bound(
         seconds,

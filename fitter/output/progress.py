@@ -1,4 +1,4 @@
-"""Progress on a terminal."""
+"""Show progress on a terminal."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 _BAR = 24
 """Characters of a bar."""
 _WORTH_COUNTING = 2
-"""Seconds after which a step shows how long it has taken."""
+"""Seconds after which a step shows its duration."""
 
 
 @contextmanager
 def progress(stream: IO[str], *, every_step: bool = False) -> Iterator[Callable[[Progress], None] | None]:
-    """A function to call with each step, or ``None`` if nothing is shown.
+    """Yield a function to call with each step, or ``None`` if nothing is shown.
 
-    On a terminal it updates one line, which is removed at the end; with ``every_step`` each step is a line of its own.
+    On a terminal it updates one line, which is removed at the end; with ``every_step`` each step gets a line.
     """
     if every_step:
         yield lambda step: None if _is_on_its_way(step) else print(_text(step), file=stream, flush=True)
@@ -40,7 +40,8 @@ def progress(stream: IO[str], *, every_step: bool = False) -> Iterator[Callable[
 
 @contextmanager
 def counted(stream: IO[str], doing: str) -> Iterator[Callable[[int, int, str], None] | None]:
-    """A function to call with the number done, the number of all, and the last name; ``None`` if nothing is shown.
+    """Yield a function to call with the number done, the number of all, and the last name; ``None`` if nothing is
+    shown.
 
     On a terminal it draws a bar, which is removed at the end.
     """
@@ -64,7 +65,7 @@ def counted(stream: IO[str], doing: str) -> Iterator[Callable[[int, int, str], N
 
 
 class Step:
-    """The text of a step, with the seconds that it has taken if it is slow, and a bar where its ``part`` is known."""
+    """The text of a step, with its seconds if it is slow, and a bar if its ``part`` is known."""
 
     def __init__(self, text: str, part: float | None = None) -> None:
         self._text = text
@@ -85,7 +86,7 @@ class Step:
 
 
 def _is_on_its_way(step: Progress) -> bool:
-    """Whether a step is told again and again until it is done."""
+    """Return whether a step is reported repeatedly until it is done."""
     return step.part is not None and step.part < 1
 
 

@@ -1,4 +1,4 @@
-"""Kinds of parameters: how a value is checked, and converted between command line, TOML, JSON, Python and C.
+"""Kinds of parameters: how to check and convert a value between command line, TOML, JSON, Python and C.
 
 A kind knows no parameter by name; ``fitter.parameters.table`` gives each parameter its kind.
 """
@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 
 
 class Entry(Protocol):
-    """A value in a JSON document. Each method raises an error that names the place if the value has another type."""
+    """A value in a JSON document. Each method raises an error that names the place of a wrong type."""
 
     def __getitem__(self, key: str) -> Entry: ...
     def text(self) -> str: ...
@@ -52,7 +52,7 @@ class Entry(Protocol):
 
 @runtime_checkable
 class Described(Protocol):
-    """A virtual device, as far as it is checked before it is used. Memory in bytes."""
+    """The fields of a virtual device that are checked before its use. Memory in bytes."""
 
     @property
     def name(self) -> str: ...
@@ -64,11 +64,13 @@ class Described(Protocol):
 
 @dataclass(frozen=True)
 class Kind:
-    """A string, and the base of all other kinds.
+    """A string, and the base of all other kinds. In its methods ``called`` is the parameter's name for messages.
 
-    ``metavar`` stands for a value in ``--help``. ``is_repeated``: the option may be given several times.
-    ``has_commas``: each of its values may be a list with commas. ``is_file``: a value begins with the path of a file.
-    ``called``, in the methods, is the name of the parameter for messages.
+    Attributes:
+        metavar: Stands for a value in ``--help``.
+        is_repeated: Whether the option may be repeated.
+        has_commas: Whether each value may be a list with commas.
+        is_file: Whether a value begins with the path of a file.
     """
 
     metavar: str | None = None
@@ -86,37 +88,37 @@ class Kind:
         return False
 
     def check(self, called: str, value: Any) -> Any:
-        """``value`` from Python, converted to what fitter uses. Raises ``UsageError``."""
+        """Convert a value from Python to fitter's. Raises ``UsageError``."""
         return text(called, value)
 
     def parse(self, word: str) -> Any:
-        """The value that ``word`` on the command line means. Raises ``UsageError``."""
+        """Convert a word of the command line. Raises ``UsageError``."""
         return word
 
     def read(self, where: str, value: Any) -> Any:
-        """``value`` from a TOML file or a marker; ``where`` names it in the ``UsageError`` that this may raise."""
+        """Convert a value of a TOML file or a marker; ``where`` names it in errors. Raises ``UsageError``."""
         if not isinstance(value, str) or not value:
             raise UsageError(f"{where} is {shown_in_file(value)}: give a string in quotes")
         return value
 
     def planned(self, value: Any) -> Any:
-        """A checked value, as ``Params`` has it."""
+        """Convert a checked value to the one in ``Params``."""
         return value
 
     def to_json(self, value: Any) -> Any:
-        """The value from ``Params``, as JSON has it."""
+        """Convert a value of ``Params`` to JSON."""
         return value
 
     def from_json(self, entry: Entry) -> Any:
-        """The value for ``Params`` that ``to_json`` wrote."""
+        """Convert ``to_json``'s result to the value of ``Params``."""
         return entry.text()
 
     def word(self, value: Any) -> str:
-        """The value as a command-line argument of llama.cpp. Raises ``UsageError`` or ``PlanError``."""
+        """Convert a value to a command-line argument of llama.cpp. Raises ``UsageError`` or ``PlanError``."""
         return str(value)
 
     def native(self, called: str, value: Any) -> Any:
-        """The value as a field of llama.cpp's struct. Raises ``UsageError`` if it is out of the field's range."""
+        """Convert a value to a field of llama.cpp's struct. Raises ``UsageError`` if it is out of range."""
         raise UsageError(f"{called} is a string, and no field of llama.cpp's structs is one")
 
 
@@ -155,7 +157,7 @@ class Whole(Kind):
     most: int | None = None
 
     def holds(self, value: int) -> bool:
-        """Whether ``value`` is in the range."""
+        """Return whether ``value`` is in the range."""
         return self.least <= value and (self.most is None or value <= self.most)
 
     @property
@@ -164,16 +166,16 @@ class Whole(Kind):
         return f"{self.least} or more" if self.most is None else f"{self.least} to {self.most}"
 
     def check(self, called: str, value: Any) -> int:
-        found = whole(called, value)
-        if not self.holds(found):
-            raise UsageError(f"{called} is {shown(found)}: give {self.range}")
-        return found
+        number_of = whole(called, value)
+        if not self.holds(number_of):
+            raise UsageError(f"{called} is {shown(number_of)}: give {self.range}")
+        return number_of
 
     def parse(self, word: str) -> int | None:
-        found = parse_whole(word)
-        if found < self.least:
-            raise UsageError(f"{shown(found)} is too small; the smallest is {self.least}")
-        return found
+        number = parse_whole(word)
+        if number < self.least:
+            raise UsageError(f"{shown(number)} is too small; the smallest is {self.least}")
+        return number
 
     def read(self, where: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not self.holds(value):
@@ -192,7 +194,7 @@ class Whole(Kind):
 
 @dataclass(frozen=True)
 class Layers(Whole):
-    """A number of layers; -1 is all of them. On the command line ``auto`` leaves the choice to the fit."""
+    """A number of layers; -1 means all. On the command line ``auto`` leaves the choice to the fit."""
 
     least: int = -1
 
@@ -211,9 +213,11 @@ class Layers(Whole):
 
 @dataclass(frozen=True)
 class Choice(Kind):
-    """One of some ``words``, each with llama.cpp's number for it. ``is_open``: a file may contain other words too.
+    """One of some ``words``, each with llama.cpp's number.
 
-    ``spellings``: what llama.cpp also accepts on a command line, each with the word that it stands for.
+    Attributes:
+        is_open: Whether a file may contain other words.
+        spellings: Further words that llama.cpp accepts, each with its meaning.
     """
 
     words: Mapping[str, int] = field(default_factory=dict)
@@ -221,10 +225,10 @@ class Choice(Kind):
     spellings: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, called: str, value: Any) -> str:
-        found = text(called, value)
-        if found not in self.words:
+        word = text(called, value)
+        if word not in self.words:
             raise UsageError(f"{called} is {shown(value)}: give one of {', '.join(self.words)}")
-        return found
+        return word
 
     def parse(self, word: str) -> str:
         return self.spellings.get(word, word)
@@ -248,7 +252,7 @@ class Choice(Kind):
 
 @dataclass(frozen=True)
 class Number(Kind):
-    """A number, or a string with a number and a unit, such as a bandwidth. ``is_list``: or several of them."""
+    """A number, or a string with a number and a unit, such as a bandwidth; with ``is_list`` also several."""
 
     is_list: bool = False
 
@@ -283,7 +287,9 @@ class Seconds(Kind):
 class Size(Kind):
     """Bytes: a number, or a string with a unit.
 
-    ``is_list``: one for all, or several. ``in_mib``: the command-line option takes MiB.
+    Attributes:
+        is_list: Whether several values are allowed.
+        in_mib: Whether the command-line option takes MiB.
     """
 
     is_list: bool = False
@@ -311,7 +317,7 @@ class Size(Kind):
 
 
 AUTO = "auto"
-"""A margin of what was measured, however little that is."""
+"""A margin of the measured bytes, however small."""
 
 
 @dataclass(frozen=True)
@@ -330,7 +336,7 @@ class Margin(Size):
 
 @dataclass(frozen=True)
 class Shares(Kind):
-    """A share for each device. An empty list is the same as not set."""
+    """A share for each device. An empty list means not set."""
 
     metavar: str | None = "N0,N1,..."
 
@@ -358,7 +364,7 @@ class Shares(Kind):
         return entry.maybe(lambda split: split.each(lambda share: share.number()))
 
     def word(self, value: Any) -> str:
-        """The shares without trailing zeros: llama.cpp adds zeros, and accepts one entry fewer than devices."""
+        """Write the shares without trailing zeros: llama.cpp adds zeros, and accepts one entry fewer than devices."""
         length = len(value)
         while length > 1 and value[length - 1] == 0:
             length -= 1
@@ -450,7 +456,7 @@ class Overrides(Texts):
 
 
 def _override(override: TensorBuftOverride) -> str:
-    """One ``pattern=buffer type``. llama.cpp splits at every comma and at the first equals sign."""
+    """Write ``pattern=buffer type``. llama.cpp splits at every comma and at the first equals sign."""
     for char in ",=":
         if char in override.pattern:
             raise UsageError(
@@ -475,10 +481,10 @@ class Path(Kind):
 
 
 def _file(called: str, value: Any) -> str:
-    """A path that is not empty, as that of a variable without a value is."""
-    if not (found := path(called, value)):
+    """Check a path: an empty one comes from a variable without a value."""
+    if not (file := path(called, value)):
         raise UsageError(f"{called} is an empty text: give the path of a file")
-    return found
+    return file
 
 
 @dataclass(frozen=True)
@@ -563,8 +569,8 @@ class Gpus(Texts):
     commas: bool = False
 
     def check(self, called: str, value: Any) -> tuple[Any, ...]:
-        found = [value] if isinstance(value, (str, Described)) else items(called, value, "GPUs")
-        for gpu in found:
+        gpus = [value] if isinstance(value, (str, Described)) else items(called, value, "GPUs")
+        for gpu in gpus:
             if isinstance(gpu, str):
                 text(called, gpu)
             elif not isinstance(gpu, Described):
@@ -573,12 +579,12 @@ class Gpus(Texts):
                 raise UsageError(
                     f"{gpu.name} has {gpu.free} of {gpu.total} bytes free: give a total above 0, and no more free bytes"
                 )
-        return tuple(found)
+        return tuple(gpus)
 
 
 @dataclass(frozen=True)
 class Function(Kind):
-    """A function. It can be given in Python only."""
+    """A function, for Python only."""
 
     def check(self, called: str, value: Any) -> Any:
         if not callable(value):

@@ -1,9 +1,9 @@
-"""The table of parameters: the type, kind, default, struct, names and help of each, defined once. Sizes in bytes.
+"""The table of parameters: type, kind, default, struct, names and help of each, declared once. Bytes.
 
-A parameter is one entry of a class below; ``PARAMETERS`` has all of them by their keyword in Python. Everything that
-reads or writes a parameter is derived from its entry: command-line options, keys of ``fitter.toml`` and of markers,
-JSON, arguments, formats, llama.cpp's structs and signatures. Each class is a group of keywords that some calls take,
-for type checkers too.
+A parameter is one entry of a class below; ``PARAMETERS`` has all by their keyword in Python. Everything that reads or
+writes a parameter is derived from its entry: command-line options, keys of ``fitter.toml`` and of markers, JSON,
+arguments, formats, llama.cpp's structs and signatures. Each class is a group of keywords of some calls, also for type
+checkers.
 """
 
 # no "from __future__ import annotations": the annotations are read at run time, and parsing strings would be slow
@@ -24,22 +24,21 @@ AnySize = int | str
 """Bytes, or a text such as ``24GiB``."""
 
 LARGEST = 2**31 - 1
-"""The largest number that llama.cpp's own programs read."""
+"""The largest number that llama.cpp's programs read."""
 
 MAX_SEQUENCES = 256
 """``LLAMA_MAX_SEQ``: sequences in one context."""
 
 MAX_TOKENS = 2**22
-"""The most tokens in a context or a batch, unless the model was trained for more.
-
-llama.cpp allocates some 55 bytes for each token of a cache, even in a dummy load.
+"""Most tokens of a context or batch, unless the model was trained for more. llama.cpp allocates some 55 bytes for each
+token of a cache, even in a dummy load.
 """
 
 MAX_DRAFTED = 64
-"""The most tokens drafted at a time: llama.cpp allocates a recurrent state for each of them, even in a dummy load."""
+"""Most tokens drafted at a time: llama.cpp allocates a recurrent state for each, even in a dummy load."""
 
 MAX_IMAGE_TOKENS = 2**14
-"""The most tokens of one image: libmtmd measures with an image of that size, and counts its pixels in an ``int``."""
+"""Most tokens of one image: libmtmd measures with an image of that size, and counts its pixels in an ``int``."""
 
 CACHE_TYPES = {
     "f32": 0,
@@ -52,7 +51,7 @@ CACHE_TYPES = {
     "q5_0": 6,
     "q5_1": 7,
 }
-"""The types that llama.cpp's tools accept for a KV cache, with ggml's number for each."""
+"""Types of KV caches in llama.cpp's tools, with ggml's numbers."""
 
 FLASH_ATTN = {"on": 1, "off": 0, "auto": -1}
 """llama.cpp's number for each setting of flash attention."""
@@ -64,12 +63,12 @@ _FLASH_ATTN_SPELLINGS = {
 }
 
 SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3, "auto": -1}
-"""llama.cpp's number for each split mode; ``auto`` is fitter's own, and none."""
+"""llama.cpp's number for each split mode; ``auto`` is fitter's own."""
 
 LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
-"""llama.cpp's number for each way to get weights into host memory."""
+"""llama.cpp's number for each way to load weights into host memory."""
 MAPPED = ("mmap", "mmap+mlock")
-"""Those that map the file. What ``auto`` comes to depends on the devices."""
+"""Load modes that map the file; the meaning of ``auto`` depends on the devices."""
 _CONTEXT_TYPES = {"default": 0, "mtp": 1}
 
 LEVERS = {
@@ -80,7 +79,7 @@ LEVERS = {
     "context": "a context below -c, but not below --fit-ctx",
     "paging": "weights on the host may exceed its memory, and are read from disk again and again",
 }
-"""What ``--allow`` may name, in the order in which it is tried, and what each lets a fit do."""
+"""Concessions for ``--allow``, in the order in which they are tried, with their effects."""
 
 PROGRAMS = {
     "llama-server": "one output per slot, four slots unless -np says otherwise, a prompt cache and context checkpoints",
@@ -89,13 +88,13 @@ PROGRAMS = {
     "llama-bench": "an output for every token, one sequence",
     "any": "an output for every token, which holds for all programs",
 }
-"""What ``--for`` may name, and what each program makes of a load."""
+"""Programs for ``--for``, with what each sets."""
 
 POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 """llama.cpp's number for each way to pool embeddings."""
 
 SPECULATION = ("draft-simple", "draft-mtp", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
-"""Ways of llama-server to draft tokens that a plan can be made for, in llama.cpp's words."""
+"""llama-server's ways to draft tokens that can be planned, in llama.cpp's words."""
 
 PROGRAM = "Program (what the plan is for)"
 CONTEXT = "Context and batch"
@@ -108,25 +107,27 @@ OUTPUT = "Output"
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter.
+    """A parameter. ``key``, ``field`` and ``case`` are ``name`` if they are empty here.
 
-    ``name``: its keyword in Python. ``kind``: how its values are read, checked and written. ``hint``: its type in
-    Python. ``group``: the name of the class that contains it.
-
-    ``struct``: where llama.cpp has it. ``model`` and ``context`` are its parameter structs; ``program`` means that only
-    llama.cpp's programs know it. Empty for fitter's own parameters and for those about something beside the model.
-
-    ``options``: its names on the command line, short ones first, as in llama.cpp if that has such an option. ``env``:
-    the environment variable that llama.cpp's programs read. ``section``, ``help``: for ``--help``. ``unset``: what
-    happens if it is not given.
-
-    ``key``: its name among the parameters of a load and in JSON (``None``: it is turned into another parameter's
-    value). ``field``: its name in llama.cpp's struct. ``case``: its name in ``fitter.toml`` and in markers (``None``:
-    it cannot be set there). Each of these is ``name`` if it is empty here.
-
-    ``is_always``: a plan's arguments include it even if it has its ``default``. ``is_planned``: a plan's JSON includes
-    it. ``is_ours``: llama.cpp's programs have no such option. ``is_keyword_of_llama``: ``llama_cpp.Llama`` has a
-    keyword of this name.
+    Attributes:
+        name: Its keyword in Python.
+        kind: How its values are read, checked and written.
+        hint: Its type in Python.
+        group: Name of its class.
+        struct: Its place in llama.cpp: the struct ``model`` or ``context``, or ``program`` if only programs know it.
+            Empty for fitter's own parameters, and for those of draft models and projectors.
+        options: Its command-line options, short ones first, as in llama.cpp.
+        env: The environment variable that llama.cpp's programs read.
+        section: The section of ``--help``.
+        help: The text of ``--help``.
+        unset: The effect without it.
+        key: Its name among the parameters of a load and in JSON; ``None`` if it becomes another parameter's value.
+        field: Its name in llama.cpp's struct.
+        case: Its name in ``fitter.toml`` and in markers; ``None`` if it is not allowed there.
+        is_always: Whether a plan's arguments include it even with its ``default``.
+        is_planned: Whether a plan's JSON includes it.
+        is_ours: Whether llama.cpp's programs lack the option.
+        is_keyword_of_llama: Whether ``llama_cpp.Llama`` has a keyword of this name.
     """
 
     kind: Kind
@@ -161,32 +162,32 @@ class Parameter:
 
     @property
     def positive(self) -> tuple[str, ...]:
-        """The options that set a value, or turn it on."""
+        """Options that set a value, or turn it on."""
         return tuple(name.partition("/")[0] for name in self.options)
 
     @property
     def negative(self) -> tuple[str, ...]:
-        """The options that turn it off."""
+        """Options that turn it off."""
         return tuple(off for name in self.options if (off := name.partition("/")[2]))
 
     @property
     def option(self) -> str:
-        """The option that a plan's arguments use for a value that is not the default."""
+        """The option in a plan's arguments for a value other than the default."""
         return (self.negative if self.default is True and self.negative else self.positive)[0]
 
     @property
     def long(self) -> str:
-        """The first long option without its dashes, which is the key of llama-server's presets."""
+        """The first long option without dashes: its key in llama-server's presets."""
         return next(name for name in self.positive if name.startswith("--"))[2:]
 
     @property
     def native(self) -> bool:
-        """Whether llama.cpp has a field for it in one of its structs."""
+        """Whether one of llama.cpp's structs has a field for it."""
         return self.struct in ("model", "context") and self.key is not None
 
     @property
     def default_text(self) -> str:
-        """``[default: ...]`` for the help; empty if there is nothing to say."""
+        """``[default: ...]`` for the help; empty without one."""
         text = self.unset
         if not text and self.default not in (None, ()) and not isinstance(self.default, bool):
             text = self.kind.word(self.default)
@@ -198,7 +199,7 @@ class Parameter:
         return " ".join(filter(None, (self.help, self.default_text)))
 
     def check(self, value: Any) -> Any:
-        """``value`` from Python, converted to what fitter uses. Raises ``UsageError``."""
+        """Convert a value from Python to fitter's. Raises ``UsageError``."""
         return self.kind.check(self.called, value)
 
 
@@ -366,7 +367,7 @@ class LimitsKeywords(TypedDict, total=False):
 
 
 class LoadKeywords(TypedDict, total=False):
-    """How llama.cpp's programs load a model, in the order of a plan's arguments. For every call that loads a model."""
+    """How llama.cpp's programs load a model, in the order of a plan's arguments."""
 
     n_ctx: Annotated[
         int | None,
@@ -727,7 +728,7 @@ class ForKeywords(TypedDict, total=False):
 
 
 class ServerKeywords(TypedDict, total=False):
-    """What llama-server and other programs take beside what the loader of llama.cpp does."""
+    """Keywords of llama-server and other programs beyond the load."""
 
     cache_ram: Annotated[
         int | None,
@@ -872,7 +873,7 @@ class ServerKeywords(TypedDict, total=False):
 
 
 class RawKeywords(TypedDict, total=False):
-    """Parameters that llama.cpp's programs set themselves and have no option for. For measurements only."""
+    """Parameters without an option, which llama.cpp's programs set themselves. For measurements only."""
 
     load_mtp: Annotated[
         bool | None,
@@ -903,7 +904,7 @@ class RawKeywords(TypedDict, total=False):
 
 
 class BesideKeywords(TypedDict, total=False):
-    """What is loaded beside the model, in the same memory."""
+    """Models and memory that share the devices."""
 
     reserve: Annotated[
         str | Mapping[str, AnySize] | Sequence[str] | None,
@@ -1037,7 +1038,7 @@ class BesideKeywords(TypedDict, total=False):
 
 
 class PricingKeywords(TypedDict, total=False):
-    """The prompt and generation whose time is estimated, and the speeds to estimate it with."""
+    """The request to estimate, and the speeds for it."""
 
     prompt: Annotated[
         int | None,
@@ -1087,7 +1088,7 @@ class PricingKeywords(TypedDict, total=False):
 
 
 class ChoosingKeywords(TypedDict, total=False):
-    """What makes a plan the best one."""
+    """The goal of a plan."""
 
     objective: Annotated[
         str | None,
@@ -1115,7 +1116,7 @@ class ChoosingKeywords(TypedDict, total=False):
 
 
 class OtherKeywords(TypedDict, total=False):
-    """Keywords that only one call takes."""
+    """Keywords of a single call."""
 
     live_tokens: Annotated[
         int | None,
@@ -1217,22 +1218,22 @@ DEFAULTS: dict[str, Any] = {name: each.default for name, each in PARAMETERS.item
 
 
 def taken_by(call: Any) -> tuple[Parameter, ...]:
-    """The parameters of a call; ``call`` is the class of its keywords, such as ``Fitting``."""
+    """Return the parameters of a call, by the class of its keywords, such as ``Fitting``."""
     names = call.__annotations__.keys()
     groups = {group.__name__ for group in _GROUPS if group.__annotations__.keys() <= names}
     return tuple(each for each in PARAMETERS.values() if each.group in groups)
 
 
 def of_a_load() -> dict[str, Parameter]:
-    """The parameters of a load, by the names that they have in ``Params`` and in JSON."""
+    """Return the parameters of a load, by their names in ``Params`` and in JSON."""
     return {each.key: each for each in PARAMETERS.values() if each.struct and each.key}
 
 
 def of_a_struct(struct: str) -> tuple[Parameter, ...]:
-    """The parameters in one of llama.cpp's structs, ``model`` or ``context``."""
+    """Return the parameters in one of llama.cpp's structs, ``model`` or ``context``."""
     return tuple(each for each in PARAMETERS.values() if each.struct == struct and each.native)
 
 
 def of_a_case() -> dict[str, Parameter]:
-    """The parameters that a case can set, by their keys there."""
+    """Return the parameters that a case can set, by their keys there."""
     return {each.case: each for each in taken_by(Fitting) if each.case}

@@ -1,4 +1,4 @@
-"""Values from outside: shown in messages, parsed from words, checked whatever their type is. Sizes in bytes."""
+"""Values from outside: shown in messages, parsed from words, checked whatever their type. Bytes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fitter.errors import UsageError
 from fitter.text import MIB, mib
 
 MAX_DEVICES = 16
-"""The most devices that llama.cpp can use (``llama_max_devices``)."""
+"""Most devices of llama.cpp (``llama_max_devices``)."""
 
 MAX_OVERRIDES = 512
-"""The most tensor overrides: llama.cpp compiles the pattern of each again for every tensor."""
+"""Most tensor overrides: llama.cpp compiles the pattern of each again for every tensor."""
 
 MAX_PATTERNS = 2**13
-"""The most characters of all patterns together: beyond that ``std::regex`` takes seconds, or overflows its stack."""
+"""Most characters of all patterns: beyond that ``std::regex`` takes seconds, or overflows its stack."""
 
 MAX_SCALE = 1e30
-"""The largest scale of an adapter, which is a ``float`` in llama.cpp."""
+"""The largest scale of an adapter, a ``float`` in llama.cpp."""
 
 MOST_BYTES = 2**60
 """More memory than any machine has."""
@@ -39,7 +39,7 @@ UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
-"""The units of sizes and bandwidths, in bytes."""
+"""Units of sizes and bandwidths, in bytes."""
 
 SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 """A number and a unit."""
@@ -47,10 +47,10 @@ _LEAST_SHARE, _MOST_SHARE = 1e-30, 1e30
 """Shares of a tensor split: llama.cpp stores them as ``float`` and adds them up."""
 
 _LONGEST = 1e6
-"""The longest wait in seconds; the system's own limit is twice that."""
+"""Longest wait in seconds; the system's own limit is twice that."""
 
 _DIGITS = 30
-"""The most digits of a number in a message."""
+"""Most digits of a number in a message."""
 
 _CHARACTERS = 40
 
@@ -59,9 +59,9 @@ _CHARACTERS = 40
 
 
 def shown(value: object) -> str:
-    """``value`` for a message, shortened if it is long."""
+    """Write a value for a message, shortened if it is long."""
     if isinstance(value, int) and not isinstance(value, bool):
-        # a number of more than 4300 digits cannot be written out
+        # Python cannot write a number of more than 4300 digits
         digits = int(value.bit_length() * math.log10(2)) + 1
         return str(value) if digits <= _DIGITS else f"about {'-' if value < 0 else ''}1e{digits - 1}"
     try:
@@ -72,12 +72,12 @@ def shown(value: object) -> str:
 
 
 def split_list(text: str) -> list[str]:
-    """The parts of a list of numbers. As in llama.cpp, commas and slashes separate them, and several count as one."""
+    """Split a list of numbers. As in llama.cpp, commas and slashes separate them, and several count as one."""
     return re.split("[,/]+", text)
 
 
 def parse_whole(text: str) -> int:
-    """``text`` as a whole number. Raises ``UsageError``."""
+    """Parse a whole number. Raises ``UsageError``."""
     try:
         return int(text)
     except ValueError:
@@ -86,7 +86,8 @@ def parse_whole(text: str) -> int:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as ``24GiB``, ``24564 MiB`` or ``20GB``. The unit is required. Fractions round down.
+    """Parse a size such as ``24GiB``, ``24564 MiB`` or ``20GB``; return bytes. The unit is required. Fractions round
+    down.
 
     Raises ``UsageError`` if it is not a size, or more than an exbibyte.
     """
@@ -106,7 +107,7 @@ def parse_size(text: str) -> int:
 
 
 def check_timeout(timeout: float, what: str = "timeout") -> None:
-    """Raise ``UsageError`` for a time that is not above 0, or too long to wait."""
+    """Raise ``UsageError`` unless a time is above 0 and not too long to wait."""
     if not timeout > 0:
         raise UsageError(f"a {what} of {timeout:g} seconds is too short: give more than 0")
     if timeout > _LONGEST:
@@ -117,7 +118,7 @@ def check_timeout(timeout: float, what: str = "timeout") -> None:
 
 
 def whole(called: str, value: object) -> int:
-    """``value`` as a whole number, whatever its type is. Raises ``UsageError`` if it is not one."""
+    """Convert a value of any type to a whole number. Raises ``UsageError``."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     try:
@@ -129,7 +130,7 @@ def whole(called: str, value: object) -> int:
 
 
 def number(called: str, value: object) -> float:
-    """``value`` as a number, which may be nan or infinite. Raises ``UsageError``."""
+    """Convert a value to a number, which may be nan or infinite. Raises ``UsageError``."""
     try:
         if isinstance(value, (bool, str, bytes, bytearray)):
             raise TypeError
@@ -139,7 +140,7 @@ def number(called: str, value: object) -> float:
 
 
 def size(called: str, value: object) -> int:
-    """``value`` in bytes: a number, or a string such as ``24GiB``. Raises ``UsageError``."""
+    """Convert a number or a string such as ``24GiB`` to bytes. Raises ``UsageError``."""
     if isinstance(value, str):
         if value == "0":
             return 0
@@ -147,19 +148,19 @@ def size(called: str, value: object) -> int:
             return parse_size(value)
         except UsageError as error:
             raise UsageError(f"{called}: {error}") from None
-    found = whole(called, value)
-    if found < 0:
-        raise UsageError(f"{called} is {shown(found)} bytes: it must be 0 or more")
-    if found > MOST_BYTES:
+    number_of_bytes = whole(called, value)
+    if number_of_bytes < 0:
+        raise UsageError(f"{called} is {shown(number_of_bytes)} bytes: it must be 0 or more")
+    if number_of_bytes > MOST_BYTES:
         raise UsageError(
-            f"{called} is {shown(found // MIB)} MiB, which is more memory than any machine has: "
+            f"{called} is {shown(number_of_bytes // MIB)} MiB, which is more memory than any machine has: "
             f"give {mib(MOST_BYTES)} MiB at most"
         )
-    return found
+    return number_of_bytes
 
 
 def text(called: str, value: object) -> str:
-    """A string that can be passed to llama.cpp. Raises ``UsageError``."""
+    """Check a string for llama.cpp. Raises ``UsageError``."""
     if not isinstance(value, str):
         raise UsageError(f"{called} is {shown(value)}: give a string")
     try:
@@ -172,7 +173,7 @@ def text(called: str, value: object) -> str:
 
 
 def path(called: str, value: object) -> str:
-    """The path of a file, from a string, bytes or any path-like object. Raises ``UsageError``."""
+    """Convert a string, bytes or path-like object to a path. Raises ``UsageError``."""
     if not isinstance(value, (str, bytes, os.PathLike)):
         raise UsageError(f"{called} is {shown(value)}: give the path of a file")
     try:
@@ -182,7 +183,7 @@ def path(called: str, value: object) -> str:
 
 
 def items(called: str, value: object, what: str) -> list[Any]:
-    """The items of a list, or of any other iterable but a string. Raises ``UsageError``."""
+    """Return the items of a list, or of any other iterable but a string. Raises ``UsageError``."""
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray, Mapping)):
         try:
             return list(value)
@@ -193,26 +194,26 @@ def items(called: str, value: object, what: str) -> list[Any]:
 
 
 def texts(called: str, value: object) -> tuple[str, ...]:
-    """Several strings, or one. Raises ``UsageError``."""
-    found = [value] if isinstance(value, str) else items(called, value, "strings")
-    return tuple(text(called, item) for item in found)
+    """Return several strings, or one. Raises ``UsageError``."""
+    strings = [value] if isinstance(value, str) else items(called, value, "strings")
+    return tuple(text(called, item) for item in strings)
 
 
 def shares(called: str, value: object) -> tuple[float, ...]:
-    """A tensor split. Raises ``UsageError``."""
-    found = tuple(number(called, share) for share in items(called, value, "numbers such as [3, 1]"))
-    if len(found) > MAX_DEVICES:
-        raise UsageError(f"{called} has {len(found)} shares: llama.cpp has room for {MAX_DEVICES} devices")
-    for share in found:
+    """Check a tensor split. Raises ``UsageError``."""
+    parts = tuple(number(called, share) for share in items(called, value, "numbers such as [3, 1]"))
+    if len(parts) > MAX_DEVICES:
+        raise UsageError(f"{called} has {len(parts)} shares: llama.cpp has room for {MAX_DEVICES} devices")
+    for share in parts:
         if not share >= 0:
             raise UsageError(f"{called} has a share below 0: give each device a share of 0 or more")
         if share and not _LEAST_SHARE <= share <= _MOST_SHARE:
             raise UsageError(f"{called} has a share of {share:g}: give 0, or {_LEAST_SHARE:g} to {_MOST_SHARE:g}")
-    return found
+    return parts
 
 
 def read_size(where: str, value: Any) -> int:
-    """A size in a TOML file or a marker: bytes, or a string with a unit. Raises ``UsageError``."""
+    """Read a size in a TOML file or a marker: bytes, or a string with a unit. Raises ``UsageError``."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return size(where, value)
     if not isinstance(value, str):
@@ -224,7 +225,7 @@ def read_size(where: str, value: Any) -> int:
 
 
 def shown_in_file(value: Any) -> str:
-    """``value`` for a message about a file."""
+    """Write a value for a message about a file."""
     return str(value).lower() if isinstance(value, bool) else shown(value)
 
 
@@ -233,10 +234,10 @@ def shown_in_file(value: Any) -> str:
 
 @dataclass(frozen=True)
 class TensorBuftOverride:
-    """Tensors with such a name go to a buffer type, as with llama.cpp's ``-ot``."""
+    """A buffer type for the tensors whose names match a pattern, as in llama.cpp's ``-ot``."""
 
     pattern: str
-    """An ECMAScript regular expression (``std::regex``), of which a tensor's name contains a match."""
+    """An ECMAScript regular expression (``std::regex``) that matches a part of a tensor's name."""
     buffer_type: str
     """The name of the buffer type, such as ``CPU``."""
 
@@ -248,14 +249,11 @@ class Lora:
     path: str
     """The adapter's file."""
     scale: float = 1.0
-    """What it is multiplied with; with 0 it is loaded but not used."""
+    """Its factor; with 0 it is loaded but not used."""
 
 
 def parse_overrides(given: Iterable[str]) -> tuple[TensorBuftOverride, ...]:
-    """Overrides from strings such as ``pattern=buffer type``, or several of them with commas, as in ``-ot``.
-
-    Raises ``UsageError`` if a part is not of that form.
-    """
+    """Parse overrides such as ``pattern=buffer type``, or several with commas, as in ``-ot``. Raises ``UsageError``."""
     overrides = []
     for each in given:
         for part in each.split(","):
@@ -268,7 +266,7 @@ def parse_overrides(given: Iterable[str]) -> tuple[TensorBuftOverride, ...]:
 
 
 def check_overrides(patterns: Collection[str]) -> None:
-    """Raise ``UsageError`` for more patterns, or longer ones, than llama.cpp can handle."""
+    """Raise ``UsageError`` for more or longer patterns than llama.cpp can handle."""
     if len(patterns) > MAX_OVERRIDES:
         raise UsageError(f"{len(patterns)} tensor overrides (-ot) are given: give {MAX_OVERRIDES} at most")
     length = sum(map(len, patterns))
@@ -286,9 +284,9 @@ _WITHOUT_BACKSLASH = {
 
 
 def plain_pattern(pattern: str) -> str:
-    """``pattern`` with as few backslashes as possible, for the same regular expression.
+    r"""Rewrite a regular expression with as few backslashes as possible.
 
-    ``blk\\.1\\.`` becomes ``blk[.]1[.]``: a backslash does not survive ``xargs``.
+    ``blk\.1\.`` becomes ``blk[.]1[.]``: a backslash does not survive ``xargs``.
     """
     out: list[str] = []
     in_class = False

@@ -83,8 +83,8 @@ def facts(program: str, build: LlamaCpp | None = None, executable: str | None = 
     ggml = "" if build is None else build.ggml
     found = {name: _value_at(values, ggml) for name, values in _values_of(program).items() if name != _DRAFTS}
     drafts = {name: _value_at(values, ggml) for name, values in _values_of(program)[_DRAFTS].items()}
-    known = Facts(program, **found, draft_tokens={name: n for name, n in drafts.items() if n is not None})
-    return known if executable is None else with_defaults(known, defaults_of(executable))
+    defaults = Facts(program, **found, draft_tokens={name: n for name, n in drafts.items() if n is not None})
+    return defaults if executable is None else with_defaults(defaults, defaults_of(executable))
 
 
 def programs() -> tuple[str, ...]:
@@ -92,15 +92,15 @@ def programs() -> tuple[str, ...]:
     return tuple(data())
 
 
-def with_defaults(known: Facts, defaults: Mapping[str, Any]) -> Facts:
+def with_defaults(own_defaults: Facts, defaults: Mapping[str, Any]) -> Facts:
     """Replace known defaults by those of the program's help."""
     names = {each.name for each in fields(Facts)}
-    found = {name: value for name, value in defaults.items() if name in names}
-    slots = found.pop("n_parallel", -1)
+    replaced = {name: value for name, value in defaults.items() if name in names}
+    slots = replaced.pop("n_parallel", -1)
     if slots > 0:
-        found |= {"n_parallel": slots, "kv_unified": known.kv_unified_of_slots}
-    drafts = {name: defaults.get(name, n) for name, n in known.draft_tokens.items()}
-    return replace(known, **found, draft_tokens=drafts)
+        replaced |= {"n_parallel": slots, "kv_unified": own_defaults.kv_unified_of_slots}
+    drafts = {name: defaults.get(name, n) for name, n in own_defaults.draft_tokens.items()}
+    return replace(own_defaults, **replaced, draft_tokens=drafts)
 
 
 _DRAFTS = "draft_tokens"
@@ -119,19 +119,19 @@ def _values_of(program: str) -> dict[str, Any]:
     every = data()
     if program not in every:
         raise UsageError(f"unknown program '{program}': give one of {', '.join(every)}")
-    own = dict(every[program])
-    like = own.pop("like", None)
+    values = dict(every[program])
+    like = values.pop("like", None)
     if like is None:
-        return own
+        return values
     inherited = _values_of(like)
-    return {name: _merged(inherited[name], own.get(name)) for name in inherited}
+    return {name: _merged(inherited[name], values.get(name)) for name in inherited}
 
 
-def _merged(inherited: Any, own: Any) -> Any:
+def _merged(inherited: Any, values: Any) -> Any:
     """Return a program's own values, after those that it inherits."""
-    if own is None or isinstance(inherited, dict):
+    if values is None or isinstance(inherited, dict):
         return inherited
-    return [*inherited, *own]
+    return [*inherited, *values]
 
 
 @functools.cache

@@ -60,8 +60,8 @@ def find_server(server: str | None = None, llama_cpp: str | None = None) -> str:
     where = named(llama_cpp)
     if where != PYTHON:
         return _at(where, _BELOW) or _missing(where)
-    if found := on_path(NAME):
-        return found
+    if program := on_path(NAME):
+        return program
     raise LibraryError(f"there is no {NAME} on the PATH: install llama.cpp, or name one with --server")
 
 

@@ -73,17 +73,17 @@ class Keeps:
 
     def lines(self) -> tuple[Later, ...]:
         """List the caches in use."""
-        found = []
+        lines = []
         if self.cache_ram:
             cache = self.prompt_cache
             count = None if cache is None or not self.state else cache // self.state
-            found.append(Later("prompt cache", cache, self.state, count))
+            lines.append(Later("prompt cache", cache, self.state, count))
             if self.saves_idle and self.state:
-                found.append(Later("idle slots", 0, self.state, self.n_slots, 1))
+                lines.append(Later("idle slots", 0, self.state, self.n_slots, 1))
         if self.checkpoints:
             count = self.n_slots * self.per_slot
-            found.append(Later("checkpoints", self.checkpoints, self.checkpoint, count, self.per_slot))
-        return tuple(found)
+            lines.append(Later("checkpoints", self.checkpoints, self.checkpoint, count, self.per_slot))
+        return tuple(lines)
 
 
 def keeps(
@@ -108,25 +108,25 @@ def keeps(
     )
 
 
-def fitted(own: Keeps, room: int, *, is_cache_fixed: bool, are_checkpoints_fixed: bool) -> Keeps:
-    """Reduce the limits of ``own`` to ``room`` bytes.
+def fitted(wanted: Keeps, room: int, *, is_cache_fixed: bool, are_checkpoints_fixed: bool) -> Keeps:
+    """Reduce the limits of ``wanted`` to ``room`` bytes.
 
     Fixed limits stay. Checkpoints get half of the room, and the rest that the prompt cache leaves: without checkpoints,
     a changed prompt is computed again from its beginning.
     """
-    one = own.n_slots * own.checkpoint
-    fixed = (own.prompt_cache or 0 if is_cache_fixed else 0) + one * own.drafting
-    fixed += one * own.ctx_checkpoints if are_checkpoints_fixed else 0
+    one = wanted.n_slots * wanted.checkpoint
+    fixed = (wanted.prompt_cache or 0 if is_cache_fixed else 0) + one * wanted.drafting
+    fixed += one * wanted.ctx_checkpoints if are_checkpoints_fixed else 0
     left = max(0, room - fixed)
-    found = own
+    reduced = wanted
     if not are_checkpoints_fixed and one:
         half = left if is_cache_fixed else left // 2
-        found = replace(found, ctx_checkpoints=min(own.ctx_checkpoints, half // one))
+        reduced = replace(reduced, ctx_checkpoints=min(wanted.ctx_checkpoints, half // one))
     if not is_cache_fixed:
-        mine = left - (0 if are_checkpoints_fixed else one * found.ctx_checkpoints)
-        own_cache = own.cache_ram if own.cache_ram >= 0 else mine // MIB
-        found = replace(found, cache_ram=min(own_cache, mine // MIB))
+        mine = left - (0 if are_checkpoints_fixed else one * reduced.ctx_checkpoints)
+        own_cache = wanted.cache_ram if wanted.cache_ram >= 0 else mine // MIB
+        reduced = replace(reduced, cache_ram=min(own_cache, mine // MIB))
         if not are_checkpoints_fixed and one:
-            rest = left - (found.prompt_cache or 0)
-            found = replace(found, ctx_checkpoints=min(own.ctx_checkpoints, rest // one))
-    return found
+            rest = left - (reduced.prompt_cache or 0)
+            reduced = replace(reduced, ctx_checkpoints=min(wanted.ctx_checkpoints, rest // one))
+    return reduced

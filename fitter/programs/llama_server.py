@@ -32,8 +32,8 @@ class LlamaServer(Program):
     def shape(self, asked: Asked, facts: Facts) -> Shape:
         """Set batch sizes where the server's defaults differ from llama.cpp's."""
         n_batch, n_ubatch = (
-            own if given is None and own != usual else given
-            for given, own, usual in (
+            of_program if given is None and of_program != usual else given
+            for given, of_program, usual in (
                 (asked.n_batch, facts.n_batch, Params.n_batch),
                 (asked.n_ubatch, facts.n_ubatch, Params.n_ubatch),
             )

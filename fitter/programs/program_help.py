@@ -59,22 +59,22 @@ DRAFTS = ("draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-ds
 
 def parse(text: str) -> dict[str, Any]:
     """Read the defaults in a help text; those in an unknown form are left out."""
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for option, said in _entries(text).items():
         if option in _HAS:
-            found[_HAS[option]] = True
+            defaults[_HAS[option]] = True
         default = re.search(r"\bdefault: '?([^\s,;)']+)", said)
         if default is None:
             continue
         if option == "--spec-draft-n-max" and default[1].isdecimal():
-            found |= dict.fromkeys(DRAFTS, int(default[1]))
+            defaults |= dict.fromkeys(DRAFTS, int(default[1]))
         if option in OPTIONS:
             name, read = OPTIONS[option]
             try:
-                found[name] = read(default[1])
+                defaults[name] = read(default[1])
             except ValueError:
                 continue
-    return found
+    return defaults
 
 
 def _entries(text: str) -> dict[str, str]:

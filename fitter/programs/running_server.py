@@ -45,9 +45,9 @@ class Running:
         self.path = words[0]
         self.port = free_port()
         self._alias, self._key = f"fitter-{secrets.token_hex(8)}", secrets.token_hex(16)
-        own = ["--host", _HOST, "--port", str(self.port), "--alias", self._alias, "--api-key", self._key]
+        server_options = ["--host", _HOST, "--port", str(self.port), "--alias", self._alias, "--api-key", self._key]
         try:
-            self._process = SupervisedProgram([*words, *own, "-lv", _VERBOSITY], environment())
+            self._process = SupervisedProgram([*words, *server_options, "-lv", _VERBOSITY], environment())
         except OSError as error:
             raise LibraryError(cannot_start(self.path, error)) from None
         self._on_log = on_log
@@ -217,9 +217,9 @@ def _refuse_port(server: Running) -> NoReturn:
 
 def free_port() -> int:
     """Return a free port of this machine."""
-    with socket.socket() as found:
-        found.bind((_HOST, 0))
-        port: int = found.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind((_HOST, 0))
+        port: int = listener.getsockname()[1]
         return port
 
 

@@ -108,14 +108,14 @@ class SequenceState:
 def state_of(caches: Caches, *, swa_full: bool = False) -> SequenceState:
     """Return the state of a sequence. Raises ``LlamaCppError`` if this build writes states in an unknown way."""
     state = SequenceState(caches, swa_full)
-    for what, said, own in (
+    for what, said, computed in (
         ("state", caches.empty, state.full(0)),
         ("checkpoint", caches.empty_partial, state.checkpoint(0)),
     ):
-        if said != own:
+        if said != computed:
             raise LlamaCppError(
                 f"this build of llama.cpp writes the state of a sequence in a way that fitter does not know (an empty "
-                f"{what} has {said} bytes, not {own}): plan with another build of llama.cpp"
+                f"{what} has {said} bytes, not {computed}): plan with another build of llama.cpp"
             )
     return state
 

@@ -310,11 +310,11 @@ def _panel(each: Compared) -> Any:
     sizes = [totals(build) for build in each.builds]
     lines = []
     for place in (DEVICES, HOST_NAME):
-        values = tuple(None if known is None else known[place] - start[place] for known in sizes)
-        known = [value for value in values if value is not None]
-        most = max(known, key=abs)
-        is_past = abs(most) > abs(known[-1])
-        words = change(0, known[-1], "bytes") if known[-1] else "no change"
+        values = tuple(None if differences is None else differences[place] - start[place] for differences in sizes)
+        differences = [value for value in values if value is not None]
+        most = max(differences, key=abs)
+        is_past = abs(most) > abs(differences[-1])
+        words = change(0, differences[-1], "bytes") if differences[-1] else "no change"
         lines.append(Line(values, words, change(0, most, "bytes") if is_past else ""))
     subtitle = ", ".join(f"{human(start[place])} on {_name(place)}" for place in (DEVICES, HOST_NAME) if start[place])
     bad = tuple(step for step, build in enumerate(each.builds) if build.missing)

@@ -1,4 +1,4 @@
-"""The models below the directory that a server offers. Nothing outside of it is named, opened or listed."""
+"""Models below the directory that a server offers. Nothing outside of it is named, opened or listed."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from fitter.text import LONGEST_NAME, printable
 
 _SUFFIX = ".gguf"
 _BYTE = re.compile(r"\\x([89a-f][0-9a-f])")
-"""How a byte is written of a name that is no UTF-8, which JSON could not say."""
+"""Writes a byte of a name that is not UTF-8, which JSON cannot hold."""
 _MOST = 5000
-"""Files and directories that are looked at, so that a whole disk as a root answers too."""
+"""Most files and directories to list, so that a whole disk as root answers too."""
 
 
 @dataclass(frozen=True)
 class Root:
-    """A directory whose models may be planned; its real path."""
+    """A directory whose models may be planned, by its real path."""
 
     path: Path
 
     @classmethod
     def of(cls, path: Path) -> Root:
-        """Raises ``UsageError`` for what is no directory that can be read."""
+        """Open a directory. Raises ``UsageError`` if it cannot be read."""
         try:
             real = path.expanduser().resolve(strict=True)
             next(os.scandir(real), None)
@@ -39,15 +39,15 @@ class Root:
         return cls(real)
 
     def models(self) -> tuple[Listed, ...]:
-        """The models below it, by their paths from here, in order. A link to elsewhere is none.
+        r"""List the models below it, by relative path, in order; links to other places are skipped.
 
-        Bytes of a name that is no UTF-8 are written as ``\\xff``.
+        Bytes of a name that is not UTF-8 are written as ``\xff``.
         """
-        found = sorted(self._found())
-        return tuple(each for each in listed("", found, None).models if each.problem is None)
+        models = sorted(self._found())
+        return tuple(each for each in listed("", models, None).models if each.problem is None)
 
     def file(self, name: str) -> Path:
-        """The file of the model that is called ``name`` here. Raises ``ModelError`` for any that is not below it."""
+        """Return the file of a model by its relative path. Raises ``ModelError`` if it is not below the root."""
         unknown = ModelError(f"there is no model '{printable(name, LONGEST_NAME)}' here: take one of the list")
         parts = _BYTE.sub(lambda byte: os.fsdecode(bytes.fromhex(byte[1])), name).split("/")
         if any(part in ("", ".", "..") or "\\" in part for part in parts) or not parts[-1].endswith(_SUFFIX):
@@ -61,13 +61,13 @@ class Root:
             if split is None
             else [path.with_name(split_path(split[0], number, split[2])) for number in range(1, split[2] + 1)]
         )
-        # a file that is missing is named where the model is opened
+        # opening the model will report a missing file
         if not all(self._has(each) for each in files if os.path.lexists(each)):
             raise unknown
         return path
 
     def _has(self, path: Path) -> bool:
-        """Whether it is a file that is really below the root, wherever links lead."""
+        """Return whether a file is really below the root, wherever links lead."""
         try:
             real = path.resolve(strict=True)
             return real.is_relative_to(self.path) and real.is_file()

@@ -1,4 +1,4 @@
-"""The application: what each address answers. It plans in the pool's threads, and never in the event loop."""
+"""The application: the answer to each address. Plans are made in the pool's threads, never in the event loop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fitter.web.pool import Busy, Overtaken, Pool, Question, Unanswered
 from fitter.web.questions import ASKED, PlanQuestion, Wanted, wanted
 
 _STATUS = {Busy: 503, WorkerError: 503, Overtaken: 409, UsageError: 400, ModelError: 422, TimeLimitError: 504}
-"""The status of an answer by the error; any other is the server's own fault."""
+"""HTTP status of an error; any other error is the server's fault."""
 _MEANING = {
     400: "What is asked cannot be, and why",
     409: "A newer question of the same session was asked, or the server ends",
@@ -42,29 +42,29 @@ _MEANING = {
     503: "Too many questions wait, or a process of llama.cpp was lost",
     504: "Nothing was found in time",
 }
-"""What is not answered, by its status."""
+"""Meaning of each status."""
 _LOOK = 0.2
-"""Seconds between two looks whether the asker is still there."""
+"""Seconds between two checks that the asker is still connected."""
 _TIDY = 20.0
-"""Seconds between two looks for planners that nobody asks."""
+"""Seconds between two checks for idle planners."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a server is started with. ``host`` is where it listens, ``root`` what it offers."""
+    """Settings of a server. ``host`` is its address, ``root`` the offered directory."""
 
     root: Root | None = None
     host: str = "127.0.0.1"
 
     @property
     def has_devices(self) -> bool:
-        """Whether a plan may be for this machine's own devices: where nobody else can ask what it has."""
+        """Whether plans may use this machine's devices: only if no other machine can ask."""
         return not Hosts.of(self.host).is_everywhere
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A plan, and where each of its layers is if that is known."""
+    """A plan, with its layer map if known."""
 
     plan: Plan
     layer_map: LayerMap | None = None
@@ -72,14 +72,14 @@ class Answer:
 
 @dataclass
 class Server:
-    """What answers: the settings, the pool, and what fetches headers, so that no planner waits for a network."""
+    """Answers questions: the settings, the pool, and the fetcher of headers, so that no planner waits for a network."""
 
     settings: Settings
     pool: Pool
     fetching: Fetching = field(default_factory=Fetching)
 
     async def plan(self, asked: PlanQuestion, request: Request, *, with_map: bool) -> Answer:
-        """The plan that is asked for. Raises ``FitterError``."""
+        """Make the requested plan. Raises ``FitterError``."""
         keywords = asked.keywords(has_devices=self.settings.has_devices)
         loop = asyncio.get_running_loop()
         model = await loop.run_in_executor(None, wanted, asked.model, self.settings.root)
@@ -88,14 +88,14 @@ class Server:
 
             def ask(planner: Planner) -> Answer:
                 try:
-                    # a header that was removed meanwhile is fetched again
+                    # the header may have been removed meanwhile: fetch it again
                     plan = planner.fit(on_progress=lambda _: question.check(), **keywords)
-                    found = planner.layer_map(plan) if with_map else None
+                    layers = planner.layer_map(plan) if with_map else None
                 finally:
                     if asked.gpus is None:
-                        # a process that holds a real card takes memory of it
+                        # a process with a real card uses memory of it
                         planner.release()
-                return Answer(_without_paths(plan, model), found)
+                return Answer(_without_paths(plan, model), layers)
 
             watching = asyncio.ensure_future(_watch(request, question))
             try:
@@ -107,14 +107,14 @@ class Server:
 
 
 async def _watch(request: Request, question: Question) -> None:
-    """End the question once its asker has gone."""
+    """End the question when its asker disconnects."""
     while not await request.is_disconnected():
         await asyncio.sleep(_LOOK)
     question.end()
 
 
 def _without_paths(plan: Plan, model: Wanted) -> Plan:
-    """The plan without directories of this machine."""
+    """Remove directories of this machine from the plan."""
     build = plan.llama_cpp
     return replace(
         plan,
@@ -124,7 +124,7 @@ def _without_paths(plan: Plan, model: Wanted) -> Plan:
 
 
 def application(settings: Settings, pool: Pool) -> Guard:
-    """The ASGI application that asks the ``pool``, which it ends with its lifespan."""
+    """Make the ASGI application for ``pool``, whose end closes the pool."""
     server = Server(settings, pool)
 
     @asynccontextmanager
@@ -152,7 +152,7 @@ def application(settings: Settings, pool: Pool) -> Guard:
 async def _tidy(pool: Pool) -> None:
     while True:
         await asyncio.sleep(_TIDY)
-        # one that does not end as it should is no reason to keep the others
+        # one error must not keep the other planners
         with suppress(FitterError):
             await pool.close_idle()
 
@@ -172,12 +172,12 @@ def _add_pages(app: FastAPI, server: Server) -> None:
     async def panel(name: Literal["a", "b"], asked: PlanQuestion, request: Request) -> dict[str, str | None]:
         """A part of the page. What is wrong is an answer, too: a browser complains of every other status."""
         try:
-            found = await server.plan(asked, request, with_map=True)
+            answer = await server.plan(asked, request, with_map=True)
         except Overtaken:
             return {"html": None, "error": None}
         except (FitterError, Unanswered) as error:
             return {"html": None, "error": planner_page.told(str(error), root)}
-        return {"html": await asyncio.to_thread(planner_page.panel, found.plan, found.layer_map, name), "error": None}
+        return {"html": await asyncio.to_thread(planner_page.panel, answer.plan, answer.layer_map, name), "error": None}
 
     for path, (kind, text) in planner_page.static().items():
         app.add_api_route(path, _constant(text, kind), include_in_schema=False)
@@ -194,14 +194,14 @@ def _add_api(app: FastAPI, server: Server) -> None:
     @app.post("/api/plan", summary="Plan a model", responses=_answers())
     async def plan(asked: PlanQuestion, request: Request) -> JSONResponse:
         """The plan, as fitter --json prints it. One that does not fit has "fits" false and says why in "problems"."""
-        found = await server.plan(asked, request, with_map=False)
-        return JSONResponse(found.plan.to_dict())
+        answer = await server.plan(asked, request, with_map=False)
+        return JSONResponse(answer.plan.to_dict())
 
     @app.get("/api/models", summary="The models below the server's directory")
     def models() -> dict[str, Any]:
         """Their paths, which a question takes as its model, and bytes; none where no directory is offered."""
-        found = server.settings.root.models() if server.settings.root is not None else ()
-        return {"models": [{"model": each.path, "bytes": each.bytes, "files": len(each.files)} for each in found]}
+        models = server.settings.root.models() if server.settings.root is not None else ()
+        return {"models": [{"model": each.path, "bytes": each.bytes, "files": len(each.files)} for each in models]}
 
     @app.get("/api/shapes", summary="The models that can be planned without a file")
     def shapes() -> JSONResponse:
@@ -215,13 +215,13 @@ def _add_api(app: FastAPI, server: Server) -> None:
 
 
 class Refusal(BaseModel):
-    """Why there is no answer, in one line."""
+    """The reason for a missing answer, in one line."""
 
     error: str
 
 
 def _answers() -> dict[int | str, dict[str, Any]]:
-    """What may be answered to a question, for the OpenAPI document."""
+    """List the possible answers to a question, for the OpenAPI document."""
     plan = {"description": "The plan", "content": {"application/json": {"schema": {"type": "object"}}}}
     return {200: plan, **{status: {"model": Refusal, "description": words} for status, words in _MEANING.items()}}
 

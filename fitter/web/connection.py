@@ -1,4 +1,4 @@
-"""A connection: uvicorn's, but for how long a request may take to arrive."""
+"""uvicorn's connection, with a time limit for the arrival of a request."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 SECONDS = 10.0
-"""In which a request's line and headers must be here, from the connection's beginning or their first byte on."""
+"""Seconds for a request's line and headers, from the connection's start or their first byte on."""
 
 
 class Connection(H11Protocol):
-    """One that ends where the line and the headers of a request do not arrive in time.
+    """A connection that closes if the line and the headers of a request do not arrive in time.
 
-    uvicorn looks at the time between an answer and the next request only: whoever sends a byte now and then would hold
-    a connection for ever, and with it one of those that there may be.
+    uvicorn itself only limits the time between an answer and the next request: a client that sends a byte now and then
+    would hold a connection, of which there is a limited number, forever.
     """
 
     _ending: asyncio.TimerHandle | None = None

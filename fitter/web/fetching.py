@@ -1,6 +1,6 @@
-"""Headers that are fetched for questions: so many at once, and fewer of one host, which may be silent.
+"""Fetch headers for questions, with a limit for all and a lower one for each host, which may be silent.
 
-Everything here runs in the event loop of the server, but for the fetching itself, which runs in threads.
+Everything runs in the server's event loop, but for the fetching itself, which runs in threads.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ AT_ONCE, OF_A_HOST = 8, 2
 
 
 class Fetching:
-    """Has headers fetched, ``at_once`` of them, and ``of_a_host`` from the same one.
+    """Fetches headers, ``at_once`` in all and ``of_a_host`` from each host.
 
-    ``seconds``: in which a header is here, with the time that it waits for others.
+    ``seconds``: time limit of a header, including its wait for others.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class Fetching:
         self._line: list[tuple[str, asyncio.Event]] = []
 
     async def fetch(self, question: Question, url: str) -> None:
-        """Have the header at ``url`` here; who asks and leaves ends that.
+        """Fetch the header at ``url``; the end of the question ends it.
 
-        Raises what ``asking.fetch`` raises, ``Overtaken``, and ``Busy`` where too many are fetched.
+        Raises what ``call_worker.fetch`` raises, ``Overtaken``, and ``Busy`` if too many are fetched.
         """
         loop = asyncio.get_running_loop()
         end, host = loop.time() + self._seconds, host_of(url)
@@ -67,7 +67,7 @@ class Fetching:
         return self._running.total() < self._most and self._running[host] < self._most_of_host
 
     async def _turn(self, question: Question, host: str, end: float) -> None:
-        """Wait until one more may be fetched from the ``host``, and count it."""
+        """Wait until another header may be fetched from the ``host``, and count it."""
         if self._is_free(host):
             self._running[host] += 1
             return
@@ -91,7 +91,7 @@ class Fetching:
             raise Busy(f"other headers were fetched for {self._seconds:g} seconds: ask again later")
 
     def _done(self, host: str) -> None:
-        """Let the first one of those that wait go on that may."""
+        """Let the first waiting question continue that may."""
         self._running[host] -= 1
         self._running += Counter()
         for turn in self._line:

@@ -1,4 +1,4 @@
-"""What stands before every request: whose it is, how large it may be, and what a browser may do with the answer."""
+"""Checks before every request: its origin, its size, and what a browser may do with the answer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LONGEST_BODY = 64 * 1024
-"""Bytes of a request's body."""
+"""Most bytes of a request's body."""
 LONGEST_HEADERS = 16 * 1024
-"""Bytes of a request's line and headers together."""
+"""Most bytes of a request's line and headers."""
 _SECONDS = 10.0
-"""In which the whole body must be here."""
+"""Seconds for the whole body."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -41,15 +41,15 @@ _App = Callable[[MutableMapping[str, Any], _Receive, _Send], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Hosts:
-    """By which names the server may be asked: a page elsewhere can have its own name lead here (DNS rebinding)."""
+    """Names by which the server may be asked: another page's own name can be made to lead here (DNS rebinding)."""
 
     names: frozenset[str]
     is_everywhere: bool = False
-    """Whether other machines reach it too, by any of its addresses."""
+    """Whether other machines reach the server, by any of its addresses."""
 
     @classmethod
     def of(cls, host: str) -> Hosts:
-        """Those of a server that listens at ``host``. A number is no name that could lead elsewhere."""
+        """Return the names of a server at ``host``. A numeric address cannot lead elsewhere."""
         try:
             address = ipaddress.ip_address(host)
         except ValueError:
@@ -59,7 +59,7 @@ class Hosts:
         return cls(frozenset({"localhost", host.lower(), socket.gethostname().lower()}), True)
 
     def has(self, netloc: str) -> bool:
-        """Whether ``host[:port]``, as a browser says it, is one of them."""
+        """Return whether ``host[:port]``, as a browser sends it, is one of them."""
         try:
             parts = urllib.parse.urlsplit(f"//{netloc}")
             name, _ = (parts.hostname or "").lower(), parts.port
@@ -84,7 +84,7 @@ class _RefusedError(Exception):
 
 @dataclass
 class Guard:
-    """An ASGI application before ``app``: requests that are not this server's own are not passed on."""
+    """An ASGI application around ``app`` that answers requests from elsewhere itself."""
 
     app: _App
     hosts: Hosts
@@ -113,32 +113,32 @@ class Guard:
             await self.app(scope, _replayed(body, receive), guarded)
 
     def _check(self, scope: MutableMapping[str, Any]) -> None:
-        """Raise where the request is for another host, comes from a page of another one, or is too long."""
-        # h11 has its limit for what comes in pieces only
+        """Raise if a request is for another host, comes from another host's page, or is too long."""
+        # h11 limits only headers that arrive in pieces
         length = sum(len(name) + len(value) for name, value in scope["headers"])
         if length + len(scope.get("raw_path") or b"") + len(scope.get("query_string", b"")) > LONGEST_HEADERS:
             raise _RefusedError(431, f"address and headers have more than {LONGEST_HEADERS} bytes")
-        found: dict[str, list[str]] = {}
+        values: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
-            found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-        if "transfer-encoding" in found and "content-length" in found:
-            # a proxy before this server may believe the other one, and see another request in the body
+            values.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+        if "transfer-encoding" in values and "content-length" in values:
+            # a proxy might use the other length, and see another request in the body
             raise _RefusedError(400, "the body has two lengths: give Content-Length or Transfer-Encoding")
-        hosts = found.get("host", [])
+        hosts = values.get("host", [])
         if len(hosts) != 1 or not self.hosts.has(hosts[0]):
             raise _RefusedError(421, "this server is asked by another name than its own: use the address that it said")
-        origin = found.get("origin")
+        origin = values.get("origin")
         if origin is not None and origin != [f"{scope['scheme']}://{hosts[0]}"]:
             raise _RefusedError(403, "requests of other sites are not answered")
         is_read = scope["method"] in ("GET", "HEAD")
-        if not is_read and found.get("sec-fetch-site", ["same-origin"])[0] not in ("same-origin", "none"):
+        if not is_read and values.get("sec-fetch-site", ["same-origin"])[0] not in ("same-origin", "none"):
             raise _RefusedError(403, "requests of other sites are not answered")
-        if not is_read and found.get("content-type", [""])[0].partition(";")[0].strip().lower() != "application/json":
+        if not is_read and values.get("content-type", [""])[0].partition(";")[0].strip().lower() != "application/json":
             raise _RefusedError(415, "the body must be JSON: send it with Content-Type: application/json")
 
 
 async def _body(scope: MutableMapping[str, Any], receive: _Receive) -> bytes | None:
-    """The whole body; ``None`` where the asker has gone. Raises where it is too long, or does not come."""
+    """Read the whole body; ``None`` if the asker has disconnected. Raises if it is too long or late."""
     too_long = _RefusedError(413, f"the body has more than {LONGEST_BODY} bytes")
     said = dict(scope["headers"]).get(b"content-length", b"")
     if said.isdigit() and int(said[:20]) > LONGEST_BODY:
@@ -160,7 +160,7 @@ async def _body(scope: MutableMapping[str, Any], receive: _Receive) -> bytes | N
 
 
 def _replayed(body: bytes, receive: _Receive) -> _Receive:
-    """What receives ``body``, which is here already, and then what comes after it."""
+    """Make a receiver of ``body``, which has arrived, and of everything after it."""
     is_read = False
 
     async def again() -> _Message:
@@ -175,7 +175,7 @@ def _replayed(body: bytes, receive: _Receive) -> _Receive:
 
 async def _answer(send: _Send, status: int, message: str) -> None:
     text = json.dumps({"error": message}).encode()
-    # what else the asker sends is not read
+    # the rest of the request is not read
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(text)).encode()),

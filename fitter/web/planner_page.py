@@ -1,4 +1,4 @@
-"""The page, the page of the API, and what of errors may be told."""
+"""The page, the page of the API, and the parts of errors that may be shown."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _TYPES = ("Q2_K", "IQ3_XXS", "Q3_K_M", "IQ4_XS", DEFAULT_TYPE, "Q5_K_M", "Q6_K", "Q8_0", "BF16")
-"""File types that are offered for a shape; any other may be written."""
+"""File types that the page offers for a shape; others may be typed."""
 _PATH = re.compile(r"(?<![\w:/.])/(?:[^\s/:;,'\"()]+/)+")
-"""Directories of this machine in a message."""
+"""A directory of this machine in a message."""
 
 
 def page(root: Root | None, *, has_devices: bool) -> str:
-    """The page that plans are made on, with the names of what there is; ``has_devices``: this machine's, too."""
+    """Write the planner's page, with the models and cards; ``has_devices``: also this machine's."""
     kinds = PARAMETERS["type_k"].kind
     return (
         output_pages.environment(_TEMPLATES)
@@ -59,23 +59,23 @@ def page(root: Root | None, *, has_devices: bool) -> str:
 
 @cache
 def shapes() -> tuple[listing.ShapeInfo, ...]:
-    """All shapes, whose headers take a moment to make."""
+    """Return all shapes; making their headers takes a moment."""
     return listing.shapes()
 
 
 def _contexts() -> list[tuple[int, str]]:
-    """The contexts that a slider steps through."""
+    """Return the contexts of the slider."""
     steps = sorted({base << power for power in range(21) for base in (512, 768) if base << power <= 1 << 20})
     return [(step, tokens(step)) for step in steps]
 
 
-def panel(plan: Plan, found: LayerMap | None, name: str) -> str:
-    """A plan as a part of the page: of its side ``a`` or ``b``."""
-    return report_page.plan_panel(plan, found, name, {"a": "first plan", "b": "second plan"}[name])
+def panel(plan: Plan, layer_map: LayerMap | None, name: str) -> str:
+    """Write a plan as the page's side ``a`` or ``b``."""
+    return report_page.plan_panel(plan, layer_map, name, {"a": "first plan", "b": "second plan"}[name])
 
 
 def api_page(schema: Mapping[str, Any]) -> str:
-    """The OpenAPI document as a page, which needs nothing from elsewhere."""
+    """Write the OpenAPI document as a page without external parts."""
     calls = [
         {
             "method": method.upper(),
@@ -93,7 +93,7 @@ def api_page(schema: Mapping[str, Any]) -> str:
 
 
 def _fields(call: Mapping[str, Any], schema: Mapping[str, Any]) -> list[tuple[str, bool, str]]:
-    """The keys of a call's body: name, whether it must be there, meaning."""
+    """Return name, necessity and meaning of each key in a call's body."""
     content = call.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
     name = content.get("$ref", "").rpartition("/")[2]
     body = schema.get("components", {}).get("schemas", {}).get(name, {})
@@ -102,18 +102,18 @@ def _fields(call: Mapping[str, Any], schema: Mapping[str, Any]) -> list[tuple[st
 
 
 def static() -> dict[str, tuple[str, str]]:
-    """The style and the scripts: the type and the text of each, by its path."""
-    own = {name: (_TEMPLATES / name).read_text(encoding="utf-8") for name in ("app.css", "app.js")}
+    """Return type and text of the style and the scripts, by path."""
+    page_files = {name: (_TEMPLATES / name).read_text(encoding="utf-8") for name in ("app.css", "app.js")}
     script = "text/javascript; charset=utf-8"
     return {
-        "/style.css": ("text/css; charset=utf-8", output_pages.style() + own["app.css"]),
+        "/style.css": ("text/css; charset=utf-8", output_pages.style() + page_files["app.css"]),
         "/copy.js": (script, output_pages.resource("copy.js")),
-        "/app.js": (script, own["app.js"]),
+        "/app.js": (script, page_files["app.js"]),
     }
 
 
 def told(message: str, root: Root | None) -> str:
-    """A message without what it says of this machine beyond the root: directories and the user's name."""
+    """Remove this machine's directories and user name from a message, except below the root."""
     if root is not None:
         message = message.replace(f"{root.path}{os.sep}", "")
     home = os.path.expanduser("~")

@@ -1,6 +1,6 @@
-"""Who answers the questions of pages: a few planners, each for one question at a time, and none for a page alone.
+"""Planners that answer the pages' questions: a few, each with one question at a time, shared by all pages.
 
-Everything here runs in the event loop of the server, but for the questions themselves, which run in threads.
+Everything runs in the server's event loop, but for the questions themselves, which run in threads.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from fitter.errors import CancelledError, TimeLimitError
 _T = TypeVar("_T")
 
 WORKERS = 4
-"""Planners that there are at most, each with two processes of llama.cpp at most."""
+"""Most planners, each with two processes of llama.cpp at most."""
 WAITING = 64
-"""Questions that may wait for one."""
+"""Most questions that wait for a planner."""
 PATIENCE = 60.0
-"""Seconds for which a question waits for one."""
+"""Seconds for which a question waits for a planner."""
 ANSWERED = 40.0
-"""Seconds in which a planner has answered, or its processes of llama.cpp are killed: more than a search may take."""
+"""Seconds for an answer, before the processes of llama.cpp are killed: more than a search may take."""
 GENTLY = 2.0
-"""Seconds in which a question that is over may end by itself, so that the model stays loaded for the next one."""
+"""Seconds for an ended question to stop by itself, so that its model stays loaded."""
 IDLE = 300.0
-"""Seconds after which a planner that nobody asks ends."""
+"""Seconds after which an idle planner ends."""
 _PASSED = 8
-"""How often others may go before one that waits."""
+"""How often later questions may overtake a waiting one."""
 _ENDS = "the server ends: start it again"
 _AGAIN = 0.05
-"""Seconds after which a planner is told again that its question is over: it may not have begun with it."""
+"""Seconds after which a planner is told again that its question has ended: it may not have started yet."""
 
 
 class Unanswered(Exception):
-    """A question that has no answer, for a reason that is not the question's."""
+    """A question without an answer, for a reason outside the question."""
 
 
 class Busy(Unanswered):
-    """More questions wait than the server takes."""
+    """Too many questions wait."""
 
 
 class Overtaken(Unanswered):
-    """A newer question of the same session was asked, whoever asked has gone, or the server ends."""
+    """The session asked a newer question, the asker has disconnected, or the server ends."""
 
 
 @dataclass(eq=False)
 class _Held:
-    """A planner, what it was asked about last, and when."""
+    """A planner, with its last question and the time."""
 
     planner: Planner
     about: object = None
@@ -60,7 +60,7 @@ class _Held:
 
 @dataclass(eq=False)
 class _Turn:
-    """A place in the line: what it is about, and how often others went first."""
+    """A place in the queue: its question, and how often others overtook it."""
 
     about: tuple[str, object]
     come: asyncio.Event = field(default_factory=asyncio.Event)
@@ -69,19 +69,19 @@ class _Turn:
 
 @dataclass(eq=False)
 class Question:
-    """A question of a session, which ends where a newer one is asked, or where nobody waits for the answer."""
+    """A question of a session; it ends when a newer one is asked, or when nobody waits for the answer."""
 
     session: str
     over: asyncio.Event = field(default_factory=asyncio.Event)
     why: str = ""
 
     def end(self, why: str = "a newer question was asked: this one was not answered") -> None:
-        """Nobody wants its answer any more."""
+        """End the question: nobody wants its answer any more."""
         self.why = self.why or why
         self.over.set()
 
     async def wait_for(self, *running: asyncio.Future[Any], seconds: float | None = None) -> None:
-        """Until one of ``running`` is done, nobody wants the answer any more, or so many ``seconds`` are over."""
+        """Wait until one of ``running`` is done, the question ends, or ``seconds`` are over."""
         over = asyncio.ensure_future(self.over.wait())
         waited: list[asyncio.Future[Any]] = [*running, over]
         try:
@@ -90,21 +90,21 @@ class Question:
             over.cancel()
 
     def check(self) -> None:
-        """Raise ``Overtaken`` where it is over."""
+        """Raise ``Overtaken`` after the question's end."""
         if self.over.is_set():
             raise Overtaken(self.why)
 
 
 def heard(done: asyncio.Future[Any]) -> None:
-    """Hear what a question ended with, so that nothing is said of one that nobody waits for any more."""
+    """Retrieve a question's result, so that asyncio does not report an error that nobody waits for."""
     if not done.cancelled():
         done.exception()
 
 
 class Pool:
-    """``workers`` planners at most, for the models that were asked about last, and a line of ``waiting`` questions.
+    """At most ``workers`` planners for the last models, and a queue of ``waiting`` questions.
 
-    ``patience``: seconds that each of those waits; ``answered``: seconds in which a planner has answered.
+    ``patience``: seconds in the queue; ``answered``: seconds for an answer.
     """
 
     def __init__(
@@ -128,18 +128,19 @@ class Pool:
 
     @property
     def planners(self) -> int:
-        """How many planners there are."""
+        """Number of planners."""
         return len(self._idle) + len(self._busy)
 
     @property
     def waiting(self) -> int:
-        """How many questions wait for a planner."""
+        """Number of waiting questions."""
         return len(self._line)
 
     @asynccontextmanager
     async def asked(self, session: str = "") -> AsyncIterator[Question]:
-        """A question of ``session`` for as long as this lasts; the one before it is over. One without a session is
-        nobody's newer one.
+        """Start a question of ``session`` for the block, and end the session's question before it.
+
+        Questions without a session end none.
         """
         question = Question(session)
         self._asked.add(question)
@@ -156,9 +157,9 @@ class Pool:
                 del self._latest[session]
 
     async def answer(self, question: Question, model: str, about: object, ask: Callable[[Planner], _T]) -> _T:
-        """What ``ask`` returns of a planner for ``model``, best of one that was asked ``about`` the same before.
+        """Call ``ask`` with a planner for ``model``, best one with the same question ``about`` before.
 
-        Raises what that raises, ``Overtaken``, ``Busy`` where too many wait or none was free, and ``TimeLimitError``.
+        Raises its errors, ``Overtaken``, ``Busy`` if too many wait or none was free, and ``TimeLimitError``.
         """
         held = await self._take(question, model, about)
         try:
@@ -170,7 +171,7 @@ class Pool:
             self._next((model, about))
 
     async def close_idle(self, seconds: float = IDLE) -> None:
-        """End the planners that nobody has asked for so long."""
+        """End planners without a question for ``seconds``."""
         now = time.monotonic()
         old = [held for held in self._idle if now - held.used >= seconds]
         for held in old:
@@ -178,10 +179,10 @@ class Pool:
         await self._end(old)
 
     def stop(self) -> None:
-        """End every question; no other is answered."""
+        """End every question, and answer no other."""
         self._is_closed = True
         for question in self._asked:
-            # also one that has no planner yet, since its model is still fetched
+            # also a question without a planner, whose model is still fetched
             question.end(_ENDS)
         for held in (*self._busy, *self._idle):
             held.planner.cancel(at_once=True)
@@ -189,7 +190,7 @@ class Pool:
             turn.come.set()
 
     async def close(self) -> None:
-        """End every question, and every process of llama.cpp."""
+        """End every question and every process of llama.cpp."""
         self.stop()
         await self._end([*self._busy, *self._idle])
         self._idle.clear()
@@ -201,9 +202,9 @@ class Pool:
             if self._is_closed:
                 raise Overtaken(_ENDS)
             question.check()
-            found = [held for held in self._idle if held.planner.model == model]
-            if found:
-                held = max(found, key=lambda each: (each.about == about, each.used))
+            idle = [held for held in self._idle if held.planner.model == model]
+            if idle:
+                held = max(idle, key=lambda each: (each.about == about, each.used))
                 self._idle.remove(held)
             elif self.planners < self._most:
                 held = _Held(self._make(model))
@@ -224,7 +225,7 @@ class Pool:
             return held
 
     async def _wait(self, question: Question, about: tuple[str, object], end: float) -> None:
-        """Until a planner is free, or nobody wants the answer any more; no longer than to the ``end``."""
+        """Wait until a planner is free or the question ends, no longer than to the ``end``."""
         if len(self._line) >= self._most_waiting:
             raise Busy(f"{self._most_waiting} questions are waiting: ask again later")
         turn = _Turn(about)
@@ -238,14 +239,14 @@ class Pool:
             if is_late:
                 self._line.remove(turn)
             elif question.over.is_set():
-                # it was another one's turn
+                # the planner was another question's
                 self._next()
         question.check()
         if is_late:
             raise Busy(f"no planner was free within {self._patience:g} seconds: ask again later")
 
     def _next(self, about: tuple[str, object] | None = None) -> None:
-        """Let one go on that waits: the first, or one about the same as before, which is answered sooner."""
+        """Let a waiting question continue: the first, or one about the same as before, which is answered sooner."""
         if not self._line:
             return
         same = next((turn for turn in self._line if turn.about == about), None)
@@ -281,7 +282,7 @@ class Pool:
             closing = asyncio.get_running_loop().run_in_executor(None, held.planner.close)
             closing.add_done_callback(heard)
             while not closing.done():
-                # a process that was stopped does not end by itself
+                # a stopped process does not end by itself
                 held.planner.cancel(at_once=True)
                 await asyncio.wait({closing}, timeout=_AGAIN)
 

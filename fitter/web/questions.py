@@ -1,4 +1,4 @@
-"""What may be asked: the parameters of a plan that touch no file, no program and no device of the server."""
+"""The parameters of a question that touch no file, program or device of the server."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ ASKED = (
     "objective",
     "allow",
 )
-"""The parameters that may be asked, beside the model and the cards. None of them names a file, a program or a host."""
+"""Parameters of a question beside model and cards; none names a file, a program or a host."""
 
 SECONDS = 30.0
-"""For one plan, and for fetching a header."""
+"""Time limit of a plan, and of a header."""
 
 _MOST_CARDS, _LONGEST = 16, 300
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*):/", re.IGNORECASE)
@@ -52,7 +52,7 @@ _Value = bool | int | float | _Text | Annotated[list[StrictInt | _Text], Field(m
 
 
 class Asked(BaseModel):
-    """The model, the cards and the session of a question."""
+    """Model, cards and session of a question."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -73,8 +73,8 @@ class Asked(BaseModel):
     )
 
     def keywords(self, *, has_devices: bool) -> dict[str, Any]:
-        """The parameters, as ``fitter.fit`` takes them. Raises ``UsageError``, also where no card is named and the
-        server's own devices are not offered.
+        """Return the keywords of ``fitter.fit``. Raises ``UsageError``, also without a card if the server's devices are
+        not offered.
         """
         given = {name: getattr(self, name, None) for name in ASKED}
         if self.gpus is not None:
@@ -88,11 +88,11 @@ class Asked(BaseModel):
 
 
 PROGRAM = "llama-server"
-"""What a plan is for, where nothing else is said: as on the command line."""
+"""Default program of a plan, as on the command line."""
 
 
 def _schema(kind: Kind) -> dict[str, Any]:
-    """What JSON has for a parameter, which its ``kind`` checks in its own words."""
+    """Return the JSON type of a parameter; its ``kind`` checks the value."""
     if isinstance(kind, Flag):
         return {"type": "boolean"}
     if isinstance(kind, Whole):
@@ -137,7 +137,7 @@ else:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A model that was asked for. ``opens``: what ``fitter.fit`` takes; ``called``: a file's path below the root."""
+    """A requested model. ``opens``: its path or address; ``called``: a file's path below the root."""
 
     opens: str
     called: str | None = None
@@ -145,7 +145,7 @@ class Wanted:
 
 
 def wanted(model: str, root: Root | None) -> Wanted:
-    """What ``model`` asks for. Raises ``UsageError``, and ``ModelError`` for what is not below the ``root``."""
+    """Find the requested model. Raises ``UsageError``, and ``ModelError`` for a file outside the ``root``."""
     text = model.strip()
     if not text:
         raise UsageError("the model has no name: choose one")

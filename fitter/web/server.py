@@ -1,4 +1,4 @@
-"""The web server: where it listens, what it says, and how it ends."""
+"""The web server: where it listens, and how it ends."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from fitter.web.pool import WORKERS, Pool
 HOST, PORT = "127.0.0.1", 8080
 _CONNECTIONS = 256
 _GRACE = 3
-"""Seconds in which questions end when the server does."""
+"""Seconds for questions to end with the server."""
 _LONGEST_END = 8.0
-"""Seconds after which it ends whatever else runs, such as the reading of a directory that does not answer."""
+"""Seconds after which the server ends whatever still runs, such as reading a directory that does not answer."""
 _AGAIN = 0.1
-"""Seconds between two looks for processes that have started meanwhile."""
+"""Seconds between two checks for newly started processes."""
 
 
 def serve(
@@ -48,10 +48,20 @@ def serve(
     allow_private_addresses: bool = False,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Serve the planner until the process is interrupted; ``say`` is told where, once it listens.
+    """Serve the planner until the process is interrupted.
 
-    ``llama_cpp``: the build that plans, as ``fitter.fit`` takes it. Raises ``UsageError`` where that, ``root`` or
-    ``host`` cannot be used, and ``LibraryError`` where a package or a llama.cpp is missing.
+    Args:
+        root: Directory whose models are offered.
+        host: Address to listen at.
+        port: Port to listen at; 0 is any free one.
+        workers: Plans at the same time.
+        llama_cpp: The llama.cpp to use, as in ``fit``.
+        allow_private_addresses: Whether to fetch headers from private networks.
+        say: Called with the server's address once it listens.
+
+    Raises:
+        UsageError: ``llama_cpp``, ``root`` or ``host`` cannot be used.
+        LibraryError: A package or a llama.cpp is missing.
     """
     page.check_installed()
     build_folder.find(build_folder.named(None if llama_cpp is None else os.fsdecode(llama_cpp)))
@@ -69,7 +79,7 @@ def serve(
                 http=Connection,
                 ws="none",
                 lifespan="on",
-                # what is wrong is answered, and said by the application
+                # the application itself reports errors
                 log_config=None,
                 log_level="critical",
                 access_log=False,
@@ -83,7 +93,7 @@ def serve(
             pool,
         )
         for each in (signal.SIGINT, signal.SIGTERM):
-            # what uvicorn leaves when it has ended: an end that was asked for is no failure
+            # restore handlers after uvicorn: a requested end is no failure
             signal.signal(each, server.asked_to_end)
         say(f"serving at http://{shown}:{number}/ (Ctrl-C ends it)")
         if Hosts.of(host).is_everywhere:
@@ -92,25 +102,25 @@ def serve(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, which waits for no plan when it is to end."""
+    """uvicorn, without waiting for plans at its end."""
 
     def __init__(self, config: uvicorn.Config, pool: Pool) -> None:
         super().__init__(config)
         self._pool = pool
 
     def asked_to_end(self, *_: object) -> None:
-        """End as soon as possible: what a signal is for."""
+        """Handle a signal: end as soon as possible."""
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End every question, then the connections that wait for their answers. No worker is waited for."""
+        """End every question, then the connections that wait for answers; wait for no worker."""
         threading.Thread(target=_end, daemon=True).start()
         self._pool.stop()
         await super().shutdown(sockets)
 
 
 def _end() -> None:
-    """Kill processes of llama.cpp, also those that still start, until this process ends, which it does at last."""
+    """Kill processes of llama.cpp, also starting ones, until this process ends."""
     end = time.monotonic() + _LONGEST_END
     while time.monotonic() < end:
         process.interrupt_all()
@@ -119,7 +129,7 @@ def _end() -> None:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises ``UsageError``."""
+    """Open a listening socket. Raises ``UsageError``."""
     if not host:
         raise UsageError("--host is empty: name an address, such as 127.0.0.1, or 0.0.0.0 for all of this machine's")
     try:
@@ -129,7 +139,7 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if is_6 else socket.AF_INET, backlog=128)
     except OSError as error:
-        # names that are not found have numbers of their own
+        # unknown names have their own error numbers
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise UsageError(f"nothing can listen at {host}:{port} ({reason}): give another --port, or --host") from None
 

@@ -115,8 +115,8 @@ def explore(
         state.check({header.digest for header in headers.of.values() if isinstance(header, CellHeader)})
         done = _Done(state, keys, on_cell)
         for cell in cells:
-            if (found := state.known(cell, keys[cell.asked])) is not None:
-                done.tell(found)
+            if (stored := state.known(cell, keys[cell.asked])) is not None:
+                done.tell(stored)
         _plan([cell for cell in cells if cell.asked not in done.found], headers, executor, jobs, done)
         every = marked([done.found[cell.asked] for cell in cells], cost)
         answers = () if asked is None else tuple(_answers(every, asked, cost, headers))
@@ -165,9 +165,9 @@ class _Headers:
 
     def keywords(self, cell: ExploredCell) -> dict[str, Any]:
         """Return the keywords of ``fit`` for a cell."""
-        own = {name: getattr(cell, attribute) for name, attribute in AXES.items()}
-        own = {name: value for name, value in own.items() if value is not None}
-        return {**self.grid.fixed, **own, "gpus": self.grid.machines[cell.machine]}
+        of_axes = {name: getattr(cell, attribute) for name, attribute in AXES.items()}
+        of_axes = {name: value for name, value in of_axes.items() if value is not None}
+        return {**self.grid.fixed, **of_axes, "gpus": self.grid.machines[cell.machine]}
 
     def header(self, cell: ExploredCell) -> CellHeader | str:
         return self.of[cell.model, cell.file_type]
@@ -192,12 +192,12 @@ class _Headers:
 def _opened(grid: Grid) -> Iterator[_Headers]:
     """Read the header of every model once. Raises the first model's error where none can be read."""
     timeout, llama_cpp = grid.fixed.get("timeout"), grid.fixed.get("llama_cpp")
-    known = {} if timeout is None else {"timeout": timeout}
-    found: dict[tuple[str, str | None], CellHeader | str] = {}
+    timeouts = {} if timeout is None else {"timeout": timeout}
+    headers_of: dict[tuple[str, str | None], CellHeader | str] = {}
     needing: set[tuple[str, str | None]] = set()
     names: dict[str, str] = {}
     failed: list[FitterError] = []
-    with Worker(llama_cpp=llama_cpp, **known) as worker:
+    with Worker(llama_cpp=llama_cpp, **timeouts) as worker:
         build = worker.build()
         for called, model in grid.models.items():
             try:
@@ -208,15 +208,15 @@ def _opened(grid: Grid) -> Iterator[_Headers]:
                 raise
             except FitterError as error:
                 failed.append(error)
-                found |= dict.fromkeys(((called, name) for name in grid.file_types), with_addresses(str(error)))
+                headers_of |= dict.fromkeys(((called, name) for name in grid.file_types), with_addresses(str(error)))
                 continue
             names[called] = Path(opened.called).name
             for name, (header, needs_imatrix) in headers.items():
-                found[called, name] = header
+                headers_of[called, name] = header
                 needing |= {(called, name)} if needs_imatrix else set()
     if len(failed) == len(grid.models):
         raise failed[0]
-    yield _Headers(found, names, grid, build, frozenset(needing))
+    yield _Headers(headers_of, names, grid, build, frozenset(needing))
 
 
 def _headers_of(
@@ -238,15 +238,15 @@ def _headers_of(
             return {None: (CellHeader.of(path, worker.header(path).data_offset), False)}
         check_source(model)
         try:
-            known = worker.file_types(model.files, directory)
+            file_types = worker.file_types(model.files, directory)
         except LlamaCppError as error:
             return dict.fromkeys(types, (str(error), False))
-        by_name = {each.name: each for each in known.found}
+        by_name = {each.name: each for each in file_types.found}
         headers: dict[str | None, tuple[CellHeader | str, bool]] = {}
         for name in types:
             if name not in by_name:
                 raise UsageError(f"this llama.cpp has no file type {shown(name)}: it has {', '.join(by_name)}")
-            planned = quantization(model, known, by_name[name])
+            planned = quantization(model, file_types, by_name[name])
             path = Path(directory) / f"{name}.gguf"
             header = planned.problem or CellHeader.of(path, worker.header(path).data_offset)
             headers[name] = header, planned.needs_imatrix
@@ -290,13 +290,13 @@ def _plan(
             waiting.append((cell, Task(header, headers.called(cell), headers.keywords(cell), headers.build.version)))
     if not waiting:
         return
-    with _executor(executor, jobs, len(waiting)) as (own, check):
+    with _executor(executor, jobs, len(waiting)) as (pool, check):
         futures: _Futures = {}
         ready: queue.SimpleQueue[Future[tuple[dict[str, Any], bool]]] = queue.SimpleQueue()
         try:
             for cell, task in waiting:
                 with _naming_loss():
-                    future = own.submit(plan_cell.run, task)
+                    future = pool.submit(plan_cell.run, task)
                 futures[future] = cell
                 future.add_done_callback(ready.put)
             while futures:
@@ -327,15 +327,15 @@ def _keep_last(futures: _Futures, done: _Done) -> None:
     """
     begun = [future for future in futures if not future.cancel()]
     wait(begun, timeout=_LAST_SECONDS)
-    found = []
+    cells = []
     for future in begun:
         if future.done() and not future.cancelled() and future.exception() is None:
             with suppress(FitterError, ValueError):
                 figures, is_lasting = future.result()
-                found.append(futures[future].having(figures))
-                done.keep(found[-1], is_lasting)
+                cells.append(futures[future].having(figures))
+                done.keep(cells[-1], is_lasting)
     with suppress(BaseException):
-        for cell in found:
+        for cell in cells:
             done.tell(cell)
 
 
@@ -358,18 +358,18 @@ def _executor(
 ) -> Iterator[tuple[Executor, Callable[[], None]]]:
     """Return the executor of the cells, and a check that raises ``LibraryError`` where it is gone."""
     if isinstance(given, str):
-        with executors.executor_of(given) as found:
-            yield found
+        with executors.executor_of(given) as executor:
+            yield executor
         return
     if given is not None:
         yield given, lambda: None
         return
     try:
-        with ThreadPoolExecutor(min(jobs or process.processors(), most)) as own:
+        with ThreadPoolExecutor(min(jobs or process.processors(), most)) as pool:
             try:
-                yield own, lambda: None
+                yield pool, lambda: None
             finally:
-                own.shutdown(cancel_futures=True)
+                pool.shutdown(cancel_futures=True)
     finally:
         plan_cell.close()
 
@@ -379,8 +379,8 @@ def _answers(
 ) -> Iterator[ExploredAnswer]:
     """For each model, find the cheapest cell that the model itself confirms."""
     for model in dict.fromkeys(cell.model for cell in cells):
-        own = [cell for cell in cells if cell.model == model]
-        yield _confirmed(model, cheapest_first(own, asked, cost), asked, headers)
+        of_model = [cell for cell in cells if cell.model == model]
+        yield _confirmed(model, cheapest_first(of_model, asked, cost), asked, headers)
 
 
 def _confirmed(model: str, ordered: Sequence[ExploredCell], asked: Requirement, headers: _Headers) -> ExploredAnswer:

@@ -59,9 +59,9 @@ def grid_of(models: Any, machines: Any, types: Any, parameters: Mapping[str, Any
     """
     if not isinstance(most, int) or isinstance(most, bool) or most < 1:
         raise UsageError(f"max_cells (--max-cells) is {shown(most)}: give a whole number above 0")
-    known = {each.name for each in taken_by(Fitting)}
+    keywords = {each.name for each in taken_by(Fitting)}
     for name in parameters:
-        if name not in known or name in _NOT_OF_A_CELL:
+        if name not in keywords or name in _NOT_OF_A_CELL:
             raise UsageError(f"explore has no keyword {name}: see help(fitter.explore)")
     names: list[str] = [os.fsdecode(each) for each in _several("models", models, (bytes, os.PathLike))]
     places = tuple(dict.fromkeys(map(_machine, _several("machines (--gpu)", machines))))
@@ -96,14 +96,14 @@ def _check_count(
 
 def _called(names: list[str]) -> dict[str, str]:
     """Map each model's name without credentials to its address. Raises ``UsageError`` where two have the same name."""
-    found: dict[str, str] = {}
+    names_of: dict[str, str] = {}
     for name in names:
-        if found.setdefault(called(name), name) != name:
+        if names_of.setdefault(called(name), name) != name:
             raise UsageError(
                 f"{called(name)} is named twice, with other credentials or another query, which are not shown: "
                 "explore one after the other"
             )
-    return found
+    return names_of
 
 
 def split_machine(text: str) -> list[str]:
@@ -159,13 +159,15 @@ def costs_of(machines: Mapping[str, tuple[str, ...]], prices: Any, watts: Any) -
         raise UsageError("prices (--price) and watts (--watts) are both given: one of them says what a machine costs")
     option = "--price" if prices else "--watts"
     of_cards = _checked(prices or watts or {}, option, machines)
-    found = {}
+    costs = {}
     for text, gpus in machines.items():
         cards = [card for gpu in gpus for card in cards_of(gpu)]
-        known = [of_cards.get(card) for card in cards]
-        total = None if not of_cards or None in known else math.fsum(each for each in known if each is not None)
-        found[text] = {"memory": sum(device.total for device in parse_gpus(gpus)), "cost": total}
-    return found, "price" if prices else "watts" if watts else "memory"
+        card_costs = [of_cards.get(card) for card in cards]
+        total = (
+            None if not of_cards or None in card_costs else math.fsum(each for each in card_costs if each is not None)
+        )
+        costs[text] = {"memory": sum(device.total for device in parse_gpus(gpus)), "cost": total}
+    return costs, "price" if prices else "watts" if watts else "memory"
 
 
 def _checked(given: Any, option: str, machines: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
@@ -174,7 +176,7 @@ def _checked(given: Any, option: str, machines: Mapping[str, tuple[str, ...]]) -
         name = {"--price": "prices", "--watts": "watts"}[option]
         raise UsageError(f"{name} ({option}) is {shown(given)}: give the number of each card, by its name")
     there = {card for gpus in machines.values() for gpu in gpus for card in cards_of(gpu)}
-    found: dict[str, float] = {}
+    cost_of: dict[str, float] = {}
     for name, value in given.items():
         if not isinstance(name, str):
             raise UsageError(f"{option} is of {shown(name)}: give the name of a card")
@@ -186,13 +188,13 @@ def _checked(given: Any, option: str, machines: Mapping[str, tuple[str, ...]]) -
             raise UsageError(
                 f"{said}: no machine of --gpu has that card; they have {', '.join(sorted(there)) or 'none'}"
             )
-        if cards[0] in found:
+        if cards[0] in cost_of:
             raise UsageError(f"{said}: another name of {cards[0]} is given too: leave one of them out")
         number = _number(value)
         if number is None:
             raise UsageError(f"{said}: give a number that is not below 0")
-        found[cards[0]] = number
-    return found
+        cost_of[cards[0]] = number
+    return cost_of
 
 
 def _number(value: object) -> float | None:

@@ -151,8 +151,8 @@ class _Workers:
             worker = waiting.pop() if waiting else None
             self._busy += 1
         if worker is None:
-            known: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-            worker = RememberingWorker(llama_cpp=llama_cpp, is_alone=True, **known)
+            timeouts: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+            worker = RememberingWorker(llama_cpp=llama_cpp, is_alone=True, **timeouts)
         try:
             yield worker
         except BaseException:

@@ -106,15 +106,15 @@ class State:
 
     def known(self, cell: ExploredCell, key: Key) -> ExploredCell | None:
         """Return ``cell`` with its stored figures; ``None`` if there are none."""
-        found = self._cells.get(key.digest)
-        if found is None:
+        figures = self._cells.get(key.digest)
+        if figures is None:
             return None
         try:
-            known = cell.having(found)
+            stored = cell.having(figures)
         except ValueError:
             return None
         self.used += 1
-        return known
+        return stored
 
     def add(self, cell: ExploredCell, key: Key) -> None:
         """Append ``cell`` by one write, so that an interrupt leaves whole lines. Raises ``AnswerError``."""
@@ -209,11 +209,11 @@ def _is_head(line: bytes) -> bool:
 
 def _cell(line: bytes) -> dict[str, Any] | None:
     try:
-        found = json.loads(line)
+        entry = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    is_one = isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in _KEPT.items())
-    return found if is_one else None
+    is_one = isinstance(entry, dict) and all(isinstance(entry.get(name), kind) for name, kind in _KEPT.items())
+    return entry if is_one else None
 
 
 def _not_of_ours(path: Path) -> UsageError:

@@ -41,8 +41,8 @@ def _is(path: str, beginnings: tuple[str, ...]) -> bool:
     name = _own_name(path)
     if not name.startswith(beginnings):
         return False
-    _, found, version = name.partition(".so.")
-    return version.replace(".", "").isdigit() if found else name.endswith(".so")
+    _, parts, version = name.partition(".so.")
+    return version.replace(".", "").isdigit() if parts else name.endswith(".so")
 
 
 def _own_name(path: str) -> str:
@@ -99,7 +99,7 @@ class Build(NamedTuple):
         """A key that is equal for equal files, wherever they are."""
         import hashlib
 
-        return hashlib.sha256(" ".join(sorted({found for _, found in self.build_ids})).encode()).hexdigest()
+        return hashlib.sha256(" ".join(sorted({build_id for _, build_id in self.build_ids})).encode()).hexdigest()
 
 
 def find(where: str = PYTHON) -> Build:
@@ -156,8 +156,8 @@ def on_path(name: str) -> str:
     if "/" in name:
         return ""
     places = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    found = (os.path.join(place, name) for place in filter(os.path.isabs, places))
-    return next((path for path in found if os.path.isfile(path) and os.access(path, os.X_OK)), "")
+    places_of = (os.path.join(place, name) for place in filter(os.path.isabs, places))
+    return next((path for path in places_of if os.path.isfile(path) and os.access(path, os.X_OK)), "")
 
 
 def python_package() -> tuple[str, ...]:
@@ -216,18 +216,18 @@ def _of_program(where: str, path: str) -> Build:
     path = os.path.abspath(path)
     if not elf.is_elf(path):
         raise LibraryError(f"{path} is not a program that is linked to libllama (a script?): name {_WHERE}")
-    found = linker.linked(path)
-    libllama = next((each for name, each in found.items() if _is(name, _LIBLLAMA)), None)
-    if libllama is None and not linker.missing(found):
+    libraries = linker.linked(path)
+    libllama = next((each for name, each in libraries.items() if _is(name, _LIBLLAMA)), None)
+    if libllama is None and not linker.missing(libraries):
         raise LibraryError(f"{path} is not linked to libllama, so llama.cpp is built into it or missing: name {_WHERE}")
     if libllama is None or not libllama.path:
-        missing = ", ".join(linker.missing(found))
+        missing = ", ".join(linker.missing(libraries))
         raise LibraryError(
             f"{path} needs {missing}, which the system does not find: set LD_LIBRARY_PATH to the whole path of its "
             "directory"
         )
-    own = os.path.dirname(os.path.realpath(path))
-    return _assembled(where, libllama.path, linker.needed_by(libllama, found), (os.path.dirname(libllama.path), own))
+    program_folder = os.path.dirname(os.path.realpath(path))
+    return _assembled(where, libllama.path, linker.needed_by(libllama, libraries), (os.path.dirname(libllama.path), program_folder))
 
 
 def _links_llama(program: str) -> bool:

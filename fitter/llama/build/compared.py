@@ -52,8 +52,8 @@ def comparisons(profile: str) -> tuple[Compared, ...]:
 def data() -> dict[str, list[dict[str, Any]]]:
     """Read ``compared.json``: comparisons by profile."""
     with open(os.path.join(os.path.dirname(__file__), "compared.json"), encoding="utf-8") as file:
-        found: dict[str, list[dict[str, Any]]] = json.load(file)
-    return found
+        document: dict[str, list[dict[str, Any]]] = json.load(file)
+    return document
 
 
 def compared(profile: str, ggml: str, commit: str) -> Compared | None:
@@ -71,16 +71,16 @@ def around(profile: str, ggml: str) -> tuple[Compared | None, Compared | None]:
 
 def said_of(profile: str, ggml: str, commit: str) -> str:
     """Say for a plan how far a profile's rules were compared with this build; '' if all was equal."""
-    found = compared(profile, ggml, commit)
-    if found is None:
+    comparison = compared(profile, ggml, commit)
+    if comparison is None:
         near = [each.llama_cpp for each in around(profile, ggml) if each is not None]
         only = f", only with {' and '.join(near)}" if near else ""
         return f"the rules of the {profile} profile were never compared with this llama.cpp{only}"
-    if found.equal == found.rows:
+    if comparison.equal == comparison.rows:
         return ""
     return (
-        f"the rules of the {profile} profile say what this llama.cpp does for {found.equal} of {found.rows} drawn "
-        f"loads; the others are {found.left}"
+        f"the rules of the {profile} profile say what this llama.cpp does for {comparison.equal} of {comparison.rows} drawn "
+        f"loads; the others are {comparison.left}"
     )
 
 
@@ -100,9 +100,9 @@ def notes(virtual: Sequence[VirtualDevice], answering: Answering | None, ggml: s
     return (*lines, *filter(None, (said_of(profile, ggml, commit) for profile in profiles)))
 
 
-def _is(known: str, commit: str) -> bool:
+def _is(compared_commit: str, commit: str) -> bool:
     """Return whether a build with this ``commit`` may be the compared one."""
-    if not known and commit not in ("", "unknown"):
+    if not compared_commit and commit not in ("", "unknown"):
         # a source without a history takes the commit of the repository around it
         return commit.endswith("-dirty")
-    return same_commit(known, commit) is not False
+    return same_commit(compared_commit, commit) is not False

@@ -101,16 +101,16 @@ def answering(virtual: Sequence[VirtualDevice], profile: str | None, where: str 
     if name or not any(is_cuda) or not sys.platform.startswith("linux"):
         return None
     try:
-        own = find(where).cuda
+        backend = find(where).cuda
     except FitterError:
         # the worker will report it
         return None
-    if not own:
+    if not backend:
         return None
     if not all(is_cuda):
-        return Answering(None, f"{own} answers for NVIDIA cards only")
+        return Answering(None, f"{backend} answers for NVIDIA cards only")
     try:
-        return Answering(find_cuda_library(own))
+        return Answering(find_cuda_library(backend))
     except LibraryError as error:
         return Answering(None, str(error))
 

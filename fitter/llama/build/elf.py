@@ -124,12 +124,12 @@ def _linking(file: _Reader, path: str) -> Linking:
                     names[tag].append(value)
                 strings, length = (value if tag == _STRTAB else strings), (value if tag == _STRSZ else length)
     table = file.at(_offset(strings, segments), length) if length else b""
-    found = {tag: [_string(table, value) for value in values] for tag, values in names.items()}
+    texts = {tag: [_string(table, value) for value in values] for tag, values in names.items()}
     return Linking(
-        next(iter(found[_SONAME]), ""),
-        tuple(found[_NEEDED]),
-        _directories(found[_RPATH]),
-        _directories(found[_RUNPATH]),
+        next(iter(texts[_SONAME]), ""),
+        tuple(texts[_NEEDED]),
+        _directories(texts[_RPATH]),
+        _directories(texts[_RUNPATH]),
         _build_id(file, segments),
     )
 

@@ -65,13 +65,13 @@ def epochs() -> tuple[Epoch, ...]:
 def epoch_of(ggml: str) -> Epoch:
     """Return the epoch of a version of ggml. Raises ``LibraryError`` if it is too old, or no version."""
     version = numbers_of(ggml)
-    found = [each for each in epochs() if numbers_of(each.ggml) <= version]
-    if not version or not found:
+    older = [each for each in epochs() if numbers_of(each.ggml) <= version]
+    if not version or not older:
         raise LibraryError(
             f"its ggml is {ggml or 'of no version'}, and {epochs()[0].ggml} is needed: take llama.cpp b9842 or newer, "
             "or llama-cpp-python 0.3.25 or newer"
         )
-    return found[-1]
+    return older[-1]
 
 
 def cuda_rules(ggml: str) -> dict[str, bool]:

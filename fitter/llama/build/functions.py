@@ -142,13 +142,13 @@ class Functions:
 
 def ggml_version(library: ctypes.CDLL) -> tuple[str, str]:
     """Return the version of ggml and the commit of llama.cpp of a loaded library."""
-    found = []
+    texts = []
     for name in ("ggml_version", "ggml_commit"):
         function = getattr(library, name, None)
         if function is not None:
             function.restype = ctypes.c_char_p
-        found.append(((function and function()) or b"").decode("utf-8", "replace"))
-    return found[0], found[1]
+        texts.append(((function and function()) or b"").decode("utf-8", "replace"))
+    return texts[0], texts[1]
 
 
 def same_commit(a: str, b: str) -> bool | None:

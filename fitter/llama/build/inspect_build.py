@@ -97,10 +97,10 @@ def check_build(where: str) -> BuildReport:
 
 def look_around(given: Sequence[str] = ()) -> tuple[BuildReport, ...]:
     """Inspect the builds of this Python, of the ``llama-server`` on the PATH, and those that are ``given``."""
-    found = [PYTHON] if importlib.util.find_spec("llama_cpp") else []
+    places = [PYTHON] if importlib.util.find_spec("llama_cpp") else []
     if server := on_path("llama-server"):
-        found.append(server)
-    return tuple(check_build(where) for where in dict.fromkeys((*found, *given)))
+        places.append(server)
+    return tuple(check_build(where) for where in dict.fromkeys((*places, *given)))
 
 
 def other_server(planned: LlamaCpp) -> BuildReport | None:
@@ -115,16 +115,16 @@ def other_server(planned: LlamaCpp) -> BuildReport | None:
         return None
     if build is None or build.key == planned.key:
         return None
-    found = _known(build, server)
-    is_same = found.ggml == planned.ggml and same_commit(found.commit, planned.commit)
-    return None if is_same or found.problem else found
+    report = _known(build, server)
+    is_same = report.ggml == planned.ggml and same_commit(report.commit, planned.commit)
+    return None if is_same or report.problem else report
 
 
 def _known(build: Build, where: str) -> BuildReport:
     """Inspect a build, or return the stored report."""
     name = f"look-{build.key[:32]}"
-    known = stored_answers.read(name) or {}
-    texts = {key: value for key, value in known.items() if key in ("version", "ggml", "commit")}
+    answer = stored_answers.read(name) or {}
+    texts = {key: value for key, value in answer.items() if key in ("version", "ggml", "commit")}
     if len(texts) == 3 and all(isinstance(value, str) for value in texts.values()):
         return BuildReport(where, build.libllama, key=build.key, **texts)
     report = inspect_build(where)
@@ -138,8 +138,8 @@ def is_any_unusable(looks: Iterable[BuildReport], given: Sequence[str]) -> bool:
     return any(look.problem for look in looks if look.where in given)
 
 
-def _with(found: BuildReport, **changes: str) -> BuildReport:
-    return BuildReport(**{**asdict(found), **changes})
+def _with(report: BuildReport, **changes: str) -> BuildReport:
+    return BuildReport(**{**asdict(report), **changes})
 
 
 def ask(build: Build) -> dict[str, str]:

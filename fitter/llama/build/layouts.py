@@ -62,8 +62,8 @@ def data() -> Any:
 
 def layouts() -> dict[str, Layout]:
     """Return the known layouts, by the first version of llama-cpp-python with each, the oldest first."""
-    known: dict[str, Layout] = data()["layouts"]
-    return known
+    stored: dict[str, Layout] = data()["layouts"]
+    return stored
 
 
 def structs_of(layout: Layout) -> dict[str, type[ctypes.Structure]]:
@@ -126,8 +126,8 @@ def _is_default(name: str, field: str, kind: str, value: bytes) -> bool:
         number = int.from_bytes(value, "little", signed=kind == "int32_t")
     if kind == "bool" and number > 1:
         return False
-    known = data()["defaults"][name].get(field)
-    return known is None or number in known
+    defaults = data()["defaults"][name].get(field)
+    return defaults is None or number in defaults
 
 
 def name_of(written: Mapping[str, tuple[bytes, bytes]], known: Mapping[str, Layout] | None = None) -> str:

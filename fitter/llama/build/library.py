@@ -241,11 +241,11 @@ def prepare() -> None:
 def _check_api() -> None:
     """Raise ``LibraryError`` if ggml's interface of backends is not its version's."""
     library = libraries()
-    loaded, known = int(open_backend().fitter_virtual_loaded_api_version()), _epoch(library.llama).backend_api
-    if loaded not in (-1, known):
+    loaded, expected = int(open_backend().fitter_virtual_loaded_api_version()), _epoch(library.llama).backend_api
+    if loaded not in (-1, expected):
         raise LibraryError(
             f"{library.llama.path} has version {loaded} of ggml's interface of backends, and this fitter knows "
-            f"{known} of it: install a newer llama-fitter, or {FIX}"
+            f"{expected} of it: install a newer llama-fitter, or {FIX}"
         )
 
 

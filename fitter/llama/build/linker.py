@@ -51,7 +51,7 @@ def linked(path: str, before: str = "") -> dict[str, Linked]:
     Raises:
         LibraryError: A file is damaged or for another machine.
     """
-    found: dict[str, Linked] = {}
+    libraries: dict[str, Linked] = {}
     # breadth first, as the linker looks: the first library that needs a name decides where it is searched for
     program = os.path.abspath(path)
     waiting: list[tuple[str, elf.Linking, tuple[str, ...]]] = [(program, elf.linking_of(path), ())]
@@ -61,33 +61,33 @@ def linked(path: str, before: str = "") -> dict[str, Linked]:
         rpath = inherited if linking.runpath else (*_at(origin, linking.rpath), *inherited)
         places = (before, *(() if linking.runpath else rpath), *_given(), *_at(origin, linking.runpath))
         for name in linking.needed:
-            if name in found or name.startswith(_SYSTEM):
+            if name in libraries or name.startswith(_SYSTEM):
                 continue
             place = _search(name, places)
             read = elf.linking_of(place) if place else None
-            found[name] = Linked(name, place, read)
+            libraries[name] = Linked(name, place, read)
             if read is not None:
                 waiting.append((place, read, rpath))
-    return {each.name: each for each in _in_order(list(found), found)}
+    return {each.name: each for each in _in_order(list(libraries), libraries)}
 
 
-def needed_by(library: Linked, found: dict[str, Linked]) -> list[Linked]:
-    """Return the ``found`` libraries that ``library`` needs, each after those that it needs itself."""
-    return _in_order(library.linking.needed if library.linking else (), found)
+def needed_by(library: Linked, libraries: dict[str, Linked]) -> list[Linked]:
+    """Return the ``libraries`` that ``library`` needs, each after those that it needs itself."""
+    return _in_order(library.linking.needed if library.linking else (), libraries)
 
 
-def _in_order(names: Sequence[str], found: dict[str, Linked]) -> list[Linked]:
+def _in_order(names: Sequence[str], libraries: dict[str, Linked]) -> list[Linked]:
     ordered: dict[str, Linked] = {}
     seen: set[str] = set()
 
     def visit(name: str) -> None:
-        if name in seen or name not in found:
+        if name in seen or name not in libraries:
             return
         seen.add(name)
-        linking = found[name].linking
+        linking = libraries[name].linking
         for other in linking.needed if linking else ():
             visit(other)
-        ordered[name] = found[name]
+        ordered[name] = libraries[name]
 
     for name in names:
         visit(name)
@@ -141,18 +141,18 @@ def read_cache(data: bytes) -> dict[str, str]:
     begin = data.find(_MAGIC)
     if begin < 0:
         return {}
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     try:
         (count,) = struct.unpack_from("<I", data, begin + len(_MAGIC))
         for i in range(count):
             _, name, path = struct.unpack_from("<iII", data, begin + 48 + 24 * i)
             key, value = (_text(data, begin + at) for at in (name, path))
             # the first of a name is the best; libraries of other machines are between them
-            if key not in found and _is_own(value):
-                found[key] = value
+            if key not in paths and _is_own(value):
+                paths[key] = value
     except (struct.error, ValueError):
-        return found
-    return found
+        return paths
+    return paths
 
 
 def _text(data: bytes, start: int) -> str:
@@ -163,6 +163,6 @@ def _is_own(path: str) -> bool:
     return "/lib32/" not in path and "/libx32/" not in path and "/i386-linux-gnu/" not in path
 
 
-def missing(found: dict[str, Linked]) -> list[str]:
+def missing(libraries: dict[str, Linked]) -> list[str]:
     """Return the names of llama.cpp's libraries that the linker would not find."""
-    return [each.name for each in found.values() if not each.path and os.path.basename(each.name).startswith(_SOUGHT)]
+    return [each.name for each in libraries.values() if not each.path and os.path.basename(each.name).startswith(_SOUGHT)]

@@ -92,8 +92,8 @@ def n_splits_from(log: Iterable[str]) -> tuple[int, int] | None:
     """Read the graph splits of prompts and of generation from llama.cpp's log."""
     answer: tuple[int, int] | None = None
     for line in log:
-        if found := _first(_SPLITS, line):
-            answer = (int(found[1]), int(found[2] or found[1]))
+        if match := _first(_SPLITS, line):
+            answer = (int(match[1]), int(match[2] or match[1]))
     return answer
 
 

@@ -24,16 +24,16 @@ def path_of(name: str) -> Path:
 def read(name: str) -> dict[str, Any] | None:
     """Read an answer; ``None`` if there is none, or if it cannot be read."""
     try:
-        found = files.read_json(path_of(name))
+        answer = files.read_json(path_of(name))
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return answer if isinstance(answer, dict) else None
 
 
-def write(name: str, found: dict[str, Any]) -> None:
+def write(name: str, answer: dict[str, Any]) -> None:
     """Store an answer, all or nothing; ignore errors, because it can be asked again."""
     with contextlib.suppress(OSError):
-        files.write_json(path_of(name), found)
+        files.write_json(path_of(name), answer)
 
 
 @contextlib.contextmanager

@@ -29,63 +29,63 @@ _CRASHES = frozenset({signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGIL
 _PLACING, _COMPUTING = "main", "compute"
 
 
-def check(build: Build, own: tuple[str, ...], commit: str) -> None:
+def check(build: Build, fitter_libraries: tuple[str, ...], commit: str) -> None:
     """Raise ``LibraryError`` if ``build`` cannot be trusted.
 
     Args:
         build: The build.
-        own: Paths of fitter's libraries, which the verdict includes.
+        fitter_libraries: Paths of fitter's libraries, which the verdict includes.
         commit: llama.cpp's commit.
     """
-    if problem := verdict(build, own):
+    if problem := verdict(build, fitter_libraries):
         raise LibraryError(
             f"{build.libllama} (commit {commit or 'unknown'}) is not a llama.cpp that fitter can use: {problem}; name "
             "another one with --llama-cpp, or reinstall llama-fitter with LLAMA_CPP_SOURCE_DIR set to its source"
-            + _again(build, own)
+            + _again(build, fitter_libraries)
         )
 
 
-def problem_of(build: Build, own: tuple[str, ...]) -> str:
+def problem_of(build: Build, fitter_libraries: tuple[str, ...]) -> str:
     """Return the verdict, with the command that asks again."""
-    problem = verdict(build, own)
-    return problem and problem + _again(build, own)
+    problem = verdict(build, fitter_libraries)
+    return problem and problem + _again(build, fitter_libraries)
 
 
-def _again(build: Build, own: tuple[str, ...]) -> str:
-    path = stored_answers.path_of(_placing(build, own))
+def _again(build: Build, fitter_libraries: tuple[str, ...]) -> str:
+    path = stored_answers.path_of(_placing(build, fitter_libraries))
     return f"; delete {path} to have it tried again" if folders.is_lasting() and path.exists() else ""
 
 
-def _placing(build: Build, own: tuple[str, ...]) -> str:
-    return f"verdict-{_key(build, own)}"
+def _placing(build: Build, fitter_libraries: tuple[str, ...]) -> str:
+    return f"verdict-{_key(build, fitter_libraries)}"
 
 
-def verdict(build: Build, own: tuple[str, ...]) -> str:
+def verdict(build: Build, fitter_libraries: tuple[str, ...]) -> str:
     """Return why ``build`` cannot be trusted, '' if it can; from an earlier answer if there is one.
 
     Raises ``LibraryError`` if it cannot be asked now.
     """
-    return _asked_once(_placing(build, own), build, _PLACING)
+    return _asked_once(_placing(build, fitter_libraries), build, _PLACING)
 
 
-def problem_of_computing(build: Build, own: tuple[str, ...]) -> str:
+def problem_of_computing(build: Build, fitter_libraries: tuple[str, ...]) -> str:
     """Return why ``build`` cannot compute with weights in the processor's own layouts, '' if it can.
 
     AMX's layouts crash if a GCC compiled ``build`` that writes only part of the configuration of AMX's tiles
     (gcc.gnu.org/PR114098). Raises ``LibraryError`` if it cannot be asked now.
     """
-    return _asked_once(f"computing-{_key(build, own)}", build, _COMPUTING)
+    return _asked_once(f"computing-{_key(build, fitter_libraries)}", build, _COMPUTING)
 
 
 def _asked_once(name: str, build: Build, entry: str) -> str:
-    if (known := _read(name)) is not None:
-        return known
+    if (answer := _read(name)) is not None:
+        return answer
     with stored_answers.alone():
         # Another process may have been quicker.
-        if (known := _read(name)) is None:
-            known = ask(build, entry)
-            stored_answers.write(name, {"problem": known})
-    return known
+        if (answer := _read(name)) is None:
+            answer = ask(build, entry)
+            stored_answers.write(name, {"problem": answer})
+    return answer
 
 
 def _read(name: str) -> str | None:
@@ -140,8 +140,8 @@ def _try(build: Build, entry: str) -> str | _Accident:
     return _Accident(0, said[-1] if said else f"it ended with status {done.returncode}")
 
 
-def _key(build: Build, own: tuple[str, ...]) -> str:
-    parts = [_VERSION, build.key, *(elf.linking_of(path).build_id or _digest(path) for path in own)]
+def _key(build: Build, fitter_libraries: tuple[str, ...]) -> str:
+    parts = [_VERSION, build.key, *(elf.linking_of(path).build_id or _digest(path) for path in fitter_libraries)]
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
 
 

@@ -25,7 +25,7 @@ def file_types(headers: Headers, files: Sequence[str], directory: str) -> FileTy
         LlamaCppError: It has no rule for the model, or a header cannot be written.
     """
     library = headers.library
-    known = _known(library)
+    numbered = _known(library)
     opened = [headers.open(file) for file in files]
     try:
         parts = library.ffi.new("void *[]", opened)
@@ -38,14 +38,14 @@ def file_types(headers: Headers, files: Sequence[str], directory: str) -> FileTy
         if quant == library.ffi.NULL:
             raise LlamaCppError(f"llama.cpp has no rule to quantize it: {library.last_error()}")
         try:
-            found = tuple(_file_type(library, quant, *each, directory) for each in known)
+            every_type = tuple(_file_type(library, quant, *each, directory) for each in numbered)
         finally:
             library.fitter.fitter_quant_free(quant)
     finally:
         for each in opened:
             library.fitter.fitter_gguf_close(each)
-    names = next((names for names, _ in found if names), ())
-    return FileTypes(names, header_bytes, tuple(each for _, each in found))
+    names = next((names for names, _ in every_type if names), ())
+    return FileTypes(names, header_bytes, tuple(each for _, each in every_type))
 
 
 def _known(library: native.Library) -> list[tuple[str, int]]:

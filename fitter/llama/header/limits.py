@@ -50,9 +50,9 @@ def limits() -> tuple[Limit, ...]:
 
 def most(key: str) -> int:
     """Return the largest whole number that llama.cpp accepts for a key."""
-    found = next(limit.most for limit in limits() if limit.key == key)
-    assert isinstance(found, int)
-    return found
+    largest = next(limit.most for limit in limits() if limit.key == key)
+    assert isinstance(largest, int)
+    return largest
 
 
 def problem(metadata: Mapping[str, MetadataValue], n_tensors: int) -> str:

@@ -31,9 +31,9 @@ def match(patterns: Sequence[str], names: Sequence[str]) -> tuple[int, ...]:
 def _first_match(library: native.Library, compiled: Sequence[Any], name: str) -> int:
     text = name.encode("utf-8", "surrogateescape")
     for i, regex in enumerate(compiled):
-        found = library.fitter.fitter_regex_search(regex, text)
-        if found < 0:
+        is_match = library.fitter.fitter_regex_search(regex, text)
+        if is_match < 0:
             raise UsageError(f"a pattern cannot be matched with '{name}': {library.last_error()}")
-        if found:
+        if is_match:
             return i
     return -1

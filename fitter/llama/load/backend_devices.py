@@ -132,8 +132,8 @@ def default_devices(devices: Iterable[Device]) -> tuple[Device, ...]:
         if device.info.type == "gpu" and device.info.backend == RPC:
             rpc.append(device)
         elif device.info.type == "gpu":
-            known = {gpu.device_id for gpu in gpus if gpu.device_id is not None}
-            if device.device_id not in known:
+            ids = {gpu.device_id for gpu in gpus if gpu.device_id is not None}
+            if device.device_id not in ids:
                 gpus.append(device)
         elif device.info.type == "igpu" and (not igpus or device.info.backend == igpus[-1].info.backend):
             igpus.append(device)

@@ -81,11 +81,11 @@ def caches_of(library: native.Library, context: Any, log: Sequence[str], tensors
     has_dimensions = llama.llama_model_rope_type(model) in (_MROPE, _IMROPE)
     more = position_bytes(ggml)
     cell = CellBytes(_CELL + more * has_tokens, _CELL + more * (has_tokens or has_dimensions))
-    found = matched(log, tensors, cell)
-    if architecture in _MASKED_ALONE and len(found) == 1:
-        found = (replace(found[0], kind="swa"),)
+    caches = matched(log, tensors, cell)
+    if architecture in _MASKED_ALONE and len(caches) == 1:
+        caches = (replace(caches[0], kind="swa"),)
     return Caches(
-        found,
+        caches,
         n_swa=_window(library, model, architecture),
         is_chunked=architecture in _CHUNKED,
         leaves_out_masked=leaves_out_what_is_masked(ggml),
@@ -105,8 +105,8 @@ def _window(library: native.Library, model: Any, architecture: str) -> int:
 def _metadata(library: native.Library, model: Any, key: str) -> str:
     """Return a value of the model's metadata as text, '' without one."""
     value = ctypes.create_string_buffer(256)
-    found = library.llama.llama_model_meta_val_str(model, key.encode(), value, len(value))
-    return value.value.decode("utf-8", "replace") if found >= 0 else ""
+    length = library.llama.llama_model_meta_val_str(model, key.encode(), value, len(value))
+    return value.value.decode("utf-8", "replace") if length >= 0 else ""
 
 
 class CellBytes(NamedTuple):
@@ -123,10 +123,10 @@ def matched(log: Iterable[str], tensors: Sequence[CacheTensor], cell: CellBytes)
         left.setdefault(_owner(tensor.name), []).append(tensor)
     whole = []
     for owner, cache in _named(log, cell):
-        own = _taken(cache, left.get(owner, []))
-        if any((tensor.rows, tensor.planes) != _shape(cache, tensor) for tensor in own):
-            raise _unknown(f"{own[0].name} is not of the cache of {cache.cells} cells that its log names")
-        whole.append(replace(cache, tensors=own))
+        of_cache = _taken(cache, left.get(owner, []))
+        if any((tensor.rows, tensor.planes) != _shape(cache, tensor) for tensor in of_cache):
+            raise _unknown(f"{of_cache[0].name} is not of the cache of {cache.cells} cells that its log names")
+        whole.append(replace(cache, tensors=of_cache))
     if forgotten := [tensor.name for each in left.values() for tensor in each]:
         raise _unknown(f"{forgotten[0]} is of no cache that its log names")
     return tuple(whole)
@@ -134,7 +134,7 @@ def matched(log: Iterable[str], tensors: Sequence[CacheTensor], cell: CellBytes)
 
 def _named(log: Iterable[str], cell: CellBytes) -> list[tuple[str, Cache]]:
     """Return the caches in the log, each with the owner of its tensors, which it lacks."""
-    found: list[tuple[str, Cache]] = []
+    caches: list[tuple[str, Cache]] = []
     compressed: dict[str, int] = {}
     made = ""
     for line in log:
@@ -144,21 +144,21 @@ def _named(log: Iterable[str], cell: CellBytes) -> list[tuple[str, Cache]]:
             compressor = _COMPRESSED.get(made)
             kind: CacheKind = "compressed" if compressor else "swa" if made == _SWA else "kv"
             if compressor:
-                compressed[compressor] = len(found)
+                compressed[compressor] = len(caches)
             bytes_of_cell = cell.indexer if made in _INDEXERS else cell.other
-            found.append(("kv", Cache(kind, int(cells[1]), int(cells[3]), int(cells[2]), cell_bytes=bytes_of_cell)))
+            caches.append(("kv", Cache(kind, int(cells[1]), int(cells[3]), int(cells[2]), cell_bytes=bytes_of_cell)))
             made = ""
         elif states := _STATES.search(line):
-            found.append(
+            caches.append(
                 ("recurrent", Cache("recurrent", int(states[1]), 1, int(states[2]), cell_bytes=_RECURRENT_CELL))
             )
         elif state := _COMPRESSOR.search(line):
             name, ratio, rows, n_stream, n_layer = state[1], *map(int, state.groups()[1:])
-            found.append((name, Cache("compressor", rows, n_stream, n_layer, ratio=ratio)))
+            caches.append((name, Cache("compressor", rows, n_stream, n_layer, ratio=ratio)))
             if name in compressed:
-                owner, cache = found[compressed[name]]
-                found[compressed[name]] = owner, replace(cache, ratio=ratio)
-    return found
+                owner, cache = caches[compressed[name]]
+                caches[compressed[name]] = owner, replace(cache, ratio=ratio)
+    return caches
 
 
 def _owner(name: str) -> str:
@@ -175,8 +175,8 @@ def _taken(cache: Cache, left: list[CacheTensor]) -> tuple[CacheTensor, ...]:
         # K is the first tensor of a layer; V may follow
         first = [index for index, tensor in enumerate(left) if _part(tensor) == "k"]
         end = first[cache.n_layer] if cache.n_layer < len(first) else end
-    own, left[:] = tuple(left[:end]), left[end:]
-    return own
+    of_cache, left[:] = tuple(left[:end]), left[end:]
+    return of_cache
 
 
 def _part(tensor: CacheTensor) -> str | None:

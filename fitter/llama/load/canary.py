@@ -103,11 +103,11 @@ def weights(tensors: Iterable[Tensor], devices: Iterable[str], on_host: str = ""
         on_host: A part of the names of tensors that are on the host in every layer.
     """
     places = {-1: HOST, **dict(enumerate(devices))}
-    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for tensor in tensors:
         is_kept = bool(on_host) and on_host in tensor.name
-        found[HOST if is_kept else places[_layer(tensor)]] += tensor.bytes
-    return dict(found)
+        sizes[HOST if is_kept else places[_layer(tensor)]] += tensor.bytes
+    return dict(sizes)
 
 
 def cache(devices: Iterable[str], n_ctx: int, type_k: str = "f16", type_v: str = "f16") -> dict[str, int]:
@@ -146,13 +146,13 @@ def problem_of_loaded() -> str:
     with _models(DENSE, EXPERTS) as (dense, experts):
         loader = Loader(registry(virtual=True))
         try:
-            found = [*_of_dense(loader, dense, first, second), *_of_experts(loader, experts, first)]
+            problems = [*_of_dense(loader, dense, first, second), *_of_experts(loader, experts, first)]
         finally:
             loader.close()
-        found += _of_held(experts, first)
+        problems += _of_held(experts, first)
     if difference := native.open_backend().fitter_virtual_build_difference():
-        found.append(str(native.libraries().text(difference)))
-    return found[0] if found else ""
+        problems.append(str(native.libraries().text(difference)))
+    return problems[0] if problems else ""
 
 
 @contextmanager
@@ -172,21 +172,21 @@ def _of_dense(loader: Loader, path: str, first: str, second: str) -> Iterator[st
     """Test layers, devices, splits, and caches on the host."""
     split = (second, second, first, first)
     params = Params(n_ctx=_CONTEXT, devices=(second, first), tensor_split=(1.0, 1.0))
-    found = loader.measure(path, params)
-    yield from differences("a split", found, weights(DENSE, split), cache(split[:_LAYERS], _CONTEXT))
-    if found.devices != (second, first) or found.n_ctx != _CONTEXT:
-        yield f"a split: {found.n_ctx} tokens on {found.devices}"
+    measured = loader.measure(path, params)
+    yield from differences("a split", measured, weights(DENSE, split), cache(split[:_LAYERS], _CONTEXT))
+    if measured.devices != (second, first) or measured.n_ctx != _CONTEXT:
+        yield f"a split: {measured.n_ctx} tokens on {measured.devices}"
 
     host = (HOST, HOST, first, first)
     params = Params(n_ctx=_CONTEXT, devices=(first,), n_gpu_layers=2, flash_attn="off")
-    found = loader.measure(path, params)
-    yield from differences("two layers on a device", found, weights(DENSE, host), cache(host[:_LAYERS], _CONTEXT))
-    yield from _attention("flash attention off", found, False)
+    measured = loader.measure(path, params)
+    yield from differences("two layers on a device", measured, weights(DENSE, host), cache(host[:_LAYERS], _CONTEXT))
+    yield from _attention("flash attention off", measured, False)
 
     params = Params(n_ctx=_CONTEXT, devices=(first,), offload_kqv=False)
-    found = loader.measure(path, params)
+    measured = loader.measure(path, params)
     yield from differences(
-        "a KV cache on the host", found, weights(DENSE, [first] * 4), cache([HOST] * _LAYERS, _CONTEXT)
+        "a KV cache on the host", measured, weights(DENSE, [first] * 4), cache([HOST] * _LAYERS, _CONTEXT)
     )
 
 
@@ -214,9 +214,9 @@ def _of_experts(loader: Loader, path: str, first: str) -> Iterator[str]:
     yield from _attention("flash attention on", breakdown, True)
 
 
-def _attention(what: str, found: Breakdown, expected: bool) -> Iterator[str]:
+def _attention(what: str, measured: Breakdown, expected: bool) -> Iterator[str]:
     # some builds do not log it
-    if found.flash_attn not in (None, expected):
+    if measured.flash_attn not in (None, expected):
         yield f"{what}: llama.cpp says the opposite"
 
 

@@ -148,8 +148,8 @@ class Placer:
             assert self._child is not None
             params, reserve, write = self._child
             if model:
-                found = self._measure(self, model, params, reserve)
-                view = memoryview(json.dumps(wire.encode(found)).encode() + _END if found else b"")
+                breakdown = self._measure(self, model, params, reserve)
+                view = memoryview(json.dumps(wire.encode(breakdown)).encode() + _END if breakdown else b"")
                 while view:
                     view = view[os.write(write, view) :]
         finally:

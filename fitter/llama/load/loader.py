@@ -107,12 +107,12 @@ class Loader:
         dummy = self._model(role, path, params, self.devices)
         with dummy.context(params) as context:
             lora = dummy.apply(params.lora, context)
-            found = breakdown_of(context)
+            breakdown = breakdown_of(context)
             log = [line.text for line in captured_log()]
-            rows = found.rows
+            rows = breakdown.rows
             if reserve and self._library.fitter.fitter_reserve(self._library.pointer(context)):
                 rows = _with_reserved(rows, breakdown_of(context).rows)
-        return Breakdown(rows, found.devices, found.n_ctx, flash_attn_from(log), n_splits_from(log), lora)
+        return Breakdown(rows, breakdown.devices, breakdown.n_ctx, flash_attn_from(log), n_splits_from(log), lora)
 
     def place(self, path: str, params: Params, description: str, *, reserve: bool) -> Breakdown | None:
         """Measure a placement on the virtual devices of ``description`` with a load that has read its tokenizer before.
@@ -186,9 +186,9 @@ class Loader:
         """List the caches of a context with ``params``, recorded as for ``layout``. Raises ``LlamaCppError``."""
         if params.flash_attn == "off":
             with self._recorded(path, params) as context:
-                found = self._caches(context)
+                caches = self._caches(context)
                 if not any(PADDED in line.text for line in captured_log()):
-                    return found
+                    return caches
         # "auto" would depend on the recording device
         with self._recorded(path, replace(params, flash_attn="on")) as context:
             return self._caches(context)
@@ -297,8 +297,8 @@ class Loader:
 
 def _with_reserved(rows: Sequence[Row], real: Sequence[Row]) -> tuple[Row, ...]:
     reserved = {(row.buffer_type, row.device): row for row in real}
-    known = [replace(row, reserved=reserved.pop((row.buffer_type, row.device)).compute) for row in rows]
-    return (*known, *(replace(row, compute=0, reserved=row.compute) for row in reserved.values()))
+    measured = [replace(row, reserved=reserved.pop((row.buffer_type, row.device)).compute) for row in rows]
+    return (*measured, *(replace(row, compute=0, reserved=row.compute) for row in reserved.values()))
 
 
 def _load_dummy(
@@ -447,6 +447,6 @@ def _check_layout(layout: Layout, total: Breakdown) -> None:
             continue
         for kind, expected in (("model", row.model), ("context", row.context)):
             sizes = [e.bytes for e in layout.entries if e.buffer_type == row.buffer_type and e.kind == kind]
-            found = sum(-(-size // layout.alignment) * layout.alignment for size in sizes)
-            if found != expected:
-                raise LlamaCppError(f"recorded {found} bytes of {kind} tensors, but llama.cpp counts {expected}")
+            padded = sum(-(-size // layout.alignment) * layout.alignment for size in sizes)
+            if padded != expected:
+                raise LlamaCppError(f"recorded {padded} bytes of {kind} tensors, but llama.cpp counts {expected}")

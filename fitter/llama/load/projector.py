@@ -100,8 +100,8 @@ def _request(
     """Build a ``fitter_projector_t``; return it with the memory that it points to."""
     address = 0
     if device is not None:
-        found = select((device,), devices)
-        address = found[0].address
+        selected = select((device,), devices)
+        address = selected[0].address
     if image_max_tokens != -1 and image_max_tokens < max(image_min_tokens, 1):
         raise UsageError(
             f"image_max_tokens is {image_max_tokens}, less than image_min_tokens ({max(image_min_tokens, 1)}): raise it"

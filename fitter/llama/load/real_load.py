@@ -67,8 +67,8 @@ class RealLoad:
 
     def breakdown(self) -> Breakdown:
         """Return its memory by llama.cpp's own count."""
-        found = breakdown_of(self._context)
-        return replace(found, lora=self._adapters.rows) if self._adapters else found
+        breakdown = breakdown_of(self._context)
+        return replace(breakdown, lora=self._adapters.rows) if self._adapters else breakdown
 
     def close(self) -> None:
         """Free the context and the model."""
@@ -120,9 +120,9 @@ def batch_of(n_tokens: int, n_seqs: int) -> tuple[Batch, list[object]]:
     tokens = (ctypes.c_int32 * count)(*[0] * count)
     sequences = [ctypes.pointer(ctypes.c_int32(i)) for i in range(n_seqs)]
     counts = (ctypes.c_int32 * count)(*[1] * count)
-    own = (ctypes.POINTER(ctypes.c_int32) * count)(*(sequences[i // n_tokens] for i in range(count)))
+    sequence_ids = (ctypes.POINTER(ctypes.c_int32) * count)(*(sequences[i // n_tokens] for i in range(count)))
     # without positions llama.cpp continues; without logits it computes those of the last token
-    return Batch(count, tokens, None, None, counts, own, None), [tokens, sequences, counts, own]
+    return Batch(count, tokens, None, None, counts, sequence_ids, None), [tokens, sequences, counts, sequence_ids]
 
 
 def device_speed(device: Device, memory: int, seconds: float) -> MeasuredSpeed:
@@ -182,11 +182,11 @@ def reset_connections() -> None:
 
 def compute_capabilities(devices: Registry) -> dict[str, int]:
     """Return the compute capability (890 for 8.9) of each CUDA device by name, if the driver reports it."""
-    known: dict[str, int] = {}
+    capabilities: dict[str, int] = {}
     for device in devices.default:
-        if device.info.backend == "CUDA" and device.device_id and (found := _capability(device.device_id)):
-            known[device.info.name] = found
-    return known
+        if device.info.backend == "CUDA" and device.device_id and (capability := _capability(device.device_id)):
+            capabilities[device.info.name] = capability
+    return capabilities
 
 
 def _capability(pci_id: str) -> int | None:

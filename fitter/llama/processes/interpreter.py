@@ -101,7 +101,7 @@ def search_path() -> list[str]:
 def _is_own(entry: str) -> bool:
     """Return whether a directory belongs to the interpreter: standard library or installed packages."""
     site = sys.modules.get("site")
-    own = {os.path.dirname(os.__file__)}
+    places = {os.path.dirname(os.__file__)}
     if site is not None:
-        own |= {*site.getsitepackages(), site.getusersitepackages()}
-    return entry in own
+        places |= {*site.getsitepackages(), site.getusersitepackages()}
+    return entry in places

@@ -95,12 +95,12 @@ def _ask(servers: Sequence[str], connect_seconds: float, answer_seconds: float) 
     start = time.monotonic()
     slow = _Refusal(f"was not found within {connect_seconds:g} seconds: check its name, or give its IPv4 address")
     answers: list[tuple[str, int] | _Refusal] = [slow] * len(servers)
-    found = set[int]()
+    answered = set[int]()
 
     def ask(index: int) -> None:
         try:
             address = _found(servers[index])
-            found.add(index)
+            answered.add(index)
             _greet(address, connect_seconds, start, start + answer_seconds)
             answers[index] = address
         except _Refusal as refusal:
@@ -113,7 +113,7 @@ def _ask(servers: Sequence[str], connect_seconds: float, answer_seconds: float) 
     for thread in threads:
         thread.join(max(0.0, start + max(connect_seconds, answer_seconds) - time.monotonic()))
     for index, thread in enumerate(threads):
-        if index in found:
+        if index in answered:
             # each step has a limit; a busy machine may report the result a little later
             thread.join()
     return list(answers)

@@ -89,7 +89,11 @@ def warn(text: str) -> None:
 
 
 def load(
-    plan: Loadable, model_path: str, keywords: Mapping[str, Any], own: Mapping[str, Any], timeout: float | None = None
+    plan: Loadable,
+    model_path: str,
+    keywords: Mapping[str, Any],
+    caller_keywords: Mapping[str, Any],
+    timeout: float | None = None,
 ) -> PlannedLlama:
     """Load ``model_path`` with all parameters of ``plan``, also those without a keyword of ``llama_cpp.Llama``.
 
@@ -99,7 +103,7 @@ def load(
         plan: The plan.
         model_path: The file.
         keywords: The plan's parameters with keywords of ``Llama``.
-        own: The caller's further keywords.
+        caller_keywords: The caller's further keywords.
         timeout: Seconds without an answer after which an rpc-server is given up.
 
     Raises:
@@ -125,7 +129,7 @@ def load(
         _check_devices(plan, registry)
         model = PlannedLlama.__new__(PlannedLlama)
         try:
-            model.__init__(model_path, plan, registry, progress, keywords, own)  # type: ignore[misc]
+            model.__init__(model_path, plan, registry, progress, keywords, caller_keywords)  # type: ignore[misc]
         except BaseException:
             # on this thread, which can stop without ending the process
             model.close()
@@ -165,9 +169,9 @@ def _registry(servers: Sequence[str], progress: guarded.LoadProgress) -> Registr
         progress.step()
     if not remote:
         return local
-    known = tuple(device for device in local.devices if device.info.backend != RPC)
+    here = tuple(device for device in local.devices if device.info.backend != RPC)
     default = tuple(device for device in local.default if device.info.backend != RPC)
-    return Registry((*remote, *known), (*remote, *default))
+    return Registry((*remote, *here), (*remote, *default))
 
 
 def _check_devices(plan: Loadable, registry: Registry) -> None:
@@ -250,8 +254,8 @@ def _warn_of_difference(plan: Loadable, model: PlannedLlama) -> None:
     """Warn if the loaded model takes more memory than planned."""
     real = breakdown_of(model.ctx)
     planned = {name: plan.breakdown.real.on(name).used for name in plan.breakdown.devices}
-    for name, own in zip(plan.breakdown.devices, real.devices, strict=False):
-        used = real.on(own).used
+    for name, planned_name in zip(plan.breakdown.devices, real.devices, strict=False):
+        used = real.on(planned_name).used
         if used > planned[name]:
             warn(f"{name} holds {used} bytes, {used - planned[name]} more than the plan says: please report it")
 
@@ -290,16 +294,16 @@ class PlannedLlama(llama_cpp.Llama):
         registry: Registry,
         progress: guarded.LoadProgress,
         keywords: Mapping[str, Any],
-        own: Mapping[str, Any],
+        caller_keywords: Mapping[str, Any],
     ) -> None:
         self.plan = plan
-        self._own = dict(own)
+        self._own = dict(caller_keywords)
         self._progress = progress
         self._planned_model = llama_cpp.llama_model_default_params()
         self._planned_context = llama_cpp.llama_context_default_params()
         # llama.cpp keeps the pointers as long as the model lives
         self._keep = apply(plan.params, self._planned_model, self._planned_context, registry)
-        super().__init__(model_path, **{**keywords, **own})
+        super().__init__(model_path, **{**keywords, **caller_keywords})
         self._is_planned = True
         self._is_remote = bool(plan.rpc)
         if plan.rpc:
@@ -379,5 +383,5 @@ def _copy(struct: str, planned: Any, out: Any) -> None:
 _CLOSE_SECONDS = 30.0
 
 
-def _reload(plan: Any, own: dict[str, Any]) -> Any:
-    return plan.load(**own)
+def _reload(plan: Any, caller_keywords: dict[str, Any]) -> Any:
+    return plan.load(**caller_keywords)

@@ -182,16 +182,16 @@ class RememberingWorker(Worker):
             self.check()
 
     def _once(self, key: tuple[object, ...], ask: Callable[[], _T]) -> _T:
-        known = self._answers
-        if key in known:
-            known.move_to_end(key)
-            return cast(_T, known[key])
-        answer = known[key] = ask()
-        large = [each for each in known if each[0] in _LARGE] if key[0] in _LARGE else []
+        answers = self._answers
+        if key in answers:
+            answers.move_to_end(key)
+            return cast(_T, answers[key])
+        answer = answers[key] = ask()
+        large = [each for each in answers if each[0] in _LARGE] if key[0] in _LARGE else []
         if len(large) > _MOST_LARGE:
-            del known[large[0]]
-        if len(known) > _MOST_KEPT:
-            known.popitem(last=False)
+            del answers[large[0]]
+        if len(answers) > _MOST_KEPT:
+            answers.popitem(last=False)
         return answer
 
     def _notice(self, path: str) -> None:

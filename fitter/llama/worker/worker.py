@@ -108,9 +108,9 @@ class Session:
         """Use the ``count`` cards of a CUDA backend that runs without a GPU."""
         load_cuda_backend(path, plugin)
         self._adopted = True
-        found = sum(device.info.virtual for device in self._open().devices.default)
-        if found != count:
-            raise LibraryError(f"{path} has {found} devices, but {count} are described: unset GGML_CUDA_DEVICES")
+        count_here = sum(device.info.virtual for device in self._open().devices.default)
+        if count_here != count:
+            raise LibraryError(f"{path} has {count_here} devices, but {count} are described: unset GGML_CUDA_DEVICES")
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         return tuple(device.info for device in self._open().devices.default)
@@ -135,8 +135,8 @@ class Session:
 
     def place(self, path: str, params: Params, reserve: bool) -> Breakdown:
         """Answer as ``measure``, if possible with a load that has read its tokenizer before."""
-        found = self._open().place(path, params, self._description, reserve=reserve) if self._is_described else None
-        return found or self.measure(path, params, OWN, reserve)
+        breakdown = self._open().place(path, params, self._description, reserve=reserve) if self._is_described else None
+        return breakdown or self.measure(path, params, OWN, reserve)
 
     @property
     def _is_described(self) -> bool:

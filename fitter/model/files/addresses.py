@@ -89,8 +89,8 @@ def shown(url: str) -> str:
 def without_secrets(text: str, url: str) -> str:
     """Remove the secret parts of ``url`` from ``text``, in one line."""
     text = text.replace(url, shown(url))
-    users = [found[0][2:-1] for found in _USER.finditer(url)]
-    secrets = {*users, *(user.partition(":")[2] for user in users), *(found[0] for found in _QUERY.finditer(url))}
+    users = [match[0][2:-1] for match in _USER.finditer(url)]
+    secrets = {*users, *(user.partition(":")[2] for user in users), *(match[0] for match in _QUERY.finditer(url))}
     for secret in sorted({*secrets, *map(urllib.parse.unquote, secrets)} - {""}, key=len, reverse=True):
         text = text.replace(secret, "…")
     return " ".join(shown(word) if "://" in word else word for word in text.split())
@@ -336,10 +336,10 @@ def _of_hub(url: str) -> str:
     check_endpoint(where or _DEFAULT_ENDPOINT)
     try:
         file = urllib.parse.unquote(file)
-        found: str = hf_hub_url(repository, file, repo_type=kind, revision=revision, endpoint=where)
+        address: str = hf_hub_url(repository, file, repo_type=kind, revision=revision, endpoint=where)
     except (HFValidationError, ValueError) as error:
         raise ModelError(f"{shown(url)} is not a file of the hub: {' '.join(str(error).split())}") from None
-    return found
+    return address
 
 
 def hub_download(urls: Sequence[str]) -> list[str]:

@@ -110,9 +110,9 @@ def look_after() -> bool:
 
     Returns whether it does. What a process has left that was killed goes first.
     """
-    found = sorted(each for name in (HEADERS, SHAPES) for each in _entries(cache_folder(name)))
-    size, count = sum(each for _, _, each in found), len(found)
-    for _, entry, taken in found:
+    entries = sorted(each for name in (HEADERS, SHAPES) for each in _entries(cache_folder(name)))
+    size, count = sum(each for _, _, each in entries), len(entries)
+    for _, entry, taken in entries:
         is_left = entry.name.startswith((_PARTIAL, _LEAVING))
         if not is_left and size <= MOST and count <= MOST_ENTRIES:
             break
@@ -178,8 +178,8 @@ def _entries(place: Path) -> Iterator[tuple[float, Path, int]]:
 def _bytes(entry: str | os.PathLike[str]) -> int:
     # blocks of 512 bytes on every file system
     size = 512 * os.lstat(entry).st_blocks
-    with os.scandir(entry) as found:
-        for each in found:
+    with os.scandir(entry) as files:
+        for each in files:
             is_folder = each.is_dir(follow_symlinks=False)
             size += _bytes(each) if is_folder else 512 * each.stat(follow_symlinks=False).st_blocks
     return size

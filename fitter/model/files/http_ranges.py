@@ -196,8 +196,8 @@ class HttpRanges:
 
     def _is_own(self, url: str) -> bool:
         """Return whether ``url`` is on the host of the credentials."""
-        own, other = urllib.parse.urlsplit(self._url), urllib.parse.urlsplit(url)
-        return (own.scheme, own.hostname, own.port) == (other.scheme, other.hostname, other.port)
+        asked, other = urllib.parse.urlsplit(self._url), urllib.parse.urlsplit(url)
+        return (asked.scheme, asked.hostname, asked.port) == (other.scheme, other.hostname, other.port)
 
     def _connected(
         self, parts: urllib.parse.SplitResult, proxy: urllib.parse.SplitResult | None
@@ -238,10 +238,10 @@ class HttpRanges:
         """Follow a redirect. Raises ``Unchanged`` if the answer's tag is the known one."""
         name, to = self._address.shown, answer.headers.get("Location", "")
         target = _joined(self._target, to)
-        own, other = self._target.partition(":")[0].lower(), target.partition(":")[0].lower()
-        if own != other and re.fullmatch(r"[a-z][a-z0-9+.-]*", other):
+        scheme, other = self._target.partition(":")[0].lower(), target.partition(":")[0].lower()
+        if scheme != other and re.fullmatch(r"[a-z][a-z0-9+.-]*", other):
             raise ModelError(
-                f"{name} is redirected from {own} to {other}, which is not followed: if you trust it, give "
+                f"{name} is redirected from {scheme} to {other}, which is not followed: if you trust it, give "
                 f"{shown(target)}"
             )
         if not to or _split(target) is None:
@@ -368,10 +368,10 @@ def _proxy(scheme: str, host: str) -> urllib.parse.SplitResult | None:
     """Return the environment's proxy for a host, if any."""
     if reach.is_limited():
         return None
-    found = urllib.request.getproxies().get(scheme)
-    if not found or urllib.request.proxy_bypass(host):
+    proxy = urllib.request.getproxies().get(scheme)
+    if not proxy or urllib.request.proxy_bypass(host):
         return None
-    return _split(found if "://" in found else f"http://{found}")
+    return _split(proxy if "://" in proxy else f"http://{proxy}")
 
 
 def _proxy_headers(proxy: urllib.parse.SplitResult) -> dict[str, str]:

@@ -37,7 +37,7 @@ def files_of(place: HubFolder, patience: Patience) -> tuple[tuple[str, int], ...
     """
     url = _endpoint(place) + (f"/{urllib.parse.quote(place.folder)}" if place.folder else "")
     pages = _Pages(Address(f"{url}?recursive=true", place.url, is_hub=True), hub_headers(), patience, place)
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     # resolving a name cannot be interrupted, so it runs on another thread
     failed: list[BaseException] = []
 
@@ -46,7 +46,7 @@ def files_of(place: HubFolder, patience: Patience) -> tuple[tuple[str, int], ...
             for number, (path, size) in enumerate(_files(pages.all(), place)):
                 if number == _MOST_FILES:
                     raise pages.too_many()
-                found[path] = size
+                sizes[path] = size
         except BaseException as error:
             failed.append(error)
         finally:
@@ -65,7 +65,7 @@ def files_of(place: HubFolder, patience: Patience) -> tuple[tuple[str, int], ...
         raise pages.late()
     if failed:
         raise pages.late() if patience.left <= 0 else failed[0]
-    return tuple(sorted(found.items()))
+    return tuple(sorted(sizes.items()))
 
 
 def _endpoint(place: HubFolder) -> str:

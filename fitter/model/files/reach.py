@@ -37,22 +37,22 @@ def is_limited() -> bool:
 def is_public(address: str) -> bool:
     """Return whether a numeric address, and any address embedded in it, is of the public internet."""
     try:
-        found = ipaddress.ip_address(address.partition("%")[0])
+        parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    if isinstance(found, ipaddress.IPv6Address):
-        inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
-        if found in _NAT64:
-            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+    if isinstance(parsed, ipaddress.IPv6Address):
+        inner = parsed.ipv4_mapped or parsed.sixtofour or (parsed.teredo[1] if parsed.teredo else None)
+        if parsed in _NAT64:
+            inner = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF)
         if inner is not None and not is_public(str(inner)):
             return False
-        if found.ipv4_mapped is not None or found in _NAT64:
+        if parsed.ipv4_mapped is not None or parsed in _NAT64:
             return True
-        if found.is_site_local:
+        if parsed.is_site_local:
             return False
-    if any(found in network for network in _LOCAL):
+    if any(parsed in network for network in _LOCAL):
         return False
-    return found.is_global and not (found.is_multicast or found.is_reserved or found.is_unspecified)
+    return parsed.is_global and not (parsed.is_multicast or parsed.is_reserved or parsed.is_unspecified)
 
 
 class PublicConnection(http.client.HTTPConnection):
@@ -60,14 +60,14 @@ class PublicConnection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         """Connect. Raises ``ModelError`` if the host has an address that is not public, and ``OSError``."""
-        found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        if not all(is_public(str(address[0])) for *_, address in found):
+        infos = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        if not all(is_public(str(address[0])) for *_, address in infos):
             raise ModelError(
                 f"{self.host} is in a private network, which is not asked for models: start the server with "
                 "--allow-private-addresses if it may be"
             )
         failed: OSError | None = None
-        for family, kind, protocol, _, address in found:
+        for family, kind, protocol, _, address in infos:
             sock = socket.socket(family, kind, protocol)
             try:
                 sock.settimeout(self.timeout)

@@ -86,15 +86,20 @@ def fetched(
     """
     key, patience, say = shown(url), Patience(timeout or DEFAULT_TIMEOUT), say or (lambda _: None)
     with _lock:
-        known = _answers.get(key)
-        if known is not None and url == key:
+        answer = _answers.get(key)
+        if answer is not None and url == key:
             # a plan names its model without credentials
-            url = known.url
+            url = answer.url
         mine = _locks.setdefault(key, threading.Lock())
     with _alone(mine, key, patience, say):
-        known = _answers.get(key)
-        if known is not None and known.url == url and time.monotonic() - known.asked < _BELIEVED and _are_there(known):
-            return known.files
+        answer = _answers.get(key)
+        if (
+            answer is not None
+            and answer.url == url
+            and time.monotonic() - answer.asked < _BELIEVED
+            and _are_there(answer)
+        ):
+            return answer.files
         files = _fetch(addresses(url), patience, say, at_once)
         with _lock:
             _answers.pop(key, None)
@@ -127,9 +132,9 @@ def kept(url: str) -> tuple[Path, ...]:
 
 def beginning(url: str, most: int, *, timeout: float | None = None) -> bytes:
     """Return the first ``most`` bytes of the file at ``url``, or all of a smaller one. Raises like ``fetched``."""
-    found, patience = addresses(url)[0], Patience(timeout or DEFAULT_TIMEOUT)
-    ranges = _ranges(found, _headers() if found.is_hub else {}, patience)
-    (part,) = _in_parallel(lambda _: ranges.read(0, most), range(1), patience, [found], lambda done: None, 1)
+    place, patience = addresses(url)[0], Patience(timeout or DEFAULT_TIMEOUT)
+    ranges = _ranges(place, _headers() if place.is_hub else {}, patience)
+    (part,) = _in_parallel(lambda _: ranges.read(0, most), range(1), patience, [place], lambda done: None, 1)
     return part.data
 
 
@@ -138,8 +143,8 @@ def forget() -> None:
     _answers.clear()
 
 
-def _are_there(known: _Answer) -> bool:
-    return stored_headers.use(known.files)
+def _are_there(answer: _Answer) -> bool:
+    return stored_headers.use(answer.files)
 
 
 def _fetch(model: Sequence[Address], patience: Patience, say: Say, at_once: int | None = None) -> tuple[Path, ...]:
@@ -153,11 +158,11 @@ def _fetch(model: Sequence[Address], patience: Patience, say: Say, at_once: int 
         address = model[index]
         # text after a ? may be a signature, and is not stored; the same address may mean another file
         is_same = address.is_hub or "?" not in address.url
-        known = entry.files[index].tag if entry is not None and is_same else ""
+        tag = entry.files[index].tag if entry is not None and is_same else ""
         first = _FIRST_OF_OTHERS if index else _FIRST_OF_FIRST
         try:
             count = None if index else len(model)
-            return _header(address, _ranges(address, headers, patience), first, known, amounts.of(index), count)
+            return _header(address, _ranges(address, headers, patience), first, tag, amounts.of(index), count)
         except Unchanged:
             return None
 
@@ -196,9 +201,9 @@ def _without_asking(model: Sequence[Address], entry: Entry | None) -> tuple[Path
     return entry.paths
 
 
-def _new_or_kept(found: Header | None, entry: Entry | None, index: int, model: Sequence[Address]) -> Header:
-    if found is not None:
-        return found
+def _new_or_kept(fetched: Header | None, entry: Entry | None, index: int, model: Sequence[Address]) -> Header:
+    if fetched is not None:
+        return fetched
     assert entry is not None
     try:
         return entry.header(index)
@@ -277,8 +282,8 @@ class _Amounts:
     def show(self, done: int) -> None:
         """Report the progress, with ``done`` files."""
         count, here = len(self._have), sum(have for have, _ in self._have)
-        known = [expected for _, expected in self._have if expected]
-        every = sum(known) + (count - len(known)) * (min(known) if known else 1)
+        lengths = [expected for _, expected in self._have if expected]
+        every = sum(lengths) + (count - len(lengths)) * (min(lengths) if lengths else 1)
         of = f"{done} of {count} files, " if count > 1 else ""
         self._say(Fetching(f"fetching the model's header: {of}{human(here)}", min(1.0, here / every) if every else 0.0))
 
@@ -292,7 +297,7 @@ def _in_parallel(
     at_once: int,
 ) -> list[_T]:
     """Call ``read`` for each of the ``files``, several at once; the first error ends all."""
-    found: dict[int, _T] = {}
+    read_headers: dict[int, _T] = {}
     left = iter(files)
     results: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
     taking = threading.Lock()
@@ -304,7 +309,7 @@ def _in_parallel(
             if index is None:
                 return
             try:
-                found[index] = read(index)
+                read_headers[index] = read(index)
                 results.put((index, None))
             except BaseException as error:
                 results.put((index, error))
@@ -330,9 +335,9 @@ def _in_parallel(
                 said = without_secrets(f"{type(error).__name__}: {error}", model[index].url)
                 raise ModelError(f"{model[index].shown} cannot be read: {said}") from None
             done += 1
-        if any(found.values()):
+        if any(read_headers.values()):
             show(done)
     except BaseException:
         patience.stop()
         raise
-    return [found[index] for index in files]
+    return [read_headers[index] for index in files]

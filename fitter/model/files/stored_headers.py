@@ -97,12 +97,12 @@ def folder() -> Path:
 def newest(model: Sequence[Address]) -> Entry | None:
     """Return the last fetched headers of a model; ``None`` if there are none, or damaged ones."""
     try:
-        found = sorted((each / _ABOUT for each in _of(model)), key=os.path.getmtime)
+        abouts = sorted((each / _ABOUT for each in _of(model)), key=os.path.getmtime)
     except OSError:
         return None
-    if not found or not header_cache.use(found[-1].parent):
+    if not abouts or not header_cache.use(abouts[-1].parent):
         return None
-    entry = _read(found[-1].parent)
+    entry = _read(abouts[-1].parent)
     names = [address.name for address in model]
     return entry if entry and [each.name for each in entry.files] == names and entry.is_whole() else None
 
@@ -151,8 +151,8 @@ def _of(model: Sequence[Address]) -> list[Path]:
 
 def _read(place: Path) -> Entry | None:
     try:
-        found = json.loads(read(place / _ABOUT))
-        files = tuple(Kept(**each) for each in found)
+        about = json.loads(read(place / _ABOUT))
+        files = tuple(Kept(**each) for each in about)
     except (OSError, ValueError, TypeError, RecursionError):
         return None
     return Entry(place, files) if all(map(_is_possible, files)) else None

@@ -1,4 +1,4 @@
-"""The catalogue of models without a file: one small file of published hyperparameters each, with its source."""
+"""The catalogue of models without a file: published hyperparameters with their source, one small file each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FOLDER = Path(__file__).with_name("catalogue")
 
 @dataclass(frozen=True)
 class Published:
-    """What is published of a model. ``config``: hyperparameters by their names in its ``config.json``."""
+    """The published facts of a model. ``config``: hyperparameters by their names in its ``config.json``."""
 
     name: str
     title: str
@@ -28,16 +28,16 @@ class Published:
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """The names of all shapes."""
+    """Return the names of all shapes."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
 
 
 def published(name: str) -> Published:
-    """What is known of the shape ``name``. Raises ``UsageError`` for one that is not in the catalogue."""
-    known = name.strip().lower()
-    if known not in names():
-        close = difflib.get_close_matches(known[:100], names(), n=3, cutoff=0.5)
+    """Read the shape ``name``. Raises ``UsageError`` for an unknown one."""
+    key = name.strip().lower()
+    if key not in names():
+        close = difflib.get_close_matches(key[:100], names(), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(close)}? " if close else ""
         raise UsageError(f"there is no shape '{printable(name, 60)}': {hint}'fitter shapes' lists them")
-    found = parse_toml((_FOLDER / f"{known}.toml").read_text(encoding="utf-8"))
-    return Published(known, found["title"], found["source"], found["config"])
+    entry = parse_toml((_FOLDER / f"{key}.toml").read_text(encoding="utf-8"))
+    return Published(key, entry["title"], entry["source"], entry["config"])

@@ -1,4 +1,4 @@
-"""What most architectures have in common: the dimensions, rope, and the tensors of attention and feed-forward."""
+"""Parts that most architectures share: dimensions, rope, and the tensors of attention and feed-forward."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from fitter.model.shapes.config import MOST_EXPERTS, MOST_LAYERS, Config
 from fitter.model.shapes.shape_header import Header
 
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f16"}
-"""What the converter makes of the matrices by the type that they are published in."""
+"""The converter's type of matrices, by their published type."""
 
 
 def begin(c: Config, architecture: str) -> Header:
-    """An empty header, whose matrices have the type that the converter chooses."""
+    """Start a header whose matrices have the converter's type."""
     dtype = c.text("torch_dtype", c.text("dtype", "bfloat16"))
     c.value("dtype")
     if dtype not in _DTYPES:
@@ -22,17 +22,17 @@ def begin(c: Config, architecture: str) -> Header:
 
 
 def layers(c: Config) -> int:
-    """How many layers it has."""
+    """Return the number of layers."""
     return c.count("num_hidden_layers", "n_layer", "n_layers", "num_layers", most=MOST_LAYERS)
 
 
 def following(c: Config, name: str = "num_nextn_predict_layers") -> int:
-    """How many layers for multi-token prediction follow the last one."""
+    """Return the number of layers for multi-token prediction after the last one."""
     return c.count(name, default=0, least=0, most=MOST_LAYERS - layers(c))
 
 
 def heads(c: Config) -> tuple[int, int, int]:
-    """Heads of the query, heads of the keys and values, and the size of one."""
+    """Return the number of query heads, of key and value heads, and the size of a head."""
     n_head = c.count("num_attention_heads", "n_head", most=1 << 16)
     n_head_kv = c.count("num_key_value_heads", default=n_head, most=1 << 16)
     n_embd = c.count("hidden_size", "n_embd", "d_model")
@@ -44,7 +44,7 @@ def heads(c: Config) -> tuple[int, int, int]:
 
 
 def dimensions(c: Config, h: Header, *, n_layer: int | None = None, eps: str = "layer_norm_rms_epsilon") -> None:
-    """The metadata that nearly every architecture has."""
+    """Write the metadata that nearly every architecture has."""
     n_head, n_head_kv, head = heads(c)
     h.keys(
         vocab_size=c.count("vocab_size"),
@@ -72,14 +72,14 @@ _YARN = {
 
 
 def rope(c: Config, h: Header, size: int, known: Sequence[str] = ("default", "llama3", "linear", "yarn")) -> None:
-    """The metadata of rope, and the tensors of its factors. ``size``: how much of a head it turns."""
+    """Write the metadata of rope, and the tensors of its factors; ``size`` elements of a head are rotated."""
     part = rope_part(c)
     theta = c.number("rope_theta", "rotary_emb_base", default=0.0)
     scaling = c.part("rope_scaling")
     kind = rope_type(c, part)
     if part is not None:
         theta = part.number("rope_theta", default=theta)
-        # how much of a head is turned is the caller's question
+        # the caller knows how much of a head is rotated
         part.value("partial_rotary_factor", "mrope_section", "mrope_interleaved", "truncate")
     if scaling is not None:
         scaling.value("mrope_section", "mrope_interleaved", "truncate")
@@ -106,13 +106,13 @@ def rope(c: Config, h: Header, size: int, known: Sequence[str] = ("default", "ll
 
 
 def rope_part(c: Config) -> Config | None:
-    """Where it says how rope is scaled; newer ones call it ``rope_parameters``."""
-    found = c.part("rope_parameters")
-    return found if found is not None else c.part("rope_scaling")
+    """Return the scaling of rope; newer files call it ``rope_parameters``."""
+    part = c.part("rope_parameters")
+    return part if part is not None else c.part("rope_scaling")
 
 
 def rope_type(c: Config, part: Config | None) -> str:
-    """What kind of scaling it has."""
+    """Return the kind of scaling."""
     if part is None:
         return "default"
     kind = part.text("rope_type", part.text("type", "default"))
@@ -121,7 +121,7 @@ def rope_type(c: Config, part: Config | None) -> str:
 
 
 def sections(c: Config) -> list[int]:
-    """How many of the frequencies of rope are for each of a token's positions; empty where there is one position."""
+    """Return how many frequencies of rope each of a token's positions has; empty for one position."""
     part = rope_part(c)
     said = c if part is None or not part.has("mrope_section") else part
     numbers = said.numbers("mrope_section")
@@ -129,7 +129,7 @@ def sections(c: Config) -> list[int]:
 
 
 def routed(c: Config, h: Header) -> tuple[int, int]:
-    """The metadata of routed experts; returns how many there are, and the width of one."""
+    """Write the metadata of routed experts; return their number and width."""
     n_expert = c.count("num_local_experts", "num_experts", "n_routed_experts", most=MOST_EXPERTS)
     n_ff = c.count("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
     h.keys(
@@ -141,7 +141,7 @@ def routed(c: Config, h: Header) -> tuple[int, int]:
 
 
 def every(c: Config, name: str, n_layer: int, kinds: Sequence[str]) -> list[str] | None:
-    """The kind of each layer, where they are listed; only ``kinds`` are known."""
+    """Return the kind of each layer if the file lists them; only ``kinds`` are known."""
     texts = c.texts(name)
     if texts is None:
         return None
@@ -153,12 +153,12 @@ def every(c: Config, name: str, n_layer: int, kinds: Sequence[str]) -> list[str]
 
 
 def is_tied(c: Config, default: bool) -> bool:
-    """Whether the output has the weights of the token embedding."""
+    """Return whether the output has the weights of the token embedding."""
     return c.flag("tie_word_embeddings", default)
 
 
 def ends(c: Config, h: Header, *, tied: bool, bias: bool = False, norm_bias: bool = False) -> None:
-    """The token embedding, and the output with its norm."""
+    """Add the token embedding, and the output with its norm."""
     n_embd, n_vocab = c.count("hidden_size", "n_embd", "d_model"), c.count("vocab_size")
     h.weight("token_embd", n_embd, n_vocab)
     h.weight("output_norm", n_embd)
@@ -182,10 +182,18 @@ def attention(
     gated: bool = False,
     sizes: tuple[int, int, int] | None = None,
 ) -> None:
-    """Attention of the layer ``b`` with grouped queries.
+    """Add attention with grouped queries to the layer ``b``.
 
-    ``head_norm``: with a norm of each head's query and key. ``fused``: in one tensor. ``gated``: the query's tensor
-    makes the output's gate, too. ``sizes``: heads, heads of keys, and the size of one, if not the model's.
+    Args:
+        c: The hyperparameters.
+        h: The header.
+        b: The layer's prefix.
+        qkv_bias: Whether queries, keys and values have biases.
+        out_bias: Whether the output has a bias.
+        head_norm: Whether each head's query and key have norms.
+        fused: Whether queries, keys and values are one tensor.
+        gated: Whether the query's tensor also makes the output's gate.
+        sizes: Heads, key heads and size of a head, if not the model's.
     """
     n_embd = c.count("hidden_size", "n_embd", "d_model")
     n_head, n_head_kv, head = sizes or heads(c)
@@ -206,7 +214,7 @@ def attention(
 def feed_forward(
     c: Config, h: Header, b: str, n_ff: int | None = None, *, bias: bool = False, gated: bool = True, suffix: str = ""
 ) -> None:
-    """A feed-forward network of the layer ``b``."""
+    """Add a feed-forward network to the layer ``b``."""
     n_embd, n_ff = c.count("hidden_size", "n_embd", "d_model"), n_ff or c.count("intermediate_size")
     parts = ("gate", "up") if gated else ("up",)
     for name in parts:
@@ -221,7 +229,7 @@ def feed_forward(
 def experts(
     c: Config, h: Header, b: str, n_expert: int, n_ff: int, *, gated: bool = True, probability_bias: bool = False
 ) -> None:
-    """Routed experts of the layer ``b``, with their router. ``probability_bias``: the router is corrected by a bias."""
+    """Add routed experts with their router to the layer ``b``; ``probability_bias``: a bias corrects the router."""
     n_embd = c.count("hidden_size")
     h.weight(f"{b}.ffn_gate_inp", n_embd, n_expert)
     for name in ("gate", "up") if gated else ("up",):
@@ -232,7 +240,7 @@ def experts(
 
 
 def norms(h: Header, b: str, n_embd: int, *names: str, bias: bool = False) -> None:
-    """Norms of the layer ``b``."""
+    """Add norms to the layer ``b``."""
     for name in names:
         h.weight(f"{b}.{name}", n_embd)
         if bias:
@@ -240,7 +248,7 @@ def norms(h: Header, b: str, n_embd: int, *names: str, bias: bool = False) -> No
 
 
 def rotary(c: Config, size: int, default: float = 1.0) -> int:
-    """How much of a head of this size rope turns."""
+    """Return how many elements of a head of this size rope rotates."""
     part = rope_part(c)
     inner = part.number("partial_rotary_factor", default=default) if part is not None else default
     factor = c.number("partial_rotary_factor", "rotary_pct", "rope_pct", default=inner)

@@ -1,4 +1,4 @@
-"""The hyperparameters of a model as they are published, read with care: a ``config.json`` may come from anywhere."""
+"""Published hyperparameters, read with care: a ``config.json`` may come from anywhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fitter.llama.header import limits
 from fitter.text import printable
 
 LARGEST = 2**31 - 1
-"""The largest number that a header has for a dimension."""
+"""The largest dimension in a header."""
 MOST_LAYERS, MOST_EXPERTS = limits.most(".block_count"), limits.most(".expert_count")
 """What llama.cpp reads at most."""
 _POSITIONS = 1 << 24
@@ -21,19 +21,19 @@ _MOST = {
     "n_positions": _POSITIONS,
     "model_max_length": _POSITIONS,
 }
-"""Of these each takes memory where the model is planned. No published model has as many: Gemma 3 has 262,208 words,
-Llama 4 Scout 10,485,760 positions.
+"""Limits of numbers that take memory when the model is planned. Of published models Gemma 3 has the most words,
+262,208, and Llama 4 Scout the most positions, 10,485,760.
 """
 LONGEST = 1 << 20
-"""The most bytes of a ``config.json`` that is read."""
+"""Most bytes of a ``config.json``."""
 _DEEPEST = 100
-"""How many lists and objects may be inside one another; those that are published have five."""
+"""Most nested lists and objects; published files have five."""
 
 
 class Config:
-    """Hyperparameters by name, each checked when it is read; ``unread`` tells which were not.
+    """Hyperparameters by name, each checked when it is read; ``unread`` lists the others.
 
-    ``where`` is what they are called in a message. Every method raises ``ModelError`` for a value that makes no sense.
+    ``where`` is their name in messages. Every method raises ``ModelError`` for an invalid value.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str, read: set[str] | None = None, prefix: str = "") -> None:
@@ -43,16 +43,16 @@ class Config:
         self._prefix = prefix
 
     def value(self, *names: str) -> Any:
-        """What the first of ``names`` that is there and not null has; ``None`` if none is. All count as read."""
+        """Return the value of the first of ``names`` that is set; ``None`` if none is. All count as read."""
         self._read.update(self._prefix + name for name in names)
         return next((self._values[name] for name in names if self._values.get(name) is not None), None)
 
     def has(self, name: str) -> bool:
-        """Whether it is there and not null."""
+        """Return whether a name is set and not null."""
         return self._values.get(name) is not None
 
     def count(self, *names: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
-        """A whole number."""
+        """Read a whole number."""
         value = self.value(*names)
         if value is None:
             if default is None:
@@ -61,7 +61,7 @@ class Config:
         return self._whole(names[0], value, least, min(most, _MOST.get(names[0], LARGEST)))
 
     def counts(self, name: str, n: int, least: int = 0) -> list[int]:
-        """``n`` whole numbers, from a list or from one for all."""
+        """Read ``n`` whole numbers, from a list or from one number for all."""
         value = self.value(name)
         if isinstance(value, list):
             if len(value) != n:
@@ -70,7 +70,7 @@ class Config:
         return [self.count(name, least=least)] * n
 
     def number(self, *names: str, default: float | None = None) -> float:
-        """A number of any kind."""
+        """Read a number."""
         value = self.value(*names)
         if value is None:
             if default is None:
@@ -81,7 +81,7 @@ class Config:
         return float(value)
 
     def flag(self, name: str, default: bool | None = None) -> bool:
-        """True or false."""
+        """Read true or false."""
         value = self.value(name)
         if value is None:
             if default is None:
@@ -92,7 +92,7 @@ class Config:
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A word."""
+        """Read a text."""
         value = self.value(name)
         if value is None:
             if default is None:
@@ -103,7 +103,7 @@ class Config:
         return value
 
     def texts(self, name: str) -> list[str] | None:
-        """A list of words; ``None`` if there is none."""
+        """Read a list of texts; ``None`` without one."""
         value = self.value(name)
         if value is None:
             return None
@@ -112,7 +112,7 @@ class Config:
         return value
 
     def numbers(self, name: str) -> list[float] | None:
-        """A list of numbers; ``None`` if there is none."""
+        """Read a list of numbers; ``None`` without one."""
         value = self.value(name)
         if value is None:
             return None
@@ -121,7 +121,7 @@ class Config:
         return value
 
     def part(self, name: str) -> Config | None:
-        """The hyperparameters in the object ``name``; ``None`` if there is none."""
+        """Return the hyperparameters in the object ``name``; ``None`` without one."""
         value = self.value(name)
         if value is None:
             return None
@@ -130,32 +130,32 @@ class Config:
         return Config(value, self.where, self._read, f"{self._prefix}{name}.")
 
     def without(self, name: str) -> Config:
-        """The same without ``name``, which counts as read."""
+        """Return the hyperparameters without ``name``, which counts as read."""
         self._read.add(self._prefix + name)
         rest = {key: value for key, value in self._values.items() if key != name}
         return Config(rest, self.where, self._read, self._prefix)
 
     def replaced(self, name: str, value: Any) -> Config:
-        """The same with another value of ``name``."""
+        """Return the hyperparameters with another value of ``name``."""
         return Config({**self._values, name: value}, self.where, self._read, self._prefix)
 
     def must_be(self, name: str, *values: object) -> None:
-        """Raise ``ModelError`` if it is there and none of ``values``, which are all that is known."""
+        """Raise ``ModelError`` if ``name`` is set to none of the known ``values``."""
         value = self.value(name)
         if value is not None and value not in values:
             raise self.unknown(f"{name} {_shown(value)}")
 
     def unknown(self, what: str) -> ModelError:
-        """The error for a variation that is not known."""
+        """Make the error for an unknown variation."""
         what = printable(what, 100)
         return self.error(f"has {what}, which fitter cannot tell the tensors of: give a GGUF file of the model instead")
 
     def error(self, text: str) -> ModelError:
-        """An error about it."""
+        """Make an error about these hyperparameters."""
         return ModelError(f"{self.where} {printable(text)}")
 
     def unread(self) -> list[str]:
-        """The names that nothing has read, and that have a value."""
+        """Return the names with a value that nothing has read."""
         return [name for name, value in self._values.items() if name not in self._read and not _is_nothing(value)]
 
     def _whole(self, name: str, value: object, least: int, most: int) -> int:
@@ -167,7 +167,7 @@ class Config:
 
 
 def _is_number(value: object) -> bool:
-    """Whether it is one that a 32-bit float has."""
+    """Return whether a 32-bit float can hold a value."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e30
 
 
@@ -180,22 +180,22 @@ def _shown(value: object) -> str:
 
 
 def parse(data: bytes, where: str) -> dict[str, Any]:
-    """The object in a ``config.json``. Raises ``ModelError`` for anything else."""
+    """Parse a ``config.json``. Raises ``ModelError`` unless it is an object."""
     if len(data) > LONGEST:
         raise ModelError(f"{where} is larger than {LONGEST >> 20} MiB: give the config.json of a model")
     try:
-        found = json.loads(data)
+        document = json.loads(data)
     except (ValueError, RecursionError):
         raise ModelError(f"{where} is not JSON: give the config.json of a model") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise ModelError(f"{where} has no object: give the config.json of a model")
-    _check_depth(found, where)
-    return found
+    _check_depth(document, where)
+    return document
 
 
-def _check_depth(found: object, where: str) -> None:
-    """Raise ``ModelError`` for what cannot be shown in a message, whichever way Python counts."""
-    level: list[object] = [found]
+def _check_depth(value: object, where: str) -> None:
+    """Raise ``ModelError`` for values nested too deeply for a message."""
+    level: list[object] = [value]
     for _ in range(_DEEPEST):
         level = [inner for each in level for inner in _inside(each)]
         if not level:
@@ -210,6 +210,6 @@ def _inside(value: object) -> Iterable[object]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first names of a list, for a message."""
+    """Write the first names of a list, for a message."""
     shown = [printable(name, 60) for name in names[:3]]
     return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

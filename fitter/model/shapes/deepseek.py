@@ -1,4 +1,4 @@
-"""Models with multi-head latent attention, whose keys and values are made of one small vector for each token."""
+"""Models with multi-head latent attention: keys and values are made of one small vector for each token."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def glm_lite(c: Config) -> Header:
 
 
 def glm_dsa(c: Config) -> Header:
-    """GLM-5, whose attention first looks for what matters, with layers for multi-token prediction."""
+    """GLM-5, whose attention first searches for relevant tokens, with layers for multi-token prediction."""
     c.value("indexer_rope_interleave", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset")
     c.value("index_share_for_mtp_iteration")
     return _latent(c, "glm-dsa", next_layers=following(c), indexed=True)
 
 
 def deepseek32(c: Config) -> Header:
-    """DeepSeek V3.2, whose attention first looks for what matters, with layers for multi-token prediction."""
+    """DeepSeek V3.2, whose attention first searches for relevant tokens, with layers for multi-token prediction."""
     return _latent(c, "deepseek32", next_layers=following(c), indexed=True)
 
 
@@ -93,7 +93,7 @@ def _latent(c: Config, architecture: str, *, next_layers: int, indexed: bool = F
         norms(h, b, n_embd, "attn_norm", "ffn_norm")
         _attention(c, h, b)
         if indexed:
-            # a layer that shares the indexer of another one has one in the files, too
+            # the files have an indexer even for layers that share another's
             _index(c, h, b, q_rank)
         if i < n_dense:
             feed_forward(c, h, b)
@@ -129,7 +129,7 @@ def _attention(c: Config, h: Header, b: str) -> None:
 
 
 def _chosen(c: Config) -> tuple[int, bool]:
-    """How the router weighs experts, by llama.cpp's number, and whether a bias corrects it."""
+    """Return llama.cpp's number for how the router weighs experts, and whether a bias corrects it."""
     how = c.text("scoring_func", "softmax" if c.text("topk_method", "greedy") != "noaux_tc" else "sigmoid")
     if how not in ("softmax", "sigmoid"):
         raise c.unknown(f"a scoring_func '{how}'")
@@ -138,7 +138,7 @@ def _chosen(c: Config) -> tuple[int, bool]:
 
 
 def _leading_dense(c: Config, n_layer: int) -> int:
-    """How many of the first layers have no experts."""
+    """Return how many of the first layers have no experts."""
     kinds = every(c, "mlp_layer_types", n_layer, ("dense", "sparse"))
     if kinds is None:
         return c.count("first_k_dense_replace", default=0, least=0)
@@ -149,7 +149,7 @@ def _leading_dense(c: Config, n_layer: int) -> int:
 
 
 def _indexer(c: Config, h: Header, n_layer: int) -> None:
-    """The metadata of what looks for the tokens that matter."""
+    """Write the metadata of the search for relevant tokens."""
     h.keys(
         attention__indexer__head_count=c.count("index_n_heads"),
         attention__indexer__key_length=c.count("index_head_dim"),

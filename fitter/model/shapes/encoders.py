@@ -1,4 +1,4 @@
-"""Encoders, whose embeddings are what they are for."""
+"""Encoders, which produce embeddings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fitter.model.shapes.llama import FULL, SLIDING
 from fitter.model.shapes.shape_header import Header
 
 _MEAN = 1
-"""The number that llama.cpp has for the mean of all tokens' embeddings."""
+"""llama.cpp's number for the mean of all tokens' embeddings."""
 
 
 def bert(c: Config) -> Header:
@@ -17,7 +17,7 @@ def bert(c: Config) -> Header:
 
 
 def roberta(c: Config) -> Header:
-    """RoBERTa and XLM-RoBERTa, such as bge-m3 and E5 in many languages; their first positions are not used."""
+    """RoBERTa and XLM-RoBERTa, such as bge-m3 and E5 in many languages; their first positions are unused."""
     unused = c.count("pad_token_id", default=1, least=0) + 1
     return _bert(c, c.count("max_position_embeddings", least=unused + 1) - unused)
 
@@ -46,7 +46,7 @@ def _bert(c: Config, n_ctx: int) -> Header:
 
 
 def nomic_bert(c: Config) -> Header:
-    """nomic-embed-text, of which 1 and 1.5 were trained with 2048 tokens."""
+    """nomic-embed-text; 1 and 1.5 were trained with 2048 tokens."""
     c.must_be("activation_function", "swiglu")
     c.must_be("moe_every_n_layers")
     c.value("pad_vocab_size_multiple", "rotary_scaling_factor")
@@ -99,7 +99,7 @@ def modern_bert(c: Config) -> Header:
     for name in ("attention_bias", "mlp_bias", "norm_bias"):
         c.must_be(name, False)
     c.value("classifier_pooling", "classifier_activation", "decoder_bias", "sparse_prediction", "reference_compile")
-    # its positions are rope's, whatever it says
+    # its positions are rope's, although the file says otherwise
     c.value("tie_word_embeddings", "position_embedding_type", "deterministic_flash_attn", "gradient_checkpointing")
     n_embd, n_ff = c.count("hidden_size"), c.count("intermediate_size")
     period = c.count("global_attn_every_n_layers", default=3)

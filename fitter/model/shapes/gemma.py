@@ -1,4 +1,4 @@
-"""Google's Gemma, of which most layers look at a window only."""
+"""Google's Gemma, most of whose layers have a window."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def gemma2(c: Config) -> Header:
 
 
 def gemma3(c: Config) -> Header:
-    """Gemma 3, and the text part of it: five layers of six have a window."""
+    """Gemma 3, also the text part: five layers of six have a window."""
     c.must_be("attn_logit_softcapping")
     pattern = c.count("sliding_window_pattern", "_sliding_window_pattern", default=6)
     _check_order(c, 6 if pattern == 6 else 0)
@@ -85,7 +85,7 @@ def _check_order(c: Config, every_nth: int) -> None:
 
 
 def _thetas(c: Config, h: Header) -> tuple[float, float | None]:
-    """The bases of rope, of layers without a window and with one; and the key of its scaling."""
+    """Return the bases of rope, of layers without and with a window, and write its scaling."""
     part = rope_part(c)
     full, window = (part.part(FULL), part.part(SLIDING)) if part is not None else (None, None)
     scaling = full if full is not None else part
@@ -115,7 +115,7 @@ def _with_four_norms(c: Config, h: Header, *, head_norm: bool) -> Header:
 
 
 def gemma3n(c: Config) -> Header:
-    """Gemma 3n, whose layers have embeddings of their own and share caches."""
+    """Gemma 3n, whose layers have own embeddings and share caches."""
     n_layer, n_embd, n_vocab = layers(c), c.count("hidden_size"), c.count("vocab_size")
     c.must_be("altup_num_inputs", 4)
     c.must_be("hidden_activation", *_GELU)
@@ -156,7 +156,7 @@ def gemma3n(c: Config) -> Header:
         altup__active_idx=c.count("altup_active_idx", least=0),
         altup__num_inputs=4,
         embedding_length_per_layer_input=n_own,
-        # what is not active at a point below its probability, of which only the number of layers matters here
+        # the sparsity of activations; only the number of layers matters here
         activation_sparsity_scale=[float("-inf") if not each else 1.6448535 for each in sparse],
         final_logit_softcapping=c.number("final_logit_softcapping", default=0.0) or None,
     )
@@ -179,7 +179,7 @@ def gemma3n(c: Config) -> Header:
 
 
 def _gemma3n_layer(h: Header, b: str, n_embd: int, n_laurel: int) -> None:
-    """What only Gemma 3n has in a layer."""
+    """Add the tensors of a layer that only Gemma 3n has."""
     norms(h, b, n_embd, "post_norm", "altup_router_norm", "altup_correct_scale", "laurel_post_norm")
     h.weight(f"{b}.altup_correct_coef", 4, 4)
     h.weight(f"{b}.altup_predict_coef", 4, 16)
@@ -189,13 +189,13 @@ def _gemma3n_layer(h: Header, b: str, n_embd: int, n_laurel: int) -> None:
 
 
 def gemma4(c: Config) -> Header:
-    """Gemma 4, whose layers without a window have larger heads, and some of which have experts beside."""
+    """Gemma 4, whose layers without a window have larger heads, and some of which also have experts."""
     n_layer, n_embd, n_vocab = layers(c), c.count("hidden_size"), c.count("vocab_size")
     kinds = every(c, "layer_types", n_layer, (SLIDING, FULL))
     if kinds is None:
         raise c.error("has no layer_types: add them")
     if kinds[-1] != FULL:
-        # transformers would make one of it, which has other tensors
+        # transformers would change the last layer, which then has other tensors
         raise c.unknown("a window in its last layer")
     n_head, n_head_kv, head = heads(c)
     head_full = c.count("global_head_dim")
@@ -251,7 +251,7 @@ def gemma4(c: Config) -> Header:
 
 
 def _gemma4_rope(c: Config) -> tuple[float, float]:
-    """The bases of rope, of layers without a window and with one."""
+    """Return the bases of rope, of layers without and with a window."""
     part = rope_part(c)
     full = part.part(FULL) if part is not None else None
     window = part.part(SLIDING) if part is not None else None
@@ -263,7 +263,7 @@ def _gemma4_rope(c: Config) -> tuple[float, float]:
 
 
 def _gemma4_routes(c: Config, h: Header) -> bool:
-    """The metadata of routed experts; whether there are any."""
+    """Write the metadata of routed experts; return whether there are any."""
     c.value("num_experts", "moe_intermediate_size", "top_k_experts")
     if not c.flag("enable_moe_block", False):
         return False
@@ -289,7 +289,7 @@ def _gemma4_experts(c: Config, h: Header, b: str) -> None:
 def _gemma4_attention(
     h: Header, b: str, n_embd: int, n_head: int, n_head_kv: int, head: int, *, shares: bool, same: bool
 ) -> None:
-    """``shares``: it has the keys and values of a layer before. ``same``: its values are its keys."""
+    """Add attention; ``shares``: it has the keys and values of an earlier layer. ``same``: its values are its keys."""
     h.weight(f"{b}.attn_q", n_embd, n_head * head)
     h.weight(f"{b}.attn_q_norm", head)
     h.weight(f"{b}.attn_output", n_head * head, n_embd)

@@ -1,4 +1,4 @@
-"""Models of which some layers, or all, keep a state in place of keys and values."""
+"""Models some or all of whose layers have a state instead of keys and values."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ LINEAR = "linear_attention"
 
 
 def qwen3next(c: Config) -> Header:
-    """Qwen3-Next and Qwen3-Coder-Next, of which only the first has a layer for multi-token prediction.
+    """Qwen3-Next and Qwen3-Coder-Next; only the first has a layer for multi-token prediction.
 
-    Neither says so: the converter counts them in the weights.
+    Neither file says so: the converter counts the layers in the weights.
     """
     if not c.has("mtp_num_hidden_layers"):
         raise c.error(
@@ -53,7 +53,7 @@ def qwen35moe(c: Config) -> Header:
 
 
 def _delta(c: Config, architecture: str, *, split: bool, has_experts: bool) -> Header:
-    """Gated delta nets in three layers of four; ``split``: what makes alpha and beta are two tensors."""
+    """Gated delta nets in three layers of four; ``split``: alpha and beta have two tensors."""
     c.must_be("hidden_act", "silu")
     c.must_be("attention_bias", False)
     c.must_be("attn_output_gate", True)
@@ -124,7 +124,7 @@ def _delta_layer(c: Config, h: Header, b: str, *, split: bool) -> None:
 
 
 def nemotron_h(c: Config) -> Header:
-    """Nemotron-H and Nemotron 3: each layer is a state, attention, or a feed-forward network, dense or of experts."""
+    """Nemotron-H and Nemotron 3: each layer is a state, attention, or a feed-forward network, dense or with experts."""
     _check_nemotron(c)
     pattern = _pattern(c, "hybrid_override_pattern", "layers_block_type")
     n_embd = c.count("hidden_size")
@@ -208,7 +208,7 @@ _LETTERS = {"mamba": "M", LINEAR: "M", "attention": "*", FULL: "*", "moe": "E", 
 
 
 def _pattern(c: Config, name: str, listed: str) -> str:
-    """A letter for each layer, which is how it was said first; the newer way are words."""
+    """Return a letter for each layer, as older files have it; newer files have words."""
     words = c.texts(listed)
     return c.text(name, "" if words is None else "".join(_LETTERS.get(each, "?") for each in words))
 
@@ -245,7 +245,7 @@ def _nemotron_layer(c: Config, h: Header, b: str) -> None:
 
 
 def falcon_h1(c: Config) -> Header:
-    """Falcon-H1, each of whose layers has a state and attention, side by side."""
+    """Falcon-H1: each layer has a state and attention, side by side."""
     c.must_be("hidden_act", "silu")
     for name in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias", "mamba_rms_norm"):
         c.must_be(name, False)
@@ -281,7 +281,7 @@ def falcon_h1(c: Config) -> Header:
 
 
 def granite_hybrid(c: Config) -> Header:
-    """Granite 4, with or without experts; and its models in which all layers have attention."""
+    """Granite 4, with or without experts, and its models with attention in all layers."""
     c.must_be("hidden_act", "silu")
     for name in ("attention_bias", "mamba_proj_bias"):
         c.must_be(name, False)
@@ -341,8 +341,8 @@ def granite_hybrid(c: Config) -> Header:
 
 
 def _granite_without_state(c: Config, n_expert: int) -> Header:
-    """Such as Granite 4.0 Micro, which the converter writes as Granite 3."""
-    # what the layers with a state would be
+    """Models such as Granite 4.0 Micro, which the converter writes as Granite 3."""
+    # parameters of layers with a state, which it does not have
     c.value("mamba_d_conv", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_n_heads")
     if not c.has("shared_intermediate_size"):
         raise c.error("has no shared_intermediate_size: add it")
@@ -393,7 +393,7 @@ def _lfm2_width(c: Config) -> int:
 
 
 def ends_of_lfm2(c: Config, h: Header) -> None:
-    """The embedding, which is the output too, and the norm that LFM2 names after it."""
+    """Add the embedding, which is the output too, and the norm that LFM2 names after it."""
     rope(c, h, heads(c)[2])
     if not is_tied(c, True):
         raise c.unknown("tie_word_embeddings false")

@@ -1,4 +1,4 @@
-"""The shapes of the catalogue as they are listed and shown."""
+"""List the shapes of the catalogue."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from fitter.text import printable
 
 @dataclass(frozen=True)
 class ShapeInfo:
-    """A model of the catalogue, which can be planned without a file."""
+    """A model of the catalogue, to plan without a file."""
 
     name: str
-    """Its name, as ``--shape`` takes it."""
+    """Its name for ``--shape``."""
     title: str
-    """What it is called by those who published it."""
+    """Its makers' name."""
     architecture: str
     """llama.cpp's name of its architecture."""
     parameters: int
-    """How many weights it has."""
+    """Number of weights."""
     bytes: int
-    """Bytes of its tensors as it is converted, before anything is quantized."""
+    """Bytes of its tensors after the conversion, before any quantization."""
     type: str
-    """The types of its matrices then, such as ``bf16``; with ``mxfp4`` where experts are published so."""
+    """Types of its matrices then, such as ``bf16``; with ``mxfp4`` if experts are published so."""
     n_layer: int
-    """``<arch>.block_count``, which includes layers for multi-token prediction."""
+    """``<arch>.block_count``, with layers for multi-token prediction."""
     n_ctx_train: int
     """The context that it was trained for, in tokens."""
     n_expert: int
     """Routed experts; 0 for a dense model."""
     source: str
-    """Where its hyperparameters are from."""
+    """Source of its hyperparameters."""
     config: Mapping[str, Any]
-    """The hyperparameters, by their names in its ``config.json``."""
+    """Hyperparameters, by their names in its ``config.json``."""
 
     @property
     def model(self) -> str:
-        """What ``fit`` and the others take as a model: ``shape://NAME``."""
+        """Its address for ``fit`` and other calls: ``shape://NAME``."""
         return f"{SHAPE}://{self.name}"
 
 
 def shapes(*words: str) -> tuple[ShapeInfo, ...]:
-    """The shapes whose names, titles or architectures have all of ``words`` in them, in whatever case; all by default.
+    """Return the shapes with all of ``words`` in their name, title or architecture, in any case; by default all.
 
-    One word that is the name of a shape finds that one alone. Raises ``UsageError`` where none has them.
+    A single word that is a shape's name finds this shape alone. Raises ``UsageError`` if none matches.
     """
     if not all(isinstance(word, str) for word in words):
         raise UsageError(f"words are {shown(words)}: give texts, such as fitter.shapes('qwen3', 'moe')")
@@ -60,7 +60,7 @@ def shapes(*words: str) -> tuple[ShapeInfo, ...]:
         return (_info(wanted[0]),)
     shape_infos = [each for each in map(_info, catalogue.names()) if _has(each, wanted)]
     if not shape_infos and len(wanted) == 1:
-        # with the names that are nearest
+        # the error names the nearest ones
         catalogue.published(wanted[0])
     if not shape_infos:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Dense models that are built as Llama is, with a norm before attention and before the feed-forward network."""
+"""Dense models like Llama, with a norm before attention and before the feed-forward network."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def dense(
     turned: float = 1.0,
     second_norm: str = "ffn_norm",
 ) -> Header:
-    """A model with Llama's tensors, by default without biases but those that it says it has.
+    """A model with Llama's tensors, by default with only those biases that its file names.
 
-    ``turned``: how much of a head rope turns, where nothing else is said.
+    ``turned``: share of a head that rope rotates, if the file does not say.
     """
     c.must_be("hidden_act", "silu")
     h = begin(c, architecture)
@@ -109,7 +109,7 @@ def qwen3vl(c: Config) -> Header:
 
 
 def seeing(c: Config, h: Header) -> Header:
-    """With what a part for images adds to the metadata."""
+    """Add the metadata of an image part."""
     vision = c.part("vision_config")
     h.key("rope.dimension_sections", sections(c) or [0] * 4)
     depths = vision.numbers("deepstack_visual_indexes") if vision is not None else None
@@ -118,7 +118,7 @@ def seeing(c: Config, h: Header) -> Header:
 
 
 def renamed(h: Header, architecture: str) -> Header:
-    """The same of another architecture."""
+    """Change the architecture of a header."""
     other = Header(architecture, h.type)
     for key, value in h.metadata.items():
         if key.startswith(f"{h.architecture}."):
@@ -128,7 +128,7 @@ def renamed(h: Header, architecture: str) -> Header:
 
 
 def _check_window(c: Config) -> None:
-    """llama.cpp has no sliding window for Qwen, which none of those that were published uses."""
+    """Raise ``ModelError`` for a sliding window: llama.cpp has none for Qwen, and no published model uses it."""
     c.value("sliding_window", "max_window_layers")
     every(c, "layer_types", layers(c), (FULL,))
     if c.flag("use_sliding_window", False):
@@ -136,7 +136,7 @@ def _check_window(c: Config) -> None:
 
 
 def internlm2(c: Config) -> Header:
-    """InternLM2 and 2.5, whose way to stretch rope while running is not in the file."""
+    """InternLM2 and 2.5, whose dynamic scaling of rope is not in the file."""
     c.must_be("bias", False)
     c.value("attn_implementation")
     part = rope_part(c)
@@ -147,7 +147,7 @@ def internlm2(c: Config) -> Header:
 
 
 def smollm3(c: Config) -> Header:
-    """SmolLM3, of which every fourth layer has no rope."""
+    """SmolLM3: every fourth layer has no rope."""
     c.value("no_rope_layers", "no_rope_layer_interval")
     _check_window(c)
     return dense(c, "smollm3", tied=True)
@@ -174,7 +174,7 @@ def granite(c: Config) -> Header:
 
 
 def scales(c: Config, h: Header) -> None:
-    """What Granite multiplies by."""
+    """Write the factors of Granite."""
     for name, key in (
         ("attention_multiplier", "attention.scale"),
         ("embedding_multiplier", "embedding_scale"),
@@ -185,7 +185,7 @@ def scales(c: Config, h: Header) -> None:
 
 
 def exaone4(c: Config) -> Header:
-    """EXAONE 4, whose norms follow attention and the feed-forward network."""
+    """EXAONE 4, with norms after attention and the feed-forward network."""
     c.must_be("hidden_act", "silu")
     h = begin(c, "exaone4")
     dimensions(c, h)
@@ -210,7 +210,7 @@ def exaone4(c: Config) -> Header:
 
 
 def olmo2(c: Config) -> Header:
-    """OLMo 2 and 3, whose norms follow attention and the feed-forward network, and span all heads."""
+    """OLMo 2 and 3, with norms after attention and the feed-forward network, over all heads."""
     c.must_be("hidden_act", "silu")
     c.must_be("attention_bias", False)
     h = begin(c, "olmo2")
@@ -280,7 +280,7 @@ def _fused_feed_forward(c: Config, h: Header, b: str) -> None:
 
 
 def _long_rope(c: Config, h: Header, size: int) -> None:
-    """Rope with a factor for each frequency, one set of them for long contexts."""
+    """Rope with a factor for each frequency, and another set for long contexts."""
     part = rope_part(c)
     rope(c, h, size, ("default", "longrope"))
     limit = c.count("max_position_embeddings")
@@ -298,7 +298,7 @@ def _long_rope(c: Config, h: Header, size: int) -> None:
 
 
 def phi2(c: Config) -> Header:
-    """Phi-1.5 and 2, with one norm for both, and biases everywhere."""
+    """Phi-1.5 and 2, with one norm for attention and feed-forward, and biases everywhere."""
     c.must_be("hidden_act", "gelu_new")
     c.must_be("qk_layernorm", False)
     h = begin(c, "phi2")
@@ -354,7 +354,7 @@ def stablelm(c: Config) -> Header:
 
 
 def command_r(c: Config) -> Header:
-    """Command R, with one norm for both."""
+    """Command R, with one norm for attention and feed-forward."""
     c.must_be("hidden_act", "silu")
     c.must_be("attention_bias", False)
     h = begin(c, "command-r")

@@ -1,4 +1,4 @@
-"""Which architecture of llama.cpp a published model has, and its header."""
+"""Find llama.cpp's architecture of a published model, and make its header."""
 
 from __future__ import annotations
 
@@ -94,27 +94,28 @@ KNOWN: dict[str, tuple[str, _Make]] = {
     "Starcoder2ForCausalLM": ("starcoder2", llama.starcoder2),
     "XLMRobertaModel": ("xlm-roberta", encoders.roberta),
 }
-"""By the class that a ``config.json`` names in ``architectures``: its ``model_type``, and what makes its header."""
+"""By the class in ``architectures`` of a ``config.json``: its ``model_type``, and the function that makes its header.
+"""
 
 
 _MOST_PARAMETERS = 4 * 10**12
-"""More than any model that is published has; larger files are more than most file systems take."""
+"""More than any published model has; larger files exceed most file systems' limit."""
 _OF_ALL = ("tie_word_embeddings", "torch_dtype", "dtype", "vision_config")
-"""What is said beside the part for text, and concerns it."""
+"""Keys beside the text part that concern it too."""
 
 
 def header_of(values: Mapping[str, Any], where: str) -> Header:
-    """The header of the model with these hyperparameters, as llama.cpp's converter writes it.
+    """Make the header of a model, as llama.cpp's converter writes it.
 
-    Raises ``ModelError``, which calls the hyperparameters ``where``, for what is not known, and what makes no sense.
+    Raises ``ModelError``, with ``where`` as the name of the hyperparameters, for unknown or invalid ones.
     """
     name = _class_of(values, where)
     model_type, make = KNOWN[name]
     facts = _facts()
     given = _of_text(values, where)
     _check_packing(values, given, name, where)
-    known = {**facts["defaults"].get(model_type, {}), **given}
-    config = Config(known, where, {"architectures", "model_type"})
+    hyperparameters = {**facts["defaults"].get(model_type, {}), **given}
+    config = Config(hyperparameters, where, {"architectures", "model_type"})
     header = make(config)
     ignored = facts["ignored"]["names"]
     left = [key for key in config.unread() if key in given and key not in ignored and not key.startswith("_")]
@@ -129,7 +130,7 @@ def header_of(values: Mapping[str, Any], where: str) -> Header:
 
 
 def _check_sizes(header: Header, config: Config) -> None:
-    """Raise ``ModelError`` for what no model has, and no file can say."""
+    """Raise ``ModelError`` for sizes that no model or file can have."""
     empty = next((tensor for tensor in header.tensors if min(tensor.shape) < 1), None)
     if empty is not None:
         shape = " x ".join(map(str, empty.shape))
@@ -141,15 +142,15 @@ def _check_sizes(header: Header, config: Config) -> None:
 
 
 def _check_packing(values: Mapping[str, Any], given: Mapping[str, Any], name: str, where: str) -> None:
-    """Raise ``ModelError`` where weights are published in a type that the converter keeps, and that is not known."""
+    """Raise ``ModelError`` for weights that are published in an unknown type that the converter keeps."""
     said = f"{values.get('quantization_config')} {given.get('quantization_config')}".lower()
-    known = ("mxfp4",) if name == "GptOssForCausalLM" else ()
-    if packed := next((each for each in ("nvfp4", "mxfp4") if each in said and each not in known), None):
+    packed_types = ("mxfp4",) if name == "GptOssForCausalLM" else ()
+    if packed := next((each for each in ("nvfp4", "mxfp4") if each in said and each not in packed_types), None):
         raise Config(given, where).unknown(f"weights in {packed.upper()}")
 
 
 def _of_text(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The hyperparameters of the part for text, where there are others."""
+    """Return the hyperparameters of the text part, if there are other parts."""
     text = values.get("text_config")
     if text is None:
         return values
@@ -160,17 +161,17 @@ def _of_text(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 
 def _class_of(values: Mapping[str, Any], where: str) -> str:
-    found = values.get("architectures")
-    if not isinstance(found, list) or not found or not isinstance(found[0], str):
+    classes = values.get("architectures")
+    if not isinstance(classes, list) or not classes or not isinstance(classes[0], str):
         raise ModelError(f"{where} has no list of architectures: give the config.json of a model")
-    if found[0] not in KNOWN:
-        close = difflib.get_close_matches(found[0][:100], KNOWN, n=1, cutoff=0.85)
+    if classes[0] not in KNOWN:
+        close = difflib.get_close_matches(classes[0][:100], KNOWN, n=1, cutoff=0.85)
         hint = f"; the nearest that it knows is {close[0]}" if close else ""
         raise ModelError(
-            f"{where} is of a {printable(found[0], 60)}, which fitter does not know the tensors of{hint}: give a GGUF "
-            "file of the model instead"
+            f"{where} is of a {printable(classes[0], 60)}, which fitter does not know the tensors of{hint}: give a "
+            "GGUF file of the model instead"
         )
-    return found[0]
+    return classes[0]
 
 
 @functools.cache

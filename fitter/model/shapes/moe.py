@@ -50,7 +50,7 @@ def qwen3moe(c: Config) -> Header:
 
 
 def qwen3vlmoe(c: Config) -> Header:
-    """The text part of Qwen3-VL with experts, whose first layers take features of images, too."""
+    """The text part of Qwen3-VL with experts, whose first layers also take features of images."""
     c.must_be("attention_bias", False)
     return seeing(c, _qwen(c, "qwen3vlmoe", bias=False))
 
@@ -81,7 +81,7 @@ def _qwen(c: Config, architecture: str, *, bias: bool) -> Header:
 
 
 def olmoe(c: Config) -> Header:
-    """OLMoE, whose norms of queries and keys span all heads."""
+    """OLMoE, with norms of queries and keys over all heads."""
     c.must_be("attention_bias", False)
     c.must_be("clip_qkv")
     c.value("norm_topk_prob")
@@ -100,7 +100,7 @@ def olmoe(c: Config) -> Header:
 
 
 def minimax_m2(c: Config) -> Header:
-    """MiniMax-M2, whose norms of queries and keys span all heads."""
+    """MiniMax-M2, with norms of queries and keys over all heads."""
     c.must_be("scoring_func", "sigmoid")
     c.value("use_mtp", "mtp_transformer_layers", "num_mtp_modules")
     c.must_be("use_qk_norm", True)
@@ -130,7 +130,7 @@ def minimax_m2(c: Config) -> Header:
 
 
 def gpt_oss(c: Config) -> Header:
-    """gpt-oss, whose experts are published, and kept, in MXFP4; every other layer has a sliding window."""
+    """gpt-oss, whose experts are published and kept in MXFP4; every other layer has a sliding window."""
     c.must_be("hidden_act", "silu")
     c.must_be("attention_bias", True)
     c.value("swiglu_limit", "swiglu_alpha", "experts_per_token", "initial_context_length")
@@ -169,7 +169,7 @@ def _is_mxfp4(c: Config) -> bool:
 
 
 def llama4(c: Config) -> Header:
-    """Llama 4: experts in every layer, or in every other one, each time with a shared one."""
+    """Llama 4: experts with a shared one, in every layer or in every other one."""
     c.must_be("hidden_act", "silu")
     c.must_be("attention_bias", False)
     c.must_be("attention_chunk_size", 8192)
@@ -249,7 +249,7 @@ def glm4moe(c: Config) -> Header:
 
 
 def predictor(h: Header, b: str, n_embd: int, n_vocab: int = 0) -> None:
-    """What a layer for multi-token prediction has beside a usual layer; ``n_vocab``: with an own embedding and head."""
+    """Add the further tensors of a layer for multi-token prediction; ``n_vocab``: with own embedding and head."""
     h.weight(f"{b}.nextn.eh_proj", 2 * n_embd, n_embd)
     for name in ("enorm", "hnorm", "shared_head_norm"):
         h.weight(f"{b}.nextn.{name}", n_embd)
@@ -264,7 +264,7 @@ def ernie_moe(c: Config) -> Header:
     c.must_be("moe_layer_interval", 1)
     c.must_be("use_rmsnorm", True)
     c.must_be("moe_use_aux_free", True)
-    # those for multi-token prediction are not converted
+    # the converter drops layers for multi-token prediction
     c.value("moe_capacity", "moe_gate", "num_nextn_predict_layers")
     n_layer = layers(c)
     start, end = c.count("moe_layer_start_index", least=0), c.value("moe_layer_end_index")

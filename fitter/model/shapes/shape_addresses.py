@@ -1,6 +1,6 @@
 """Addresses of models without a file: ``shape://NAME`` and ``config://config.json``.
 
-``config://`` is followed by a path or by another address. Both may end in a colon and a file type.
+A path or another address follows ``config://``. Both may end with a colon and a file type.
 """
 
 from __future__ import annotations
@@ -11,24 +11,23 @@ from dataclasses import dataclass
 
 SHAPE, CONFIG = "shape", "config"
 DEFAULT_TYPE = "Q4_K_M"
-"""The file type where none is said, as llama-server takes it from a repository with several."""
+"""The default file type; llama-server takes it from a repository with several."""
 PACKED_TYPE = "MXFP4_MOE"
-"""The same of a model that is published with experts in MXFP4, which are kept so."""
+"""The default for a model that is published with experts in MXFP4, which it keeps."""
 CONVERTED = "converted"
-"""Stands for the type that the model is converted to before anything is quantized: BF16, or F16."""
+"""Stands for the type of the converted model before any quantization: BF16, or F16."""
 
 _ADDRESS = re.compile(r"(?P<scheme>shape|config):/{1,2}(?P<rest>.*)", re.DOTALL | re.IGNORECASE)
 _TYPED = re.compile(
     r"(?P<what>.*):(?P<type>(?:I?Q|TQ|MXFP|NVFP|BF|F)[0-9][0-9A-Za-z_]*|converted)", re.DOTALL | re.IGNORECASE
 )
-"""A file type is said after the last colon; one that no llama.cpp has is found out later."""
+"""The file type after the last colon; whether llama.cpp has it is checked later."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an address asks for: the ``name`` of a shape, or where a ``config.json`` is, as ``file_type``.
-
-    That is empty where none is said.
+    """A model without a file: the ``name`` of a shape or the place of a ``config.json``, and the ``file_type`` (empty
+    if not named).
     """
 
     scheme: str
@@ -37,24 +36,24 @@ class Wanted:
 
     @property
     def address(self) -> str:
-        """The address, with its file type."""
+        """Its address, with the file type."""
         return f"{self.scheme}://{self.name}" + (f":{self.file_type}" if self.file_type else "")
 
     @property
     def shown(self) -> str:
-        """The address, without what may be secret in it."""
+        """Its address, without possible secrets."""
         from fitter.model.files.addresses import as_url, shown
 
         url = as_url(self.name) if self.scheme == CONFIG else None
         return self.address if url is None else Wanted(CONFIG, shown(url), self.file_type).address
 
     def of_type(self, file_type: str) -> Wanted:
-        """The same as another file type."""
+        """Return it in another file type."""
         return Wanted(self.scheme, self.name, file_type)
 
     @property
     def stem(self) -> str:
-        """The name of a file of it, without where that is: of a ``config.json`` that of its directory."""
+        """Name of its file; for a ``config.json``, its directory's."""
         name = self.name.replace("\\", "/").partition("?")[0].rstrip("/")
         last = name.rpartition("/")[2]
         if self.scheme == CONFIG and last.lower() == "config.json" and "/" in name:
@@ -63,12 +62,12 @@ class Wanted:
 
     @property
     def file_name(self) -> str:
-        """The name that a file of it would have."""
+        """Name that its file would have."""
         return f"{self.stem}-{self.file_type}.gguf" if self.file_type else f"{self.stem}.gguf"
 
 
 def wanted(path: str | os.PathLike[str]) -> Wanted | None:
-    """What ``path`` asks for; ``None`` if it is the path or the address of a file."""
+    """Parse an address; ``None`` for the path or address of a file."""
     match = _ADDRESS.fullmatch(os.fspath(path))
     if match is None:
         return None
@@ -84,37 +83,37 @@ def wanted(path: str | os.PathLike[str]) -> Wanted | None:
 
 
 def named(scheme: str, text: str) -> str:
-    """The address of the shape or the ``config.json`` that an option names, which may be an address itself."""
-    found = wanted(text)
-    return text if found is not None and found.scheme == scheme else f"{scheme}://{text}"
+    """Return the address of the shape or ``config.json`` in an option, which may be an address itself."""
+    address = wanted(text)
+    return text if address is not None and address.scheme == scheme else f"{scheme}://{text}"
 
 
 def as_converted(path: str) -> str:
-    """The address of the same model before it is quantized; ``path`` itself if it is no model without a file."""
-    found = wanted(path)
-    return path if found is None else found.of_type(CONVERTED).address
+    """Return the address of the model before any quantization; ``path`` itself if the model has a file."""
+    shape = wanted(path)
+    return path if shape is None else shape.of_type(CONVERTED).address
 
 
 def note(called: str) -> tuple[str, ...]:
-    """What a plan says of a model that is ``called`` so, if that has no file."""
-    found = wanted(called)
-    if found is None:
+    """List the notes of a plan for a model without a file."""
+    shape = wanted(called)
+    if shape is None:
         return ()
-    of = "as published" if found.scheme == SHAPE else "in that config.json"
-    full = found.file_type in ("F32", "F16", "BF16")
+    of = "as published" if shape.scheme == SHAPE else "in that config.json"
+    full = shape.file_type in ("F32", "F16", "BF16")
     types = "as it is converted" if full else "with the types that llama-quantize chooses without an importance matrix"
     return (
-        f"{found.shown} is the shape of a model, not a file: its tensors follow from the hyperparameters {of}, "
-        f"{found.file_type} {types}",
+        f"{shape.shown} is the shape of a model, not a file: its tensors follow from the hyperparameters {of}, "
+        f"{shape.file_type} {types}",
     )
 
 
 def beside(path: str, directory: str | os.PathLike[str]) -> str:
-    """``path`` with that of a ``config.json`` relative to ``directory``; itself if there is none in it."""
-    found = wanted(path)
-    if found is None or found.scheme != CONFIG or "://" in found.name:
+    """Make the path of a ``config.json`` in ``path`` relative to ``directory``; ``path`` itself if it has none."""
+    shape = wanted(path)
+    if shape is None or shape.scheme != CONFIG or "://" in shape.name:
         return path
-    name = os.path.expanduser(found.name)
-    # one without a directory is not named by that which it happens to be in: it would be called otherwise elsewhere
+    name = os.path.expanduser(shape.name)
+    # a bare file name stays one: its directory differs between machines
     here = "" if os.path.dirname(name) else os.curdir
-    return Wanted(CONFIG, os.path.join(directory, here, name), found.file_type).address
+    return Wanted(CONFIG, os.path.join(directory, here, name), shape.file_type).address

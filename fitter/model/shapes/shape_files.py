@@ -1,6 +1,6 @@
-"""A model without a file, as a file of this machine: its header, and the length that the file would have.
+"""Files for models without one: a header, and the length that the file would have.
 
-They are kept in the platform's cache directory, named by what they were made of.
+They are in the platform's cache directory, named by their content.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from fitter.storage.temporary import Directory
 from fitter.text import printable
 
 _FULL = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
-"""File types that are converted to, not quantized."""
+"""File types of the conversion, without quantization."""
 
 PACKED = "mxfp4"
-"""The type of tensors that are published in it, and kept."""
+"""Type of tensors that are published in it, and kept."""
 
 _lock = threading.Lock()
 
 
 def header(wanted: Wanted, timeout: float | None = None) -> Header:
-    """The header of the model as it is converted. Raises ``ModelError``, and ``UsageError`` for an unknown name."""
+    """Make the header of the converted model. Raises ``ModelError``, and ``UsageError`` for an unknown name."""
     if wanted.scheme == CONFIG:
         if not wanted.name.strip():
             raise UsageError("no config.json is named: give its path or its address (--config config.json)")
@@ -47,14 +47,14 @@ def header(wanted: Wanted, timeout: float | None = None) -> Header:
         made = header_of(parse(_config(wanted.name, timeout), where), where)
         made.metadata["general.name"] = wanted.stem
         return made
-    found = catalogue.published(wanted.name)
-    made = header_of(found.config, f"the shape {found.name}")
-    made.metadata["general.name"] = found.title
+    shape = catalogue.published(wanted.name)
+    made = header_of(shape.config, f"the shape {shape.name}")
+    made.metadata["general.name"] = shape.title
     return made
 
 
 def model_files(wanted: Wanted, timeout: float | None = None) -> tuple[Path, ...]:
-    """The file of the model. Raises ``ModelError`` and ``UsageError``, and what a worker raises."""
+    """Return the file of the model. Raises ``ModelError`` and ``UsageError``, and what a worker raises."""
     made = header(wanted, timeout)
     full = made.type.upper()
     is_packed = any(tensor.type == PACKED for tensor in made.tensors)
@@ -67,7 +67,7 @@ def model_files(wanted: Wanted, timeout: float | None = None) -> tuple[Path, ...
 
 
 def _where(name: str) -> str:
-    """What a ``config.json`` is called in a message."""
+    """Return the name of a ``config.json`` for messages."""
     from fitter.model.files.addresses import as_url, shown
 
     url = as_url(name)
@@ -104,7 +104,7 @@ def _of_this_machine(name: str) -> bytes:
 
 
 def _of_repository(url: str) -> str:
-    """The address of the ``config.json``, where ``url`` is that of its repository on the hub."""
+    """Return the address of the ``config.json`` of a repository on the hub; other addresses stay."""
     scheme, _, path = url.partition("://")
     is_whole = scheme.lower() == HUB and len(path.strip("/").split("/")) == 2
     return f"{scheme}://{path.strip('/')}/config.json" if is_whole else url
@@ -120,18 +120,18 @@ def _kept(made: Header, wanted: Wanted) -> Path:
 
 
 def _quantized(path: Path, wanted: Wanted, timeout: float | None) -> Path:
-    """The header of the file that llama-quantize would make of the one at ``path``."""
+    """Return the header of the file that llama-quantize would make of the one at ``path``."""
     kind = wanted.file_type
     build = _quantizing()
     status = os.stat(build.libllama)
     made_by = (path.parent.name, kind, build.libllama, status.st_size, status.st_mtime_ns)
-    found = _folder(hashlib.sha256(repr(made_by).encode()).hexdigest()) / wanted.file_name
-    if _is_there(found):
-        return found
+    place = _folder(hashlib.sha256(repr(made_by).encode()).hexdigest()) / wanted.file_name
+    if _is_there(place):
+        return place
     asked = Worker(llama_cpp=build.where, timeout=DEFAULT_TIMEOUT if timeout is None else timeout)
     with asked as worker, Directory() as directory:
-        known = worker.file_types([path], directory)
-        types = {each.name: each for each in known.found}
+        file_types = worker.file_types([path], directory)
+        types = {each.name: each for each in file_types.found}
         if kind not in types:
             raise UsageError(
                 f"this llama.cpp has no file type '{printable(kind, 30)}': it has {', '.join(sorted(types))}"
@@ -142,12 +142,12 @@ def _quantized(path: Path, wanted: Wanted, timeout: float | None) -> Path:
         with made.open("rb") as file:
             length = made.stat().st_size
             data = file.read(length - _data_bytes(types[kind].sizes))
-        _put(found, lambda file: (file.write(data), file.truncate(length)))
-    return found
+        _put(place, lambda file: (file.write(data), file.truncate(length)))
+    return place
 
 
 def _quantizing() -> build_folder.Build:
-    """The llama.cpp whose rule chooses types: that of llama-cpp-python, whichever plans, or else the one that plans."""
+    """Return the llama.cpp whose rule chooses types: llama-cpp-python's, or else the one that plans."""
     try:
         return build_folder.find(build_folder.PYTHON)
     except LibraryError:
@@ -165,17 +165,17 @@ def _folder(digest: str) -> Path:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether it was made before; it is used now."""
+    """Return whether the file exists, and mark it as used."""
     return header_cache.use(path.parent) and path.exists()
 
 
 def _put(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
-    """Write a file that appears whole or not at all. Raises ``ModelError``."""
+    """Write a file, all or nothing. Raises ``ModelError``."""
 
     def write(place: Path) -> None:
         with (place / path.name).open("xb") as file:
             fill(file)
-            # it is not to be there without its bytes, whatever happens to the machine
+            # a crash of the machine must not leave a file without its bytes
             file.flush()
             os.fsync(file.fileno())
 

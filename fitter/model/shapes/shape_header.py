@@ -1,4 +1,4 @@
-"""The header of a model while it is being made: names, shapes and types as llama.cpp's converter writes them."""
+"""A header while it is made: names, shapes and types as llama.cpp's converter writes them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ALWAYS_F32 = (
 
 
 class Header:
-    """Metadata and tensors of a model of one architecture. ``type`` is that of its matrices, ``bf16`` or ``f16``."""
+    """Metadata and tensors of a model. ``type`` is the type of its matrices, ``bf16`` or ``f16``."""
 
     def __init__(self, architecture: str, type: str = "bf16") -> None:
         self.architecture = architecture
@@ -41,12 +41,12 @@ class Header:
         self.tensors: list[Tensor] = []
 
     def key(self, name: str, value: Value | None) -> None:
-        """Set ``name`` of the architecture; ``None`` sets nothing."""
+        """Set a key of the architecture; ``None`` sets nothing."""
         if value is not None and not (isinstance(value, Sequence) and not value):
             self.metadata[f"{self.architecture}.{name}"] = value
 
     def keys(self, **values: Value | None) -> None:
-        """Set several; ``__`` in a name stands for a dot."""
+        """Set several keys; ``__`` in a name becomes a dot."""
         for name, value in values.items():
             self.key(name.replace("__", "."), value)
 
@@ -59,21 +59,21 @@ class Header:
         self.tensor(f"{name}.bias", *shape)
 
     def tensor(self, name: str, *shape: int, type: str | None = None) -> None:
-        """Add a tensor, of the type that the converter gives it if none is said."""
+        """Add a tensor, by default of the converter's type."""
         self.tensors.append(Tensor(name, _without_ones(shape), type or self._type_of(name, shape)))
 
     def number(self, name: str) -> int:
-        """The number at ``name`` of the architecture; 0 if there is none."""
+        """Return the number at a key of the architecture; 0 without one."""
         value = self.metadata.get(f"{self.architecture}.{name}", 0)
         return value if isinstance(value, int) else 0
 
     @property
     def parameters(self) -> int:
-        """How many weights it has."""
+        """Number of weights."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors)
 
     def of_type(self, type: str) -> Header:
-        """The same with its matrices of another type; those that are quantized as published stay so."""
+        """Return the header with matrices of another type; those that are published quantized stay so."""
         if type == self.type:
             return self
         other = Header(self.architecture, type)
@@ -83,8 +83,8 @@ class Header:
 
     def _type_of(self, name: str, shape: Sequence[int]) -> str:
         stem = name.removesuffix(".weight")
-        own = stem.split(".", 2)[-1] if stem.startswith("blk.") else stem
-        is_f32 = len(shape) == 1 or stem == name or name.endswith("_norm.weight") or own in _ALWAYS_F32
+        short_name = stem.split(".", 2)[-1] if stem.startswith("blk.") else stem
+        is_f32 = len(shape) == 1 or stem == name or name.endswith("_norm.weight") or short_name in _ALWAYS_F32
         return "f32" if is_f32 else self.type
 
 

@@ -1,4 +1,4 @@
-"""Models of layers that keep a state, Mamba's, and those layers for other models."""
+"""Models whose layers have a state, such as Mamba, and those layers for other models."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fitter.model.shapes.config import Config
 from fitter.model.shapes.shape_header import Header
 
 ANY_CONTEXT = 1 << 20
-"""What the converter says of models without a limit."""
+"""The converter's context of models without a limit."""
 
 
 def mamba2_layer(h: Header, b: str, n_embd: int, inner: int, n_group: int, state: int, n_head: int, conv: int) -> None:
-    """A Mamba-2 layer."""
+    """Add a Mamba-2 layer."""
     wide = inner + 2 * n_group * state
     h.weight(f"{b}.ssm_in", n_embd, inner + wide + n_head)
     h.weight(f"{b}.ssm_conv1d", conv, wide)
@@ -156,7 +156,7 @@ def mamba2(c: Config) -> Header:
 
 
 def _training(c: Config) -> None:
-    """What matters only in training."""
+    """Read the hyperparameters that matter only in training."""
     for name in ("time_step_scale", "time_step_min", "time_step_max", "time_step_init_scheme", "time_step_floor"):
         c.value(name)
     c.value("residual_in_fp32", "rescale_prenorm_residual", "use_mambapy", "use_associative_scan", "fused_add_norm")

@@ -1,4 +1,4 @@
-"""Models that differ from Llama in one thing, and Hunyuan."""
+"""Models that differ from Llama in one point, and Hunyuan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fitter.model.shapes.llama import dense, qwen2, renamed
 from fitter.model.shapes.shape_header import Header
 
 _HUNYUAN_CONTEXT = 256 << 10
-"""What the converter writes, whatever the config.json says."""
+"""The converter's context, whatever the config.json says."""
 
 
 def arcee(c: Config) -> Header:
@@ -36,14 +36,14 @@ def arcee(c: Config) -> Header:
 
 
 def apertus(c: Config) -> Header:
-    """Apertus, whose feed-forward network has no gate but an activation with four numbers for each layer."""
+    """Apertus, whose feed-forward network has no gate, but an activation with four numbers for each layer."""
     c.must_be("hidden_act", "xielu")
     c.must_be("attention_bias", False)
     c.must_be("mlp_bias", False)
     c.must_be("post_norm", False)
     c.must_be("qk_norm", True)
     h = _begun(c, "apertus")
-    # which are in the weights, and of which only how many there are matters here
+    # the numbers are in the weights; only their count matters here
     for name in ("alpha_n", "alpha_p", "beta", "eps"):
         h.metadata[f"xielu.{name}"] = [0.5] * layers(c)
     return _without_gate(c, h, head_norm=True)
@@ -70,11 +70,11 @@ def _without_gate(c: Config, h: Header, *, head_norm: bool) -> Header:
 
 def qwen2vl(c: Config) -> Header:
     """The text part of Qwen2-VL and Qwen2.5-VL."""
-    found = sections(c)
-    if not found:
+    counts = sections(c)
+    if not counts:
         raise c.error("has no mrope_section in its rope_scaling: add it")
     h = renamed(qwen2(c), "qwen2vl")
-    h.key("rope.dimension_sections", found)
+    h.key("rope.dimension_sections", counts)
     return h
 
 
@@ -121,15 +121,15 @@ def hunyuan_moe(c: Config) -> Header:
 
 
 def _same(c: Config, name: str) -> int:
-    """A number for each layer, which the converter takes only if all are the same."""
-    found = set(c.counts(name, layers(c), least=1))
-    if len(found) > 1:
+    """Read a number for each layer; the converter accepts only equal ones."""
+    values = set(c.counts(name, layers(c), least=1))
+    if len(values) > 1:
         raise c.unknown(f"a {name} that differs between layers")
-    return found.pop()
+    return values.pop()
 
 
 def _check_hunyuan(c: Config) -> int:
-    """Raise ``ModelError`` for what no published Hunyuan has; returns the size of a head."""
+    """Raise ``ModelError`` for features that no published Hunyuan has; return the size of a head."""
     head = heads(c)[2]
     c.must_be("use_qk_norm", True)
     c.must_be("use_cla", False)
@@ -145,9 +145,9 @@ def _check_hunyuan(c: Config) -> int:
 
 
 def _stretched(c: Config, head: int, alpha: float) -> tuple[Config, dict[str, int | float | str]]:
-    """Without a way to stretch rope that the converter puts into its base, and the metadata that it writes for it.
+    """Remove the scaling of rope that the converter puts into its base; return the rest and the metadata for it.
 
-    ``alpha``: how far, if nothing is said.
+    ``alpha``: the default factor.
     """
     part = rope_part(c)
     if part is None or rope_type(c, part) != "dynamic":

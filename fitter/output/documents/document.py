@@ -17,15 +17,15 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a document, and where its value comes from.
+    """A key of a document, and the source of its value.
 
     Args:
         name: The key.
-        field: The field or property of the object, dotted for one of a part; by default ``name``, ``.`` for the object.
-        of: How the value is written if it is an object, or each value of a list.
-        change: Makes the value from the field's value, which is not ``None``; ``of`` is applied afterwards.
+        field: The field or property of the object, dotted for a part's; by default ``name``; ``.`` for the object.
+        of: How to write the value if it is an object, or each value of a list.
+        change: Makes the value from the field's value (not from ``None``), before ``of``.
         hint: The type of the value in the reference; by default the field's.
-        about: The meaning of the value in the reference, or the name of a field that has it; by default the field's
+        about: The meaning of the value in the reference, or the name of a field with it; by default the field's
             docstring.
     """
 
@@ -37,7 +37,7 @@ class Key:
     about: str = ""
 
     def value(self, owner: Any) -> Any:
-        """Return the value of the key for ``owner``, as JSON has it."""
+        """Return the key's value of ``owner``, as JSON has it."""
         value = owner if self.field == "." else attrgetter(self.field or self.name)(owner)
         if self.change is not None and value is not None:
             value = self.change(value)
@@ -46,7 +46,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Document:
-    """An object of JSON that is written from a ``kind``. One with a ``title`` is a whole document."""
+    """A JSON object that is written from a ``kind``. One with a ``title`` is a whole document."""
 
     kind: type
     keys: tuple[Key, ...]
@@ -59,7 +59,7 @@ class Document:
 
 
 def document(kind: type, *keys: str | Key, title: str = "") -> Document:
-    """Declare a document; a key that is only a name has the value of the field of that name."""
+    """Declare a document; a plain name stands for the key of the field with that name."""
     return Document(kind, tuple(Key(key) if isinstance(key, str) else key for key in keys), title)
 
 

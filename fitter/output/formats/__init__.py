@@ -1,7 +1,6 @@
 """A plan in the formats of other programs. A format is a file here with ``text(plan)``, and a line in ``FORMATS``.
 
-A format that consists of arguments on one line without quotes is also in ``UNQUOTED``, and its file has ``words(plan)``
-instead of ``text``.
+A format of arguments on one line without quotes is also in ``UNQUOTED``, and its file has ``words(plan)`` instead.
 """
 
 from __future__ import annotations
@@ -27,15 +26,16 @@ FORMATS = {
 
 
 UNQUOTED = ("args", "ik_llama")
-"""Formats that are arguments on one line without quotes, for ``$(...)``."""
+"""Formats of arguments on one line without quotes, for ``$(...)``."""
 
 
 def render(plan: Plan, name: str, *, anyway: bool = False) -> str:
-    """Write ``plan`` in the format ``name``, one of ``FORMATS``, without a newline at the end.
+    """Write ``plan`` in the format ``name``, without a newline at the end.
 
-    Every format contains every parameter of the plan, or raises :class:`PlanError` that names the one which it cannot
-    express. All but ``json`` also raise it if the plan does not fit, unless ``anyway`` is true. Raises
-    :class:`UsageError` for an unknown name.
+    Raises:
+        PlanError: The format cannot express a parameter of the plan, which the message names; or the plan does not fit,
+            ``anyway`` is false and the format is not ``json``.
+        UsageError: There is no such format.
     """
     if name not in FORMATS:
         raise UsageError(f"unknown format '{name}': choose from {', '.join(FORMATS)}")
@@ -52,7 +52,8 @@ def render(plan: Plan, name: str, *, anyway: bool = False) -> str:
 def words(plan: Plan, name: str) -> list[str]:
     """Write the arguments of ``plan`` in the format ``name``, one of ``UNQUOTED``, whether it fits or not.
 
-    Raises :class:`PlanError` for an argument that cannot be on one line, and what ``render`` raises.
+    Raises:
+        PlanError: An argument cannot be on one line, or as ``render``.
     """
     from fitter.output.arguments import check_line
 

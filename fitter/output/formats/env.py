@@ -1,4 +1,4 @@
-"""A plan as the environment variables that llama.cpp's programs read."""
+"""Write a plan as the environment variables that llama.cpp's programs read."""
 
 from __future__ import annotations
 

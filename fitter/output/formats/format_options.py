@@ -1,6 +1,6 @@
 """A plan's arguments as pairs of an option of llama.cpp and its value.
 
-Other formats are made from the arguments that ``fitter.output.arguments`` writes, so that none can leave one out.
+Other formats are made from ``fitter.output.arguments``, so that none can leave an argument out.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from fitter.planning.plan.plan import Plan
 class Option:
     """An option of llama.cpp (``common/arg.cpp``) in a plan's arguments.
 
-    ``name``: as ``arguments`` writes it. ``key``: its long name, in the positive form and without dashes. ``env``: the
-    environment variable that llama.cpp's programs read, if there is one. ``value``: what a flag sets ``key`` to,
-    ``None`` for an option that takes a value. ``is_files``: its value is a file, or several with commas.
+    Attributes:
+        name: Its name in ``arguments``.
+        key: Its long name, in the positive form and without dashes.
+        env: The environment variable that llama.cpp's programs read, if any.
+        value: The value that a flag sets; ``None`` for an option with a value.
+        is_files: Whether its value is a file, or several with commas.
     """
 
     name: str
@@ -34,7 +37,7 @@ class Option:
 
 @dataclass(frozen=True)
 class OptionValue:
-    """An option and its value, which is ``true`` or ``false`` for a flag."""
+    """An option and its value; a flag's is ``true`` or ``false``."""
 
     option: Option
     value: str

@@ -1,4 +1,4 @@
-"""A plan as arguments of ik_llama.cpp, a fork of llama.cpp with options of its own.
+"""Write a plan as arguments of ik_llama.cpp, a fork of llama.cpp with own options.
 
 Mapped from its source (``common/common.cpp``, ``common/common.h`` and ``docs/parameters.md``); the fork was not run.
 """
@@ -19,8 +19,11 @@ _EVERY_LAYER = 999
 def words(plan: Plan) -> list[str]:
     """Write the arguments of ``plan`` for ik_llama.cpp.
 
-    Raises :class:`PlanError` for anything that the fork has no option for. Two things need none, since the fork always
-    does them: one KV cache for all sequences, and no fitting of its own.
+    Two parameters need no option, because the fork always behaves so: one KV cache for all sequences, and no fitting of
+    its own.
+
+    Raises:
+        PlanError: The fork has no option for a parameter.
     """
     args: list[str] = []
     for argument in option_values(plan):
@@ -65,7 +68,7 @@ def _split_mode(argument: OptionValue, plan: Plan) -> list[str]:
 
 
 def _flash_attn(plan: Plan) -> str:
-    """Resolve ``auto`` to the choice of llama.cpp, since the fork would read it as ``on``."""
+    """Resolve ``auto`` to llama.cpp's choice, because the fork would read it as ``on``."""
     resolved = plan.breakdown.flash_attn
     return plan.params.flash_attn if resolved is None else "on" if resolved else "off"
 

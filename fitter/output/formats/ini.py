@@ -1,4 +1,4 @@
-"""A preset for llama-server: a section with a model's parameters; its name is the model's name there."""
+"""Write a preset for llama-server: a section with a model's parameters, named like the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan as a Python script that loads the model."""
+"""Write a plan as a Python script that loads the model."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _shared_kwargs(plan: Plan) -> dict[str, Any]:
         if each is not None:
             keywords[each.name] = _shared_value(each.kind, value)
     ways = keywords.pop("spec_type", [])
-    # a draft model drafts by itself, and for layers of the model there is a keyword that all programs know
+    # a draft model needs no keyword, and the model's own layers have one that all programs know
     if "draft-mtp" in ways:
         keywords["mtp"] = True
     if ngrams := [way for way in ways if not way.startswith("draft-")]:

@@ -1,6 +1,6 @@
-"""An explored grid as a page of HTML, or as a table for a notebook; both sort, and need no network.
+"""An explored grid as an HTML page, or as a table for a notebook; both sort, and need no network.
 
-Both draw the JSON document of the exploration. Names of models are untrusted: everything is escaped.
+Both draw the exploration's JSON document. Names of models are untrusted: everything is escaped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AXES = {
     "type_v": "type of values",
     "n_ubatch": "micro batch",
 }
-"""Keys that identify a cell, and titles of their columns. A value that all cells share stands once above."""
+"""Keys that identify a cell, with titles. A value that all cells share stands once above the table."""
 _FIGURES = {
     "n_ctx": "context",
     "used": "on devices",
@@ -76,8 +76,7 @@ def exploration_page(document: Mapping[str, Any]) -> str:
 def exploration_fragment(document: Mapping[str, Any]) -> str:
     """Draw the table of an exploration for an existing page, such as a notebook's.
 
-    Its script only sorts, and holds nothing of the document; where a notebook does not run it, the table stands as it
-    is. Nothing is asked of any network.
+    Its script only sorts, and contains nothing of the document; without the script, the table is still readable.
     """
     document = _named(document)
     summary = "; ".join(filter(None, (_verdict(document), same_everywhere(document["cells"]))))
@@ -88,7 +87,7 @@ def exploration_fragment(document: Mapping[str, Any]) -> str:
 
 
 def _named(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with every model called as in the table of the command."""
+    """Name every model in the document as the command's table does."""
     names = file_names(cell["model"] for cell in document["cells"])
     lists = {key: [{**each, "model": names[each["model"]]} for each in document[key]] for key in ("cells", "answers")}
     return {**document, **lists}
@@ -114,7 +113,7 @@ def _counts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def shown(value: Any, key: str) -> str:
-    """Write a value of a cell in words; ``-`` where there is none."""
+    """Write a value of a cell in words; ``-`` without one."""
     if value is None:
         return _SAME
     if key in _BYTES:
@@ -224,7 +223,7 @@ def _reasons(cells: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
 
 
 def _answer(answer: Mapping[str, Any], cost: str) -> dict[str, Any]:
-    """An answer in words."""
+    """Write an answer in words."""
     name, cell = answer["model"], answer["cell"]
     refused = answer["refused"]
     confirmed = "on the header that llama-quantize would write" if answer["is_of_header"] else "on the model itself"

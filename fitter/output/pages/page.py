@@ -1,4 +1,4 @@
-"""Pages of HTML that need no network: the templates, what may run in them, and how text gets into them."""
+"""HTML pages that need no network: templates, scripts, and how text gets into them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OPTION = re.compile(r"(?<!\S)--?[a-z][a-z-]*(?!\S)")
 
 
 def check_installed() -> None:
-    """Raise ``LibraryError`` where a package is missing for a page, before anything is planned for it."""
+    """Raise ``LibraryError`` if a package for pages is missing, before anything is planned."""
     environment()
 
 
@@ -40,7 +40,7 @@ def page(
 ) -> str:
     """Fill ``template`` with ``values``, and embed ``documents`` as JSON under their names.
 
-    ``scripts`` are all that may run in it; they have no word of what it shows.
+    Only ``scripts`` run in the page; they contain no text of the documents.
     """
     from markupsafe import Markup
 
@@ -74,7 +74,7 @@ def style(names: Sequence[str] = ("report.css",)) -> str:
 
 
 def pictures(draw: Callable[[int], str]) -> list[tuple[str, Markup]]:
-    """Draw a picture for a page and one for a telephone, of which a style sheet shows one."""
+    """Draw a picture for a page and one for a telephone; a style sheet shows one of them."""
     from markupsafe import Markup
 
     return [("wide", Markup(draw(WIDE))), ("narrow", Markup(draw(NARROW)))]
@@ -82,7 +82,7 @@ def pictures(draw: Callable[[int], str]) -> list[tuple[str, Markup]]:
 
 @cache
 def resource(name: str) -> str:
-    """The text of a style sheet or a script."""
+    """Read a style sheet or a script."""
     return (_TEMPLATES / name).read_text(encoding="utf-8")
 
 
@@ -90,7 +90,7 @@ def resource(name: str) -> str:
 def environment(templates: Path = _TEMPLATES) -> Environment:
     """Load the templates of a directory; they escape text and write it on one line.
 
-    Raises ``LibraryError`` where a package is missing.
+    Raises ``LibraryError`` if a package is missing.
     """
     try:
         import pygal  # noqa: F401
@@ -112,12 +112,12 @@ def environment(templates: Path = _TEMPLATES) -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    """Write a value of a template: text on one line, without anything invisible."""
+    """Write a template's value: text on one line, without invisible characters."""
     return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _lines(text: str) -> Markup:
-    """Text of several lines, each of them made safe to show, in which no option is broken at its hyphens."""
+    """Make each line of a text safe to show, and keep options whole at their hyphens."""
     from markupsafe import Markup, escape
 
     lines = "\n".join(str(escape(printable(line))) for line in text.split("\n"))
@@ -125,5 +125,5 @@ def _lines(text: str) -> Markup:
 
 
 def _in_script(document: Mapping[str, Any]) -> str:
-    """JSON that cannot end the script that it stands in: as ``--json`` prints it, but for ``<``."""
+    """Write JSON that cannot end its script: as ``--json`` prints it, but for ``<``."""
     return dumps(dict(document)).replace("<", r"\u003c")

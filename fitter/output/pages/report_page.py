@@ -1,7 +1,7 @@
-"""A plan, a check or a verification as one page of HTML that needs no network, or as a picture.
+"""A plan, a check or a verification as one HTML page that needs no network, or as a picture.
 
-The functions draw a JSON document, so that whoever has the document can draw it: ``plan_page`` and its like give
-text, and write nothing. Names in a model's file are untrusted: everything is escaped, and shown on one line.
+The functions draw a JSON document, return text, and write nothing. Names in a model's file are untrusted: everything is
+escaped, and shown on one line.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _COLUMNS = (
     ("margin", "margin"),
 )
 _RARE = ("shared", "later")
-"""Columns that are left out where they have nothing."""
+"""Columns that are hidden if they are empty."""
 
 
 def plan_page(
@@ -49,9 +49,16 @@ def plan_page(
     contexts: Sequence[ContextPoint] = (),
     notes: Sequence[str] = (),
 ) -> str:
-    """Draw the page of ``plan``, with the places of its layers and the cost of other contexts, if known.
+    """Draw the page of ``plan``.
 
-    ``notes``: what else is to be said, a sentence each. Raises ``LibraryError`` where a package is missing for it.
+    Args:
+        plan: The plan.
+        layer_map: The places of its layers, if known.
+        contexts: Plans for other contexts.
+        notes: Further sentences.
+
+    Raises:
+        LibraryError: A package is missing.
     """
     document = to_dict(plan)
     pictures_data = {
@@ -77,14 +84,20 @@ def plan_page(
 
 
 NAMELESS = ("args", "shell", "ik_llama")
-"""Formats that do not name the model's file, which is on another machine for who reads a panel."""
+"""Formats without the model's file, which is on another machine than the reader of a panel."""
 
 
 def plan_panel(plan: Plan, layer_map: LayerMap | None, name: str, of: str) -> str:
-    """Draw one plan of a page of several plans: HTML without style and script, which ``pages.style`` is for.
+    """Draw one plan of a page with several: HTML without style and script.
 
-    ``name`` is what its ids begin with, and no other's on the page; ``of`` names the plan where its tables are named.
-    Raises as ``plan_page``.
+    Args:
+        plan: The plan.
+        layer_map: The places of its layers, if known.
+        name: Beginning of its ids, unique on the page.
+        of: The plan's name in the names of its tables.
+
+    Raises:
+        LibraryError: A package is missing.
     """
     return fragment(
         "panel.html",
@@ -165,7 +178,7 @@ def check_page(document: Mapping[str, Any], causes: Mapping[str, Sequence[str]],
 
 @dataclass(frozen=True)
 class Fact:
-    """A figure that stands at the top of a report."""
+    """A figure at the top of a report."""
 
     name: str
     value: str
@@ -190,7 +203,7 @@ def _facts(plan: Plan) -> list[Fact]:
 
 
 def _uses(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The table of the devices, the host and what they share: columns, and a row of bytes for each."""
+    """Return the table of devices, host and pools: columns, and a row of bytes for each."""
     places = bars.shown(document)
     columns = [(key, name) for key, name in _COLUMNS if key not in _RARE or any(use.get(key, 0) for use in places)]
     lacking = {problem["device"] for problem in document["problems"]}
@@ -207,7 +220,7 @@ def _uses(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layers(layer_map: LayerMap) -> list[tuple[str, list[tuple[str, list[tuple[str, int]]]]]]:
-    """The map as rows: the group, and for each run of layers the places with their bytes."""
+    """Return the map as rows: the group, and for each run of layers the places with their bytes."""
     return [
         (group, [(run.layers(layer_map.n_layer), list(run.bytes)) for run in members])
         for group, members in layer_picture.by_place(layer_map).items()
@@ -229,7 +242,7 @@ def _why(plan: Plan) -> dict[str, Any] | None:
         return None
     workload = price.workload
     prompt, generation = (sum(getattr(part, kind) for part in price.parts) or 1.0 for kind in ("prompt", "generation"))
-    # what takes most of a request first
+    # the longest step of a request first
     ordered = sorted(
         price.parts, key=lambda part: part.prompt * workload.prompt + part.generation * workload.generate, reverse=True
     )
@@ -248,7 +261,7 @@ _UNQUOTED = "It has no quotes, as for $(...): a shell would change it where it i
 
 
 def _formats(plan: Plan, names: Iterable[str]) -> list[dict[str, str]]:
-    """The plan for each program: the text to copy, or why there is none."""
+    """Return the plan for each program: the text to copy, or the reason for its absence."""
     formats = []
     for name in names:
         if name == "json":
@@ -259,7 +272,7 @@ def _formats(plan: Plan, names: Iterable[str]) -> list[dict[str, str]]:
         except PlanError as error:
             entry["problem"] = str(error)
         if any(printable(line) != line for line in entry["text"].split("\n")):
-            # the shown text would not be the needed one
+            # the page would show another text than the needed one
             entry |= {"text": "", "problem": f"it has invisible characters: use fitter fit --format {name}"}
         elif name in UNQUOTED and entry["text"] and entry["text"] != command_line(words(plan, name), quoted=True):
             entry["note"] = _UNQUOTED + (" Take shell for that." if name == "args" else "")

@@ -1,4 +1,4 @@
-"""A verification as a page of HTML: the bytes of a real load beside those that were predicted."""
+"""A verification as an HTML page: the bytes of a real load beside the predicted ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Kept:
 
 
 def verification_page(verification: Verification) -> str:
-    """Draw the page of a verification. Raises ``LibraryError`` where a package is missing for it."""
+    """Draw the page of a verification. Raises ``LibraryError`` if a package is missing."""
     return page(
         "verification.html",
         title=verification.model.name,

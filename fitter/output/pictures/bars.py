@@ -1,4 +1,4 @@
-"""The memory of a plan as a picture: a bar for each device, all to one scale, and one for the host."""
+"""A picture of a plan's memory: a bar for each device on one scale, and one for the host."""
 
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ PARTS = {
     "left": "left",
     "taken": "not free",
 }
-"""Parts of a bar from left to right: the name of the colour, and the words of the legend."""
+"""Parts of a bar from left to right: name of the colour, words of the legend."""
 
 _TAKEN = ("model", "context", "compute", "shared", "later")
 _BAR = 22
 _BOLD = 9.8
-"""The width of a letter of a name."""
+"""Width of a letter of a name."""
 _FAR = 3
 """A host that is larger than the largest device by this factor gets its own scale."""
 
 
 def shown(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What has a bar in a plan, given as its JSON document: the devices, the host, and the memory that some of them
-    share, with what they have there together.
-    """
+    """Return the entries with a bar, from a plan's JSON document: devices, host, and memory that they share."""
     uses = [*plan["devices"], {"name": "host", "description": "", **plan["host"]}]
     return [*uses, *(_pool(pool, uses) for pool in plan.get("pools", ()))]
 
@@ -39,7 +37,7 @@ def shown(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _pool(pool: Mapping[str, Any], uses: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     members = [use for use in uses if use["name"] in pool["members"]]
     sums = {name: sum(use.get(name, 0) for use in members) for name in _TAKEN}
-    # the same pages of the file are counted once
+    # pages of the file that both map count once
     return {**pool, **sums, "model": sums["model"] - pool["mapped_twice"], "description": "what they share"}
 
 
@@ -109,7 +107,7 @@ def _row(use: Mapping[str, Any], left: float, width: int, scale: float, lacking:
     beside = room - (SMALL + 1) * (len(lacks) + 2)
     if width > NARROW:
         name = fitting(use["name"], left - 12 - EDGE, _BOLD)
-        # a name that has no room there is said whole above the bar
+        # a name that does not fit there stands above the bar
         bar, words = 12, ["" if name == text(use["name"]) else use["name"], use["description"], _used(use)]
         lines = [f'<text class="name" x="{left - 12}" y="{bar + 16}" text-anchor="end">{name}</text>']
         lines.append(f'<text class="small" x="{left}" y="6">{fitting(" · ".join(filter(None, words)), beside)}</text>')
@@ -130,7 +128,7 @@ def _row(use: Mapping[str, Any], left: float, width: int, scale: float, lacking:
             )
         x += size * scale
     if missing and use["free"] is not None:
-        # where it ends that may be used
+        # the end of the usable memory
         limit = left + max(use["free"] - use["margin"], 0) * scale
         lines.append(f'<path class="limit" d="M{limit:.1f} {bar - 4}v{_BAR + 8}"/>')
     return Part(tuple(lines), bar + _BAR + 24)

@@ -1,4 +1,4 @@
-"""Lines over a few steps as SVG, in small panels with a scale each. Colours follow the reader's light or dark theme."""
+"""Line charts over a few steps as SVG, in small panels. Colours follow the reader's light or dark theme."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MARGIN, _TOP, _BOTTOM = 24, 66, 12
 _PANEL, _PLOT, _LEFT, _RIGHT = 168, 66, 8, 84
 """Height of a panel and of its plot, and free width at the left and right of the plot (right: last values)."""
 _LETTER = 6.2
-"""The width of a small letter."""
+"""Width of a small letter."""
 
 _STYLE = """
 text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328 }
@@ -30,14 +30,14 @@ text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f232
 """
 
 _At = Callable[[int, float], tuple[float, float]]
-"""Convert a step and its value to the point where they are drawn."""
+"""Converts a step and its value to a point."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a panel. ``values``: one for each step, ``None`` where there is none.
+    """A line of a panel. ``values``: one for each step, ``None`` without one.
 
-    ``last``: words at its end; ``most``: words at the value that is farthest from 0, if it is not the last one.
+    ``last``: words at its end; ``most``: words at the value farthest from 0, if that is not the last.
     """
 
     values: tuple[float | None, ...]
@@ -120,7 +120,7 @@ def _panel(panel: Panel, steps: Sequence[str], x: float, y: float, width: float)
 
 
 def _peak(line: Line, index: int, at: _At) -> Iterator[str]:
-    """The words at the value that is farthest from 0."""
+    """Write the words at the value farthest from 0."""
     values = [(abs(value), -step, value) for step, value in enumerate(line.values) if value is not None]
     if line.most and values:
         _, step, value = max(values)
@@ -130,7 +130,7 @@ def _peak(line: Line, index: int, at: _At) -> Iterator[str]:
 
 
 def _last_values(panel: Panel, at: _At, x: float, n_steps: int) -> Iterator[str]:
-    """The words at the ends of the lines, one above the other where the lines end close together."""
+    """Write the words at the ends of the lines, one above the other if the ends are close."""
     ends = []
     for index, line in enumerate(panel.lines):
         values = [value for value in line.values if value is not None]
@@ -143,7 +143,7 @@ def _last_values(panel: Panel, at: _At, x: float, n_steps: int) -> Iterator[str]
 
 
 def _ticks(steps: Sequence[str], at: _At, y: float) -> Iterator[str]:
-    """The names of the steps: all of them, or the first and the last where there is no room for more."""
+    """Write the names of the steps: all, or the first and the last if there is no room for more."""
     room = at(1, 0.0)[0] - at(0, 0.0)[0]
     every = max(map(len, steps)) * _LETTER < room
     for step, name in enumerate(steps):
@@ -154,7 +154,7 @@ def _ticks(steps: Sequence[str], at: _At, y: float) -> Iterator[str]:
 
 
 def _path(points: Sequence[tuple[int, tuple[float, float]]]) -> str:
-    """A line through the points, interrupted where a step has none."""
+    """Draw a line through the points, interrupted at steps without a value."""
     words = []
     before = None
     for step, (x, y) in points:

@@ -28,7 +28,7 @@ STYLE = """
 .pygal-chart .showable { visibility: hidden }
 .pygal-chart .text-overlay, .pygal-chart .tooltip-overlay { display: none }
 """
-"""For all charts of a page, which has ``--line``, ``--first`` and ``--second``."""
+"""Style for all charts of a page, which has ``--line``, ``--first`` and ``--second``."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def labelled_ticks(most: float, write: Callable[[float], str]) -> list[dict[str,
 
 
 def new_chart(marks: Sequence[Mapping[str, Any]]) -> Any:
-    """Make a chart of pygal's without lines yet, whose vertical axis has ``marks``; the page says its colours."""
+    """Make a pygal chart without lines, with ``marks`` on its vertical axis; the page sets its colours."""
     from pygal import XY
     from pygal.style import Style
 

@@ -1,4 +1,4 @@
-"""Parts of the pictures of a plan: colours for light and dark, escaped text, one SVG of parts."""
+"""Parts of pictures: colours for light and dark, escaped text, one SVG of parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = 160
 """Width of the names in a wide picture; the bars and rows of all pictures of a page begin there."""
 
 SMALL = 6.5
-"""The width of a small letter."""
+"""Width of a small letter."""
 
 STYLE = """
 .fitter text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: currentColor }
@@ -33,7 +33,7 @@ STYLE = """
 .fitter .on { font-size: 11px; font-weight: 600; fill: #111 } .fitter .on.p0, .fitter .on.p7 { fill: #fff }
 .fitter .layers { stroke: #fff; stroke-width: .6; stroke-opacity: .55 }
 """
-"""For every picture; nothing of it touches the page that one stands in, whose theme it suits whichever that is."""
+"""Style of every picture; it changes nothing on its page, and suits any theme."""
 
 DARK = """
 @media screen and (prefers-color-scheme: dark) {
@@ -43,24 +43,24 @@ DARK = """
   .fitter .layers { stroke: #0d1117 } .fitter .on.host { fill: #fff }
 }
 """
-"""For a picture that follows the reader's theme."""
+"""Style of a picture that follows the reader's theme."""
 
 _ALONE = ".fitter { color: #1f2328 } @media screen and (prefers-color-scheme: dark) { .fitter { color: #e6edf3 } }"
-"""For a picture that stands in no page, which would say the colour of text."""
+"""Style of a picture outside a page: the colour of text."""
 
 N_COLOURS = 8
 
 
 @dataclass(frozen=True)
 class Part:
-    """Lines of SVG, drawn from the top of the part on, and how high they are."""
+    """Lines of SVG, drawn from the top of the part, and their height."""
 
     lines: tuple[str, ...]
     height: float
 
 
 def text(words: str, longest: int | None = LONGEST_NAME) -> str:
-    """``words`` as text of SVG, in an attribute too: on one line, without anything that is invisible."""
+    """Write ``words`` as text of SVG, also for attributes: on one line, without invisible characters."""
     return escape(printable(words, longest), {'"': "&quot;", "'": "&#39;"})
 
 
@@ -72,9 +72,14 @@ def fitting(words: str, width: float, letter: float = SMALL) -> str:
 
 
 def svg(parts: Iterable[Part], label: str, *, width: int = WIDE, title: str = "", is_alone: bool = True) -> str:
-    """Draw ``parts`` one below the other in one SVG. ``label``: its content in words, for screen readers.
+    """Draw ``parts`` one below the other in one SVG.
 
-    ``is_alone``: it brings its style, and is no part of a page that has it.
+    Args:
+        parts: The parts.
+        label: Their content in words, for screen readers.
+        width: The width.
+        title: A title.
+        is_alone: Whether it brings its style, because it is not part of a page with it.
     """
     drawn: list[str] = []
     y = 12.0
@@ -85,7 +90,7 @@ def svg(parts: Iterable[Part], label: str, *, width: int = WIDE, title: str = ""
         drawn += [f'<g transform="translate(0 {y:.0f})">', *part.lines, "</g>"]
         y += part.height
     body = "\n".join(drawn)
-    # several pictures of a page each have their own
+    # each of several pictures on a page has its own
     name = f"hatched-{zlib.crc32(body.encode()):08x}"
     space = 'xmlns="http://www.w3.org/2000/svg" ' if is_alone else ""
     return "\n".join(

@@ -25,12 +25,12 @@ from fitter.text import human
 
 _ROW, _GAP = 20, 5
 _LABEL = 8.6
-"""The width of a letter of a name that stands on its layers."""
+"""Width of a letter of a name on its layers."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Layers in a row whose tensors of one group are in the same places. ``bytes``: the sum by place."""
+    """Neighbouring layers whose tensors of one group are in the same places. ``bytes``: the sum by place."""
 
     group: str
     first: int
@@ -38,7 +38,7 @@ class Run:
     bytes: tuple[tuple[str, int], ...]
 
     def layers(self, n_layer: int) -> str:
-        """Which layers they are, in words."""
+        """Write the layers in words."""
         first, last = (_column_name(layer, n_layer) for layer in (self.first, self.last))
         if self.first == self.last:
             return first if self.first in (-1, n_layer) else f"layer {first}"
@@ -46,7 +46,7 @@ class Run:
 
 
 def runs(layer_map: LayerMap) -> list[Run]:
-    """Return the map with neighbours joined that are in the same places."""
+    """Join neighbours of the map with the same places."""
     joined = []
     for group in layer_map.groups:
         cells = [cell for cell in layer_map.cells if cell.group == group]
@@ -151,7 +151,7 @@ def _label(name: str, places: Sequence[str], x: float, y: float) -> Iterator[str
 
 
 def _numbers(n_layer: int, left: float, column: float) -> Part:
-    """The number of every so manieth layer below its column."""
+    """Draw every n-th layer's number below its column."""
     step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 10**9) if step * column >= 26)
     lines = [
         f'<text class="small" x="{left + column * (layer + 1.5):.1f}" y="10" text-anchor="middle">{layer}</text>'

@@ -1,4 +1,4 @@
-"""The bars of a plan and the map of its layers for a terminal of any width, in letters, so that colours only help."""
+"""The bars of a plan and the map of its layers in letters, for a terminal of any width; colours only help."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _SIGNS = {
     "left": (".", "dim"),
     "taken": ("x", "dim"),
 }
-"""How each part of a bar is drawn: its letter and its colour."""
+"""Letter and colour of each part of a bar."""
 
 _DEVICES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _COLOURS = ("blue", "yellow", "green", "magenta", "cyan", "red")
 _HOST, _SEVERAL, _NOTHING = "h", "+", " "
 _WIDEST = 120
 _NAMES_BESIDE = 64
-"""From so many columns on names stand beside a row, and not above it."""
+"""From this width on, in columns, names stand beside a row instead of above."""
 _NAME = 22
 
 
 @dataclass(frozen=True)
 class PlanPicture:
-    """The picture of a plan, given as its JSON document, with the map of its layers where that is known."""
+    """The picture of a plan's JSON document, with its layer map if known."""
 
     plan: Mapping[str, Any]
     layers: LayerMap | None = None
@@ -72,12 +72,12 @@ def _bars(plan: Mapping[str, Any], width: int) -> Iterator[Text]:
 
 
 def _shares(sizes: Sequence[int], width: int) -> list[int]:
-    """``width`` columns divided as ``sizes`` are; nothing that is there is left out."""
+    """Divide ``width`` columns in proportion to ``sizes``; nothing present gets less than one."""
     total = sum(sizes)
     if not total:
         return []
     counts = [max(round(width * size / total), 1) for size in sizes]
-    # the largest one has what rounding left over
+    # the largest one gets the rest of the rounding
     counts[counts.index(max(counts))] += width - sum(counts)
     return counts
 
@@ -106,7 +106,7 @@ def _layers(layer_map: LayerMap, width: int) -> Iterator[Text]:
 
 
 def _letter(names: set[str], all_places: Sequence[str]) -> tuple[str, str]:
-    """The letter and the colour of a cell."""
+    """Return letter and colour of a cell."""
     if len(names) != 1:
         return (_SEVERAL, "bold") if names else (_NOTHING, "")
     (name,) = names
@@ -117,7 +117,7 @@ def _letter(names: set[str], all_places: Sequence[str]) -> tuple[str, str]:
 
 
 def _wrapped(entries: Sequence[tuple[str, str, str]], width: int) -> Iterator[Text]:
-    """A legend in as many lines as it needs: letter, colour, words."""
+    """Write a legend in as many lines as it needs: letter, colour, words."""
     line = Text()
     for sign, style, words in entries:
         entry = Text.assemble((sign, style), f" {printable(words)}")

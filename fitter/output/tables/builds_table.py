@@ -1,4 +1,4 @@
-"""The builds of llama.cpp that were found, as a table and as JSON."""
+"""Builds of llama.cpp as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def builds_to_dict(looks: Iterable[BuildReport]) -> dict[str, Any]:
 
 
 def _rules(look: BuildReport) -> dict[str, Compared | None]:
-    """How far the rules of each profile were compared with a build."""
+    """Return the comparison of each profile's rules with a build."""
     return {profile: None if look.problem else compared(profile, look.ggml, look.commit) for profile in PROFILES}
 
 

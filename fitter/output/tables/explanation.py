@@ -1,4 +1,4 @@
-"""Why a plan was chosen, in lines for people to read."""
+"""Explain in lines why a plan was chosen."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def explain_lines(price: Price, choices: Sequence[Choice] = (), bound: Bound | N
 
 
 def far_lines(bound: Bound | None) -> list[str]:
-    """If a plan takes much longer than the lower bound: how much longer, and why."""
+    """Say by how much a plan exceeds the lower bound, and why, if it takes much longer."""
     if bound is None or bound.reached is None or not bound.is_far:
         return []
     times = f"{bound.reached / bound.seconds:.1f} times the lower bound of {duration(bound.seconds)} for any placement"

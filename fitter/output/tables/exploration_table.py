@@ -1,4 +1,4 @@
-"""A grid that was explored: its table, JSON, CSV and Parquet. No native code, nothing is decided here."""
+"""An explored grid as table, JSON, CSV and Parquet. No native code, no decisions."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def _field(name: str, value: Any) -> Any:
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, str) or name == "arguments":
-        # those are for a shell, and of our own
+        # arguments are for a shell, and fitter's own
         return value
     text = printable(value)
-    # a spreadsheet takes what begins so for a formula
+    # a spreadsheet would read such a text as a formula
     return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) else text
 
 
@@ -111,7 +111,7 @@ def write(exploration: Exploration, path: Path) -> None:
 
 def exploration_table(exploration: Exploration, *, verbose: bool = False) -> RenderableType:
     """Draw a row for each cell that fits, the others below, and the answer; ``verbose``: a row for every cell."""
-    # every model by the name of its file, as far as these differ
+    # name every model by its file, if these names differ
     named = file_names(cell.model for cell in exploration.cells)
     cells = tuple(replace(cell, model=named[cell.model]) for cell in exploration.cells)
     varied = [name for name, of in _AXES.items() if len({of(cell) for cell in cells}) > 1]

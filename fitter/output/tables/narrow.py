@@ -21,11 +21,11 @@ _MAKER = re.compile(
     r"|\((?:R|TM)\)|\s@.*|\s\([^()]{3,}\)",
     re.IGNORECASE,
 )
-"""The parts of a card's or processor's name that do not tell which one it is."""
+"""Parts of a card's or processor's name that do not identify it."""
 
 
 def short_name(description: str) -> str:
-    """``RTX 3090`` for ``NVIDIA GeForce RTX 3090``; at most 24 characters."""
+    """Shorten ``NVIDIA GeForce RTX 3090`` to ``RTX 3090``; at most 24 characters."""
     short = " ".join(_MAKER.sub(" ", description).split()) or description
     return short if len(short) <= _LONGEST_SHORT_NAME else short[: _LONGEST_SHORT_NAME - 1] + "…"
 
@@ -39,19 +39,22 @@ def too_narrow(width: int) -> str:
 
 @dataclass(frozen=True)
 class _Shape:
-    """How to show a table: with short names or not, and which columns to hide."""
+    """A way to show a table: with short names or not, and without some columns."""
 
     is_short: bool
     hidden: frozenset[str]
 
 
 class NarrowTable(Table):
-    """A table that is shown with short names on a narrow terminal, and with fewer columns on a still narrower one.
+    """A table with shorter names on a narrow terminal, and fewer columns on a narrower one.
 
-    ``spare``: headers of columns that may be hidden, the least important first; those in a tuple are hidden together.
-    ``names``: the header of a column with long names, which ``shorten`` shortens; if it is hidden, lines below the
-    table list the names. ``fold``: the width to which long cells are folded before a column is hidden. Anything but a
-    terminal gets the whole table.
+    Anything but a terminal gets the whole table.
+
+    Args:
+        spare: Headers of columns that may be hidden, the least important first; those in a tuple are hidden together.
+        names: Header of a column with long names; if it is hidden, lines below the table list the names.
+        shorten: Shortens these names.
+        fold: Width to which long cells are folded before a column is hidden.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class NarrowTable(Table):
             yield _Shape(True, frozenset(header for group in self._spare[:count] for header in group))
 
     def _width(self, console: Console, options: ConsoleOptions, shape: _Shape) -> int:
-        """The width that the table needs in this shape."""
+        """Return the width of the table in this shape."""
         widths = []
         for column in self._shown(shape).columns:
             wide = options.update(max_width=_UNFOLDED)
@@ -95,7 +98,7 @@ class NarrowTable(Table):
         return sum(widths) + _PADDING * (len(widths) - 1)
 
     def _shown(self, shape: _Shape, *, can_fold: bool = False) -> Table:
-        """The table in this shape; ``can_fold``: fold the first column too."""
+        """Return the table in this shape; ``can_fold``: fold the first column too."""
         table = Table(box=None, padding=(0, _PADDING, 0, 0), pad_edge=False, header_style=self.header_style)
         columns = [column for column in self.columns if str(column.header) not in shape.hidden]
         for index, column in enumerate(columns):
@@ -120,7 +123,7 @@ class NarrowTable(Table):
         return table
 
     def _legend(self) -> Iterator[str]:
-        """A line for each description, with the devices that it is for."""
+        """Yield a line for each description, with its devices."""
         owners: dict[str, list[str]] = {}
         described = next(column for column in self.columns if column.header == self._names)
         for owner, description in zip(self.columns[0].cells, described.cells, strict=True):

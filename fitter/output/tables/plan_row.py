@@ -1,4 +1,4 @@
-"""Parts of tables of several plans: a row, the lines below the table, and the commands at the end."""
+"""Parts of tables with several plans: a row, the lines below, and the commands at the end."""
 
 from __future__ import annotations
 
@@ -28,10 +28,14 @@ def table_of(
     spare: Sequence[str],
     is_folded: bool = False,
 ) -> NarrowTable:
-    """Make a table with a row for each plan: what it says, its notes, and whether it is the best.
+    """Make a table with a row for each plan.
 
-    ``name``: the header of the first column, which ``is_folded`` or as wide as its words; ``rates``: those of speeds;
-    ``spare``: those of columns that may be hidden.
+    Args:
+        name: Header of the first column.
+        rows: For each plan its cells, its notes, and whether it is the best.
+        rates: Headers of speeds.
+        spare: Headers of columns that may be hidden.
+        is_folded: Whether the first column is folded.
     """
     table = NarrowTable(spare=spare)
     table.add_column(name, overflow="fold" if is_folded else "ellipsis", no_wrap=not is_folded)
@@ -55,7 +59,7 @@ def cells(name: str, size: int | None, each: Planned, *rates: float | None) -> t
 
 
 def shown(*parts: RenderableType, lines: Iterator[str]) -> RenderableType:
-    """``parts``, and ``lines`` below them, which are folded where they are longer than the terminal is wide."""
+    """Join ``parts``, and ``lines`` below them, folded to the terminal's width."""
     return Group(*parts, *(Text(line, overflow="fold") for line in lines))
 
 
@@ -78,7 +82,7 @@ def too_slow(rate: float) -> str:
 
 
 def none_fits(candidates: Sequence[tuple[int, str, Planned]], word: str = "") -> Iterator[str]:
-    """Say what the smallest candidate with a plan lacks. A candidate is its bytes, its name, and its plan."""
+    """Say what the smallest candidate with a plan lacks; a candidate is bytes, name and plan."""
     planned = [(size, name, each.plan) for size, name, each in candidates if each.plan is not None]
     for _, name, plan in sorted(planned, key=lambda each: each[:2])[:1]:
         if plan.problems:

@@ -1,4 +1,4 @@
-"""The results of commands as tables."""
+"""Results of commands as tables."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ _FOR_SERVER = ("draft", "mtp", "projector")
 
 
 def print_to(stream: IO[str], renderable: RenderableType) -> None:
-    """Write ``renderable`` to ``stream``: as wide as the terminal, or in 120 columns if it is not a terminal.
+    """Write ``renderable`` to ``stream``: as wide as the terminal, or in 120 columns without one.
 
-    A terminal below 40 columns gets one line that says so instead. Nothing is interpreted as markup, and a folded line
-    that would be a command to a CI system is broken up.
+    A terminal below 40 columns gets one line that says so. Markup is not interpreted, and a folded line that would be a
+    command to a CI system is broken up.
     """
     if stream.isatty():
         terminal = Console(file=stream, highlight=False, markup=False, emoji=False)
@@ -73,7 +73,7 @@ def print_to(stream: IO[str], renderable: RenderableType) -> None:
 
 
 def plan_text(plan: Plan) -> str:
-    """Write the table of ``plan`` as it would be written to a file, without the last newline."""
+    """Write the table of ``plan`` as into a file, without the last newline."""
     out = io.StringIO()
     print_to(out, plan_table(plan))
     return out.getvalue().removesuffix("\n")
@@ -136,7 +136,7 @@ def rows_table(rows: Iterable[Row]) -> Table:
 
 
 def _differs(rows: Iterable[Row]) -> bool:
-    """Whether a real load is known to take other compute buffers."""
+    """Return whether a real load is known to take other compute buffers."""
     return any(row.real.compute != row.compute for row in rows)
 
 
@@ -351,7 +351,7 @@ def verdict(verification: Verification) -> Text:
 
 
 def inspection_table(inspection: Inspection) -> RenderableType:
-    """Metadata, tensors by role, and every layer's size."""
+    """Draw metadata, tensors by role, and every layer's size."""
     model = inspection.model
     parts: list[RenderableType] = [
         Text.assemble((model.name, "bold"), f" ({model.architecture}, {human(model.bytes)} of weights)")
@@ -383,7 +383,7 @@ def inspection_table(inspection: Inspection) -> RenderableType:
 def _table(
     first: str, *numbers: str, spare: Sequence[str | tuple[str, ...]] = (), names: str | None = None, fold: int = 10_000
 ) -> NarrowTable:
-    """A table with a column of names, then columns of numbers; for the keywords see ``NarrowTable``."""
+    """Make a table with a column of names, then columns of numbers; for the keywords see ``NarrowTable``."""
     table = NarrowTable(spare=spare, names=names, fold=fold)
     table.add_column(first, no_wrap=True)
     for number in numbers:
@@ -412,7 +412,7 @@ def _use_table(plan: Plan) -> Table:
         _add_use(table, name, use, getattr(use, "description", ""), sizes[name])
     for pool in plan.pools:
         sums = [sum(filter(None, column)) for column in zip(*(sizes[name] for name in pool.members), strict=True)]
-        # the same pages of the file are counted once
+        # pages of the file that both map count once
         _add_use(table, pool.name, pool, "both together", [sums[0] - pool.mapped_twice, *sums[1:]])
     return table
 
@@ -426,7 +426,7 @@ def _add_use(
 
 
 def later_text(later: Later) -> str:
-    """Write one line: what grows after the load, and how far."""
+    """Write one line: memory that grows after the load, and its limit."""
     most = "no limit" if later.bytes is None else f"up to {human(later.bytes)}"
     if later.kind == "prompt cache":
         return f"{most} of prompt cache" + (f" (a full slot is {human(later.each)})" if later.each else "")
@@ -475,7 +475,7 @@ def parameter_lines(plan: Plan) -> list[str]:
 def _layers(plan: Plan) -> str:
     layers, n_gpu_layers = plan.n_layer + 1, plan.params.n_gpu_layers if plan.breakdown.devices else 0
     if not plan.n_layer:
-        # the file of a plan does not say how many there are
+        # a plan from a file does not know the number of layers
         return "all layers" if n_gpu_layers < 0 else f"{n_gpu_layers} layers"
     return f"{layers if n_gpu_layers < 0 else min(n_gpu_layers, layers)} of {layers} layers"
 

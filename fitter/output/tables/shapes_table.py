@@ -1,4 +1,4 @@
-"""The shapes that can be planned without a file: the table of ``fitter shapes``."""
+"""Shapes that can be planned without a file: the table of ``fitter shapes``."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _value(value: Any) -> str:
 
 
 def _count(parameters: int) -> str:
-    """Parameters as models are named by: 8.03B, 360M, 1.03T."""
+    """Write a number of parameters as in models' names: 8.03B, 360M, 1.03T."""
     size, unit = next((each for each in _UNITS if parameters >= 0.9995 * each[0]), _UNITS[-1])
     return f"{parameters / size:.3g}{unit}"
 

@@ -214,10 +214,10 @@ def compare(
         for configuration in wanted:
             on_step(f"{','.join(names)}: {model.name}, {configuration.name}")
             params = replace(configuration.params, devices=names)
-            found = [_numbers(side, model.path, params, devices) for side in (real, other)]
+            both = [_numbers(side, model.path, params, devices) for side in (real, other)]
             loads += 1
             differences += [
-                Difference(model.name, configuration.name, what, *numbers) for what, *numbers in _different(*found)
+                Difference(model.name, configuration.name, what, *numbers) for what, *numbers in _different(*both)
             ]
     return Comparison(names, "twin", loads, tuple(differences))
 
@@ -240,13 +240,13 @@ def compare_twins(
         models: Models to load.
         on_step: Called before each load.
     """
-    found = []
+    comparisons = []
     for group in [*((info,) for info in devices), *([tuple(devices)] if len(devices) > 1 else [])]:
         virtual = [device for info in group if (device := twins[info.name])]
         if len(virtual) == len(group):
             with start(virtual) as other:
-                found.append(compare(real, other.measure, group, models, configurations(), on_step))
-    return tuple(found)
+                comparisons.append(compare(real, other.measure, group, models, configurations(), on_step))
+    return tuple(comparisons)
 
 
 def compare_loads(measure: Measure, loads: Iterable[MeasuredLoad], info: DeviceInfo) -> Comparison:
@@ -272,10 +272,10 @@ def _numbers(measure: Measure, path: Path, params: Params, devices: Sequence[Dev
 
 def numbers_of(breakdown: Breakdown, devices: Sequence[DeviceInfo]) -> dict[str, int | str]:
     """Return bytes by buffer type and kind, without zeros; a device's own buffer type has the device's name."""
-    own = {device.buffer_type: device.name for device in devices if device.buffer_type}
+    device_of = {device.buffer_type: device.name for device in devices if device.buffer_type}
     numbers: dict[str, int | str] = {"load": "loads"}
     for row in breakdown.rows:
-        name = own.get(row.buffer_type, row.buffer_type)
+        name = device_of.get(row.buffer_type, row.buffer_type)
         for kind, size in (("model", row.model), ("context", row.context), ("compute", row.compute)):
             if size:
                 numbers[f"{name} {kind}"] = size
@@ -316,8 +316,8 @@ def measure_load(observer: Process, loader: Process, info: DeviceInfo, model: Ca
     before = _free(loader.memory(), info)
     started = _free(observer.memory(), info)
     loaded = loader.load(model.path, replace(LOAD_PARAMS, devices=(info.name,)))
-    own = loaded.breakdown.on(info.name).used
-    outside = before - _free(loaded.devices, info) - own
+    counted = loaded.breakdown.on(info.name).used
+    outside = before - _free(loaded.devices, info) - counted
     # less than llama.cpp's count: the report does not change (a CPU behind RPC), or another program freed memory
     return MeasuredLoad(model, loaded, idle - started if idle >= started else None, outside if outside >= 0 else None)
 

@@ -36,13 +36,13 @@ def compare_rows(plan: Plan, said: Said) -> tuple[VerifiedRow, ...]:
     Kinds that the log has for no buffer type are ``unsaid`` for all. For mapped weights the log has the mapped part of
     the file, which may include other weights.
     """
-    own = [buffer for buffer in said.buffers if buffer.context == 0 and buffer.kind in KINDS]
+    buffers = [buffer for buffer in said.buffers if buffer.context == 0 and buffer.kind in KINDS]
     expected = {row.buffer_type: row.real for row in plan.breakdown.rows}
-    kinds = {buffer.kind for buffer in own}
+    kinds = {buffer.kind for buffer in buffers}
     unsaid = tuple(kind for kind in KINDS if kind not in kinds)
-    names = dict.fromkeys([*expected, *(buffer.buffer_type for buffer in own)])
+    names = dict.fromkeys([*expected, *(buffer.buffer_type for buffer in buffers)])
     rows = [
-        _row(name, expected.get(name), [each for each in own if each.buffer_type == name], unsaid) for name in names
+        _row(name, expected.get(name), [each for each in buffers if each.buffer_type == name], unsaid) for name in names
     ]
     return tuple(row for row in (*rows, *_beside(plan, said)) if row.predicted.used or row.real.used)
 
@@ -61,18 +61,18 @@ def _row(name: str, expected: Row | None, buffers: Sequence[Buffer], unsaid: tup
 def _beside(plan: Plan, said: Said) -> Iterator[VerifiedRow]:
     """Compare the second context and its weights, by device."""
     drafts = [use for use in plan.shared if use.kind in DRAFTS]
-    found = [each for each in said.buffers if each.context > 0 and each.kind in KINDS]
+    drafting = [each for each in said.buffers if each.context > 0 and each.kind in KINDS]
     if not drafts:
         return
     kind = drafts[0].kind
     on = {row.buffer_type: row.device for row in plan.breakdown.rows if not row.is_host}
     expected = {row.device: row for use in drafts for row in use.rows}
-    places = dict.fromkeys([*expected, *(on.get(each.buffer_type) for each in found)])
+    places = dict.fromkeys([*expected, *(on.get(each.buffer_type) for each in drafting)])
     for place in places:
         name = f"{kind} on {place or 'host'}"
         row = replace(expected.get(place) or Row(name, place, place is None, 0, 0, 0), buffer_type=name)
-        mine = [replace(each, buffer_type=name) for each in found if on.get(each.buffer_type) == place]
-        yield _row(name, row, mine, tuple(kind for kind in KINDS if not any(each.kind == kind for each in found)))
+        mine = [replace(each, buffer_type=name) for each in drafting if on.get(each.buffer_type) == place]
+        yield _row(name, row, mine, tuple(kind for kind in KINDS if not any(each.kind == kind for each in drafting)))
 
 
 def server_use(
@@ -126,9 +126,14 @@ def _later(plan: Plan, said: Said, sizes: Sizes) -> Iterator[LaterUse]:
         if largest is not None:
             predicted = _predicted(largest, sizes)
             yield _use("prompt", len(said.cached), largest.tokens, predicted, largest.size, cache.bytes)
-        found = said.cache
+        prompt_cache = said.cache
         yield _use(
-            "prompt cache", found.prompts if found else 0, None, None, found.size if found else None, cache.bytes
+            "prompt cache",
+            prompt_cache.prompts if prompt_cache else 0,
+            None,
+            None,
+            prompt_cache.size if prompt_cache else None,
+            cache.bytes,
         )
 
 

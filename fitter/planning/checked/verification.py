@@ -32,12 +32,12 @@ def loaded_by(program: str | None, server: object | None, prompts: int | None) -
     return chosen
 
 
-def check_same_model(planned: ModelSummary, found: ModelSummary) -> None:
+def check_same_model(planned: ModelSummary, opened: ModelSummary) -> None:
     """Raise ``UsageError`` if the plan is for another model."""
     for what in ("architecture", "name", "bytes"):
-        wanted, here = getattr(planned, what), getattr(found, what)
+        wanted, here = getattr(planned, what), getattr(opened, what)
         if wanted != here:
-            raise UsageError(f"the plan is for another model than {found.path}: its {what} is {wanted}, not {here}")
+            raise UsageError(f"the plan is for another model than {opened.path}: its {what} is {wanted}, not {here}")
 
 
 def verify(plan: Plan, path: Path, loader: Process, host_free: Callable[[], int], tolerance: int) -> Verification:
@@ -80,10 +80,10 @@ def verify(plan: Plan, path: Path, loader: Process, host_free: Callable[[], int]
 def compare(predicted: Sequence[Row], real: Breakdown) -> tuple[VerifiedRow, ...]:
     """Compare every buffer type of both sides, in the order of the real load."""
     expected = {(row.buffer_type, row.device): row.real for row in predicted}
-    found = {(row.buffer_type, row.device): row for row in real.rows}
+    loaded = {(row.buffer_type, row.device): row for row in real.rows}
     return tuple(
-        VerifiedRow(expected.get(key) or _empty(found[key]), found.get(key) or _empty(expected[key]))
-        for key in dict.fromkeys([*found, *expected])
+        VerifiedRow(expected.get(key) or _empty(loaded[key]), loaded.get(key) or _empty(expected[key]))
+        for key in dict.fromkeys([*loaded, *expected])
     )
 
 
@@ -93,16 +93,16 @@ def _empty(row: Row) -> Row:
 
 def check_devices(uses: Sequence[DeviceUse], here: Sequence[DeviceInfo]) -> None:
     """Raise ``PlanError`` if a device of the plan is missing, or is another device."""
-    known = {device.name: device.description for device in here}
-    names = ", ".join(known) or "no device"
+    descriptions = {device.name: device.description for device in here}
+    names = ", ".join(descriptions) or "no device"
     for use in uses:
-        if use.name not in known:
+        if use.name not in descriptions:
             raise PlanError(
                 f"the plan is for {use.name} ({use.description}), but llama.cpp has {names} here: fit again"
             )
-        if use.description != known[use.name]:
+        if use.description != descriptions[use.name]:
             raise PlanError(
-                f"the plan's {use.name} is '{use.description}', but here it is '{known[use.name]}': fit again"
+                f"the plan's {use.name} is '{use.description}', but here it is '{descriptions[use.name]}': fit again"
             )
 
 

@@ -57,9 +57,9 @@ def contexts_to_try(n_ctx_train: int, n_streams: int, smallest: int, chosen: int
     """List contexts from the ``smallest`` per sequence to the model's own, each twice the one before."""
     most = max(n_ctx_train * n_streams, 1)
     context = min(max(smallest * n_streams, 1), most)
-    found = []
+    contexts = []
     while context < most:
-        found.append(context)
+        contexts.append(context)
         context *= 2
     # of too many, keep the largest
-    return [each for each in [*found, most][-MOST_POINTS:] if each != chosen]
+    return [each for each in [*contexts, most][-MOST_POINTS:] if each != chosen]

@@ -75,10 +75,12 @@ def inspection_of(model: Model, breakdown: Breakdown, layout: Layout) -> Inspect
 
 
 def _layer_size(model: Model, index: int | None, cache: int) -> LayerSize:
-    own = [(role_of(tensor.name), tensor.bytes) for tensor in model.tensors if layer_of(tensor.name) == index]
-    return LayerSize(index, _roles(own), cache)
+    tensors = [(role_of(tensor.name), tensor.bytes) for tensor in model.tensors if layer_of(tensor.name) == index]
+    return LayerSize(index, _roles(tensors), cache)
 
 
 def _roles(tensors: Sequence[tuple[Role, int]]) -> tuple[RoleSize, ...]:
     sizes = [[size for role, size in tensors if role is wanted] for wanted in Role]
-    return tuple(RoleSize(role.value, len(own), sum(own)) for role, own in zip(Role, sizes, strict=True) if own)
+    return tuple(
+        RoleSize(role.value, len(of_role), sum(of_role)) for role, of_role in zip(Role, sizes, strict=True) if of_role
+    )

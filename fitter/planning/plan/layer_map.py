@@ -58,8 +58,8 @@ class LayerMap:
     @property
     def groups(self) -> tuple[str, ...]:
         """The groups of this model."""
-        found = {cell.group for cell in self.cells}
-        return tuple(group for group in GROUPS if group in found)
+        present = {cell.group for cell in self.cells}
+        return tuple(group for group in GROUPS if group in present)
 
     def on(self, place: str) -> int:
         """Add up all bytes at one of the ``places``."""
@@ -109,9 +109,9 @@ def map_of(plan: Plan, model: Model, layout: Layout, matches: Sequence[int]) -> 
     place_of = {row.buffer_type: row.device for row in plan.breakdown.rows if not row.is_host}
     index_of = {name: index for index, name in enumerate(devices)}
     targets = {
-        tensor.name: index_of.get(place_of.get(plan.params.tensor_buft_overrides[found].buffer_type) or "", HOST)
-        for tensor, found in zip(model.tensors, matches, strict=True)
-        if found >= 0
+        tensor.name: index_of.get(place_of.get(plan.params.tensor_buft_overrides[layer_map].buffer_type) or "", HOST)
+        for tensor, layer_map in zip(model.tensors, matches, strict=True)
+        if layer_map >= 0
     }
     sums: _Sums = {}
     by_rule: list[tuple[int, tuple[str, int], int]] = []
@@ -131,8 +131,8 @@ def map_of(plan: Plan, model: Model, layout: Layout, matches: Sequence[int]) -> 
     _leave_largest(sums, plan, by_rule)
     _add_unrecorded(sums, plan, model, layout, homes, targets)
     _take_once(sums, plan, model.n_layer, layout)
-    found = LayerMap(model.n_layer, (*devices, HOST_NAME), tuple(_cells(sums, devices)))
-    return found if _agrees(found, plan) else None
+    layer_map = LayerMap(model.n_layer, (*devices, HOST_NAME), tuple(_cells(sums, devices)))
+    return layer_map if _agrees(layer_map, plan) else None
 
 
 _Sums = dict[tuple[str, int], dict[int, int]]
@@ -210,10 +210,12 @@ def _cell_of(name: str, n_layer: int, on_device: bool) -> tuple[int, str]:
 def _cells(sums: Mapping[tuple[str, int], Mapping[int, int]], devices: Sequence[str]) -> list[MapCell]:
     cells = []
     for group, layer in sorted(sums, key=lambda key: (GROUPS.index(key[0]), key[1])):
-        found = sums[group, layer]
+        size_of = sums[group, layer]
         # the host comes last
-        order = sorted(found, key=lambda place: len(devices) if place == HOST else place)
-        named = tuple((HOST_NAME if place == HOST else devices[place], found[place]) for place in order if found[place])
+        order = sorted(size_of, key=lambda place: len(devices) if place == HOST else place)
+        named = tuple(
+            (HOST_NAME if place == HOST else devices[place], size_of[place]) for place in order if size_of[place]
+        )
         if named:
             cells.append(MapCell(group, layer, named))
     return cells
@@ -233,10 +235,10 @@ _TOLERANCE = 0.01
 """Allowed deviation of a device's bytes in the map from the measured ones: devices align tensors differently."""
 
 
-def _agrees(found: LayerMap, plan: Plan) -> bool:
+def _agrees(layer_map: LayerMap, plan: Plan) -> bool:
     """Return whether the map has the measured bytes at every place."""
     measured = {name: _measured(plan, name) for name in plan.breakdown.devices} | {HOST_NAME: _on_host(plan)}
-    return all(abs(found.on(name) - size) <= _TOLERANCE * max(size, 2**20) for name, size in measured.items())
+    return all(abs(layer_map.on(name) - size) <= _TOLERANCE * max(size, 2**20) for name, size in measured.items())
 
 
 def _on_host(plan: Plan) -> int:

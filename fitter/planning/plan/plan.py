@@ -290,9 +290,9 @@ def check_llama_cpp(plan: Plan, here: LlamaCpp, advice: str) -> None:
 
 def resolved(plan: Plan) -> Params:
     """Return the plan's parameters with the context and devices that llama.cpp chose."""
-    params, found = plan.params, plan.breakdown
-    devices = found.devices if params.devices is None else params.devices
-    return replace(params, n_ctx=params.n_ctx or found.n_ctx, devices=devices)
+    params, breakdown = plan.params, plan.breakdown
+    devices = breakdown.devices if params.devices is None else params.devices
+    return replace(params, n_ctx=params.n_ctx or breakdown.n_ctx, devices=devices)
 
 
 __all__ = [

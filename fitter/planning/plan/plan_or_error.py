@@ -50,6 +50,9 @@ class Planned:
         plan = self.plan
         if plan is None or not plan.fits or not plan.breakdown.devices:
             return False
-        layers, own = plan.params.n_gpu_layers, {row.buffer_type for row in plan.breakdown.rows if not row.is_host}
+        layers, device_types = (
+            plan.params.n_gpu_layers,
+            {row.buffer_type for row in plan.breakdown.rows if not row.is_host},
+        )
         is_whole = layers < 0 or layers > plan.n_layer
-        return is_whole and all(each.buffer_type in own for each in plan.params.tensor_buft_overrides)
+        return is_whole and all(each.buffer_type in device_types for each in plan.params.tensor_buft_overrides)

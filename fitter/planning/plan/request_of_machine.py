@@ -58,7 +58,7 @@ class Questions:
 
 
 def request_of(
-    ask: Ask, model: Model, machine: Machine, questions: Questions, known: Sequence[Calibrated] = ()
+    ask: Ask, model: Model, machine: Machine, questions: Questions, calibrations: Sequence[Calibrated] = ()
 ) -> Request:
     """Build the request for ``model`` on ``machine``.
 
@@ -67,7 +67,7 @@ def request_of(
         model: The model.
         machine: The machine.
         questions: Functions that ask a worker or measure this machine.
-        known: Measurements of devices of the same kind.
+        calibrations: Measurements of devices of the same kind.
 
     Raises:
         UsageError: A parameter makes no sense for this model or machine.
@@ -79,7 +79,7 @@ def request_of(
         # the devices of rpc-servers alone
         named = tuple(device.name for device in machine.devices)
     chosen = _chosen(ask, machine, named)
-    outside = _outside(ask, model, known)
+    outside = _outside(ask, model, calibrations)
     pools = _pools(ask, model, machine, chosen, params)
     devices = with_what_they_map(_limits(chosen, ask.margin, outside), pools)
     pinned = pinned_by(params, model, devices, machine.devices, questions.match)
@@ -151,14 +151,14 @@ def _pools(
 
 
 def limits_beside(
-    ask: Ask, model: Model, machine: Machine, request: Request, known: Sequence[Calibrated] = ()
+    ask: Ask, model: Model, machine: Machine, request: Request, calibrations: Sequence[Calibrated] = ()
 ) -> tuple[DeviceLimit, ...]:
     """Limit the devices that the user names for draft models or projectors only. Raises ``UsageError``."""
     of_the_model = {limit.name for limit in request.devices}
     others = [info for info in choose(machine.devices, ask.sharing.names) if info.name not in of_the_model]
     # a list has one margin for each device of the model
     is_list = isinstance(ask.margin, tuple) and len(ask.margin) > 1
-    return _limits(others, None if is_list else ask.margin, _outside(ask, model, known))
+    return _limits(others, None if is_list else ask.margin, _outside(ask, model, calibrations))
 
 
 def pinned_by(
@@ -188,7 +188,7 @@ def pinned_by(
         return {}
     index_of = {device.buffer_type: d for d, device in enumerate(used)}
     matches = match([override.pattern for override in overrides], [tensor.name for tensor in model.tensors])
-    caught = [(tensor, overrides[found]) for tensor, found in zip(model.tensors, matches, strict=True) if found >= 0]
+    caught = [(tensor, overrides[index]) for tensor, index in zip(model.tensors, matches, strict=True) if index >= 0]
     check_targets(caught, used, every)
     check_split_targets(params.split_mode, caught, used)
     return {tensor.name: index_of.get(override.buffer_type, HOST) for tensor, override in caught}
@@ -208,13 +208,13 @@ def with_main_gpu(devices: tuple[DeviceInfo, ...], split_mode: SplitMode, main_g
     return () if main_gpu < 0 else (devices[main_gpu],)
 
 
-def _outside(ask: Ask, model: Model, known: Sequence[Calibrated]) -> Callable[[DeviceInfo], int | None]:
+def _outside(ask: Ask, model: Model, calibrations: Sequence[Calibrated]) -> Callable[[DeviceInfo], int | None]:
     """Make a function that returns a device's bytes outside llama.cpp's count, measured here or on equal devices."""
     halves = has_half_experts(tensor for tensor in model.tensors if is_expert(tensor.name))
 
     def of(device: DeviceInfo) -> int | None:
-        own = outside_of(device, known)
-        return unaccounted(device, ask.virtual, halves=halves) if own is None else own
+        calibrated_here = outside_of(device, calibrations)
+        return unaccounted(device, ask.virtual, halves=halves) if calibrated_here is None else calibrated_here
 
     return of
 

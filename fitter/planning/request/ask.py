@@ -87,23 +87,23 @@ class Sharing:
     @property
     def ngrams(self) -> dict[str, tuple[str, ...]]:
         """The ways to draft without a model, with llama-server's arguments for each."""
-        found = {}
+        arguments = {}
         for word in (word for word in self.spec_type if word in _NGRAMS):
             size = getattr(self, name) if (name := _NGRAMS[word]) else None
-            found[word] = ("--spec-type", word, *(("--" + name.replace("_", "-"), str(size)) if size else ()))
-        return found
+            arguments[word] = ("--spec-type", word, *(("--" + name.replace("_", "-"), str(size)) if size else ()))
+        return arguments
 
     @property
     def drafts_with_a_model(self) -> bool:
         """Whether a draft model or the model's own layers draft."""
         return self.mtp or self.model_draft is not None
 
-    def drafted(self, known: Facts) -> int:
+    def drafted(self, program_facts: Facts) -> int:
         """Return the most tokens that a program drafts at a time (``common_speculative_n_max``)."""
-        most = [(self.draft_max or known.draft_n_max) if self.drafts_with_a_model else 0]
+        most = [(self.draft_max or program_facts.draft_n_max) if self.drafts_with_a_model else 0]
         for word in self.ngrams:
             size = getattr(self, name) if (name := _NGRAMS[word]) else None
-            most.append(size or known.draft_tokens[word])
+            most.append(size or program_facts.draft_tokens[word])
         return max(most)
 
     @property
@@ -189,16 +189,16 @@ class Ask:
         ask.check()
         return ask
 
-    def with_facts(self, known: Facts) -> Ask:
-        """Return the parameters as a version of the program, with the facts ``known``, loads them."""
+    def with_facts(self, program_facts: Facts) -> Ask:
+        """Return the parameters as a version of the program, with these facts loads them."""
         program = PROGRAMS[self.program]
-        program.check_facts(self.given, known)
+        program.check_facts(self.given, program_facts)
         sharing = self.sharing
-        if known.draft_n_max != DRAFT_MAX and sharing.draft_max is None and sharing.drafts_with_a_model:
+        if program_facts.draft_n_max != DRAFT_MAX and sharing.draft_max is None and sharing.drafts_with_a_model:
             # this version's default differs, so the arguments must name it
-            sharing = replace(sharing, draft_max=known.draft_n_max)
+            sharing = replace(sharing, draft_max=program_facts.draft_n_max)
         # keep the local files of adapters, which may have addresses
-        load = replace(_begun(self.words, sharing, program, known), lora=self.load.lora)
+        load = replace(_begun(self.words, sharing, program, program_facts), lora=self.load.lora)
         return replace(self, sharing=sharing, load=load)
 
     @classmethod
@@ -316,18 +316,18 @@ def _asked(checked: Mapping[str, Any], drafted: int) -> Asked:
     )
 
 
-def _begun(checked: Fitting, sharing: Sharing, program: Program, known: Facts) -> Params:
+def _begun(checked: Fitting, sharing: Sharing, program: Program, program_facts: Facts) -> Params:
     """Build the parameters with which a fit begins; it chooses devices later."""
-    asked = _asked(checked, sharing.drafted(known))
+    asked = _asked(checked, sharing.drafted(program_facts))
     if asked.reads_texts and (sharing.mtp or sharing.model_draft is not None or sharing.ngrams):
         what = "--reranking" if checked.get("reranking") else "--embedding"
         drafts = "--mtp" if sharing.mtp else "-md" if sharing.model_draft is not None else "--spec-type"
         raise UsageError(f"{what} is for texts that are only read, and {drafts} drafts tokens: leave one of them out")
     load: dict[str, Any] = {each.name: checked.get(each.name) for each in taken_by(LoadKeywords)}
-    load |= vars(program.shape(asked, known))
+    load |= vars(program.shape(asked, program_facts))
     load |= {"devices": None, "main_gpu": None}
     if program.is_server and checked.get("flash_attn") is None:
-        load["flash_attn"] = known.flash_attn
+        load["flash_attn"] = program_facts.flash_attn
     if checked.get("reranking"):
         load |= {"embedding": True, "pooling_type": "rank"}
     words: Mapping[str, Any] = checked

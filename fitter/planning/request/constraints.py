@@ -76,19 +76,19 @@ def context_of_a_sequence(params: Params, n_ctx_train: int) -> int:
 
 def adapters(plain: Iterable[str], scaled: Iterable[str]) -> tuple[Lora, ...]:
     """Parse the LoRA adapters of ``--lora`` and ``--lora-scaled``. Raises ``UsageError``."""
-    found = [Lora(path) for path in plain]
+    loras = [Lora(path) for path in plain]
     for text in scaled:
         path, _, scale = text.rpartition(":")
         try:
-            found.append(Lora(path, float(scale)))
+            loras.append(Lora(path, float(scale)))
         except ValueError:
             path = ""
-        if not path or not abs(found[-1].scale) <= MAX_SCALE:
+        if not path or not abs(loras[-1].scale) <= MAX_SCALE:
             raise UsageError(f"'{text}' is not a scaled adapter: write FILE:SCALE, such as style.gguf:0.5")
-    for lora in found:
+    for lora in loras:
         # llama.cpp will see the name of the downloaded file, not the address
         check_adapter_name(local_name(lora.path), lora.scale)
-    return tuple(found)
+    return tuple(loras)
 
 
 def check_adapter_name(path: str, scale: float) -> None:

@@ -90,17 +90,17 @@ def limited(request: Request, record: Record) -> tuple[Request, Excess | None]:
         expected = _largest(_expected(request, sizes, top))
         if expected > most:
             limits[name] = widest(lambda n_ctx: _largest(sizes(n_ctx)), request.alignment, top, expected, most)
-    found = replace(request, context_limits=limits)
-    if usable(found, request.devices):
-        return _without_hopeless(found, sizes) if limits else found, None
-    in_way = [name for name in _needed(found, found.devices) if limits.get(name, needed) < needed]
+    narrowed = replace(request, context_limits=limits)
+    if usable(narrowed, request.devices):
+        return _without_hopeless(narrowed, sizes) if limits else narrowed, None
+    in_way = [name for name in _needed(narrowed, narrowed.devices) if limits.get(name, needed) < needed]
     device = min(in_way, key=lambda name: limits[name]) if in_way else max(limits, key=lambda name: limits[name])
     tensor, size = max(sizes(needed).items(), key=lambda item: item[1])
     excess = Excess(device, limits[device], needed, tensor, size, mosts[device], request.params.n_seq_max)
     if not excess.n_ctx:
         raise LlamaCppError(excess.message)
     params = replace(request.params, n_ctx=excess.n_ctx)
-    return replace(found, params=params, fixed=request.fixed | {"n_ctx"}), excess
+    return replace(narrowed, params=params, fixed=request.fixed | {"n_ctx"}), excess
 
 
 def usable(request: Request, devices: Sequence[DeviceLimit]) -> tuple[DeviceLimit, ...]:

@@ -243,74 +243,74 @@ class Companions:
     @property
     def places(self) -> tuple[tuple[str, str], ...]:
         """Draft model and projector, each with its place in words."""
-        found = []
+        pairs = []
         if self.draft is not None:
             devices = self.draft.devices
             place = "the model's devices" if devices is None else ", ".join(devices) or "the host"
-            found.append(("the draft model", place))
+            pairs.append(("the draft model", place))
         if self.projector is not None:
-            found.append(("the projector", self.projector.device or "the host"))
-        return tuple(found)
+            pairs.append(("the projector", self.projector.device or "the host"))
+        return tuple(pairs)
 
-    def uses(self, params: Params, own: Breakdown, measure: Measure) -> tuple[SharedUse, ...]:
+    def uses(self, params: Params, breakdown: Breakdown, measure: Measure) -> tuple[SharedUse, ...]:
         """Measure all of it beside the model with ``params``.
 
         Args:
             params: Parameters of the model.
-            own: llama.cpp's measurement of the model with them.
+            breakdown: llama.cpp's measurement of the model with them.
             measure: Makes dummy loads of the model itself.
 
         Raises:
             FitterError: As ``measure`` raises it.
         """
-        params = replace(params, n_ctx=own.n_ctx)
-        found = [*self._fixed()]
-        for lora, taken_by in zip(params.lora, own.lora, strict=True):
+        params = replace(params, n_ctx=breakdown.n_ctx)
+        uses = [*self._fixed()]
+        for lora, taken_by in zip(params.lora, breakdown.lora, strict=True):
             named = replace(lora, path=called(Path(lora.path)))
-            found.append(SharedUse("lora", named.path, _by_place(taken_by), _lora_arguments(named)))
+            uses.append(SharedUse("lora", named.path, _by_place(taken_by), _lora_arguments(named)))
         if self.draft is not None:
             rows = by_device(self.draft.measure(self.draft.params(params)))
-            found.append(SharedUse("draft", self.draft.path, rows, self.draft.arguments(params)))
+            uses.append(SharedUse("draft", self.draft.path, rows, self.draft.arguments(params)))
         if self.mtp is not None:
             # its weights are part of the model's
             rows = tuple(replace(row, model=0) for row in by_device(measure(self.mtp.params(params))))
             used = tuple(row for row in rows if row.used)
-            found.append(SharedUse("mtp", self.mtp.name, used, self.mtp.arguments()))
-        return (*found, *self.ngrams)
+            uses.append(SharedUse("mtp", self.mtp.name, used, self.mtp.arguments()))
+        return (*uses, *self.ngrams)
 
     def known(self, request: Request) -> tuple[SharedUse, ...]:
         """Measure what is known before the placement, at the smallest context of ``request``."""
-        found = [*self._fixed()]
+        uses = [*self._fixed()]
         if self.draft is not None and self.draft.is_in_one_place:
             is_fixed = "n_ctx" in request.fixed and "context" not in request.allow
             n_ctx = request.params.n_ctx if is_fixed else min(request.n_ctx_min, request.params.n_ctx)
             rows = by_device(self.draft.measure(self.draft.params(replace(request.params, n_ctx=n_ctx))))
-            found.append(SharedUse("draft", self.draft.path, rows))
-        return tuple(found)
+            uses.append(SharedUse("draft", self.draft.path, rows))
+        return tuple(uses)
 
     def _fixed(self) -> tuple[SharedUse, ...]:
         """Return what depends neither on the context nor on the placement."""
         return (*self.reserved, *([self.projector.use()] if self.projector is not None else []))
 
 
-def lowered(request: Request, known: Sequence[SharedUse], others: Sequence[DeviceLimit]) -> Request:
-    """Subtract ``known`` memory from the devices, host and pools of ``request``.
+def lowered(request: Request, fixed: Sequence[SharedUse], others: Sequence[DeviceLimit]) -> Request:
+    """Subtract ``fixed`` memory from the devices, host and pools of ``request``.
 
     Args:
         request: The request.
-        known: Memory that is known before the placement.
+        fixed: Memory that is known before the placement.
         others: Devices that the model itself must not use.
     """
     host = request.host
     if host.free is not None:
-        host = HostLimit(host.total, host.free - taken(known, None), host.margin, host.paging)
-    occupied = occupied_by(known)
-    every = [_less(device, taken(known, device.name)) for device in (*request.devices, *others)]
+        host = HostLimit(host.total, host.free - taken(fixed, None), host.margin, host.paging)
+    occupied = occupied_by(fixed)
+    every = [_less(device, taken(fixed, device.name)) for device in (*request.devices, *others)]
     return replace(
         request,
         devices=tuple(every[: len(request.devices)]),
         host=host,
-        pools=tuple(less(pool, taken_of(known, pool)) for pool in request.pools),
+        pools=tuple(less(pool, taken_of(fixed, pool)) for pool in request.pools),
         beside=tuple(device for device in every if device.name in occupied),
     )
 
@@ -336,26 +336,26 @@ def later_of(uses: Sequence[SharedUse]) -> int:
     return sum(use.on(None) for use in uses if use.kind == LATER)
 
 
-def beyond(known: Sequence[SharedUse], uses: Sequence[SharedUse]) -> tuple[Row, ...]:
-    """Return the memory beyond ``known`` as compute buffers, which the search learns from measurements."""
-    names = {row.device for use in (*known, *uses) for row in use.rows}
+def beyond(fixed: Sequence[SharedUse], uses: Sequence[SharedUse]) -> tuple[Row, ...]:
+    """Return the memory beyond ``fixed`` as compute buffers, which the search learns from measurements."""
+    names = {row.device for use in (*fixed, *uses) for row in use.rows}
     rows = []
     for name in sorted(names, key=lambda name: name or ""):
-        more = taken(uses, name) - taken(known, name)
+        more = taken(uses, name) - taken(fixed, name)
         if more:
             rows.append(Row(SHARED_ROW, name, name is None, 0, 0, more))
     return tuple(rows)
 
 
 def lacking(
-    known: Sequence[SharedUse], devices: Sequence[DeviceLimit], host: HostLimit, pools: Sequence[PoolLimit] = ()
+    fixed: Sequence[SharedUse], devices: Sequence[DeviceLimit], host: HostLimit, pools: Sequence[PoolLimit] = ()
 ) -> int:
-    """Add up the bytes that ``known`` memory alone lacks of all margins."""
-    occupied = occupied_by(known)
-    lacks = [taken(known, device.name) - device.target for device in devices if device.name in occupied]
+    """Add up the bytes that ``fixed`` memory alone lacks of all margins."""
+    occupied = occupied_by(fixed)
+    lacks = [taken(fixed, device.name) - device.target for device in devices if device.name in occupied]
     if host.target is not None:
-        lacks.append(taken(known, None) - host.target)
-    lacks += [taken_of(known, pool) - pool.target for pool in pools]
+        lacks.append(taken(fixed, None) - host.target)
+    lacks += [taken_of(fixed, pool) - pool.target for pool in pools]
     return sum(lack for lack in lacks if lack > 0)
 
 
@@ -398,14 +398,14 @@ def _split(main: Params) -> tuple[float, ...] | None:
 
 def _by_place(rows: Sequence[Row]) -> tuple[Row, ...]:
     """Add up rows to one for each device and one for the host."""
-    found: dict[str | None, Row] = {}
+    sums: dict[str | None, Row] = {}
     for row in rows:
         place = None if row.is_host else row.device
-        old = found.get(place, Row(place or "Host", place, place is None, 0, 0, 0))
-        found[place] = replace(
+        old = sums.get(place, Row(place or "Host", place, place is None, 0, 0, 0))
+        sums[place] = replace(
             old, model=old.model + row.model, context=old.context + row.context, compute=old.compute + row.compute
         )
-    return tuple(found.values())
+    return tuple(sums.values())
 
 
 def _lora_arguments(lora: Lora) -> tuple[str, ...]:
@@ -428,11 +428,11 @@ def _cache_types(type_k: str, type_v: str) -> list[str]:
 
 def remembered(measure: Callable[[Params], Breakdown]) -> Measure:
     """Cache ``measure`` by its parameters."""
-    known: dict[Params, Breakdown] = {}
+    answers: dict[Params, Breakdown] = {}
 
     def ask(params: Params) -> Breakdown:
-        if params not in known:
-            known[params] = measure(params)
-        return known[params]
+        if params not in answers:
+            answers[params] = measure(params)
+        return answers[params]
 
     return ask

@@ -113,11 +113,11 @@ def with_what_they_map(devices: Sequence[DeviceLimit], pools: Sequence[PoolLimit
 
 def parts(request: Request, breakdown: Breakdown) -> dict[str, tuple[int, int]]:
     """Return the bytes that a load takes of each pool, and the part of them that is not its devices'."""
-    found = {}
+    bytes_of = {}
     for pool in request.pools:
         used = used_of(pool, breakdown, request.model_bytes, paging=request.host.paging)
-        found[pool.name] = used, used - sum(breakdown.on(name).used for name in pool.devices)
-    return found
+        bytes_of[pool.name] = used, used - sum(breakdown.on(name).used for name in pool.devices)
+    return bytes_of
 
 
 def beside_host(

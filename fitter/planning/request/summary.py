@@ -223,5 +223,5 @@ class FileStamp:
 
 def stamp_of(path: str | os.PathLike[str]) -> FileStamp:
     """Stamp the file at ``path``. Raises ``OSError``."""
-    found = os.stat(path)
-    return FileStamp(os.fspath(path), found.st_size, found.st_mtime_ns)
+    status = os.stat(path)
+    return FileStamp(os.fspath(path), status.st_size, status.st_mtime_ns)

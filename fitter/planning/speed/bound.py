@@ -263,12 +263,12 @@ class _Places:
     def copied(self, attention: Attention) -> float:
         """Compute the least seconds of a layer, without weights, if a device attends to its cache on the host."""
         at = self._at
-        found = [math.inf]
+        seconds = [math.inf]
         for d in self._devices:
             for first in self._devices:
                 setting = at.on((at.devices[first], at.devices[d]))
-                found.append(at.request(layer_seconds(Layer(HOST, (), attention, None, 1), setting)))
-        return min(found)
+                seconds.append(at.request(layer_seconds(Layer(HOST, (), attention, None, 1), setting)))
+        return min(seconds)
 
     def _on_device(self, device: int, attention: Attention | None, cache_on_host: bool) -> float:
         at = self._at

@@ -504,18 +504,18 @@ def hops(work: Work, remote: Collection[int] = ()) -> int:
 
 def visits(work: Work, remote: Collection[int]) -> dict[int, int]:
     """Count how often the graph goes to each device of ``remote`` and back."""
-    found = dict.fromkeys(remote, 0)
+    counts = dict.fromkeys(remote, 0)
     place = HOST
     for layer in work.layers:
         others = {weights.place for weights in layer.weights} | {layer.cache} - {None}
         others.discard(layer.home)
-        if layer.home in found:
-            found[layer.home] += (layer.home != place) + len(others)
+        if layer.home in counts:
+            counts[layer.home] += (layer.home != place) + len(others)
         for other in others:
-            if other in found:
-                found[other] += 1
+            if other in counts:
+                counts[other] += 1
         place = layer.home
-    return found
+    return counts
 
 
 def visit_seconds(device: int, at: Setting) -> Seconds:
@@ -583,10 +583,10 @@ def price(
 
 def _repeated(layers: Sequence[Layer]) -> Iterable[tuple[Layer, int]]:
     """Count equal layers, by identity: hashing them would cost as much as it saves."""
-    found: dict[int, tuple[Layer, int]] = {}
+    counts: dict[int, tuple[Layer, int]] = {}
     for layer in layers:
-        found[id(layer)] = (layer, found.get(id(layer), (layer, 0))[1] + 1)
-    return found.values()
+        counts[id(layer)] = (layer, counts.get(id(layer), (layer, 0))[1] + 1)
+    return counts.values()
 
 
 @functools.cache

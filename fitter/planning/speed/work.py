@@ -373,8 +373,8 @@ def host_only_tensors(facts: ModelFacts, layout: Layout, largest_tensors: Sequen
         layout: Recorded with all layers on a device without a limit for one tensor.
         largest_tensors: For each device, the most bytes of one tensor; ``None`` if it names no limit.
     """
-    known = layout.on_device.union(layout.unused)
-    without = frozenset(name for name in facts.names if name not in known and not stays_on_host(name))
+    loaded = layout.on_device.union(layout.unused)
+    without = frozenset(name for name in facts.names if name not in loaded and not stays_on_host(name))
     if not any(largest_tensors):
         return HostOnlyTensors(without)
     sizes = {tensor.name: tensor.bytes for tensor in facts.tensors}

@@ -133,8 +133,8 @@ class Requirement:
     def is_met_by(self, cell: ExploredCell) -> bool:
         """Return whether ``cell`` fits and meets all of it; unknown figures do not."""
         return bool(cell.fits) and all(
-            (found or 0) >= least
-            for found, least in (
+            (figure or 0) >= least
+            for figure, least in (
                 (cell.n_ctx, self.context),
                 (cell.tokens_per_second, self.tokens_per_second),
                 (cell.prompt_tokens_per_second, self.prompt_tokens_per_second),
@@ -232,8 +232,8 @@ def cheapest_first(cells: Sequence[ExploredCell], requirement: Requirement, cost
     def order(cell: ExploredCell) -> tuple[float, int, int, float]:
         price = cell.memory if cost == "memory" else cell.cost
         # an unknown price may be any price
-        known = float("inf") if price is None else float(price)
-        return known, cell.memory, -(cell.bytes or 0), -(cell.tokens_per_second or 0.0)
+        cost_or_last = float("inf") if price is None else float(price)
+        return cost_or_last, cell.memory, -(cell.bytes or 0), -(cell.tokens_per_second or 0.0)
 
     return sorted((cell for cell in cells if requirement.is_met_by(cell)), key=order)
 
@@ -253,15 +253,15 @@ _LARGEST = 10**9
 
 def parse_requirement(text: str) -> Requirement:
     """Parse a requirement such as ``32k context at 20 t/s``, or ``fits``. Raises ``UsageError``."""
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     # "prompt at 500 t/s" is one clause
     words = re.sub(r"\b(prompt|generation) at ", r"\1 ", " ".join(text.lower().split()))
     for clause in _JOINED.split(words):
         name, value = _clause(text, clause)
-        if name in found:
+        if name in figures:
             raise UsageError(f"--answer {shown(text)} says twice what it asks for: leave one of them out")
-        found[name] = value
-    return Requirement(int(found.get("context", 0)), found.get("generation", 0.0), found.get("prompt", 0.0))
+        figures[name] = value
+    return Requirement(int(figures.get("context", 0)), figures.get("generation", 0.0), figures.get("prompt", 0.0))
 
 
 def _clause(text: str, clause: str) -> tuple[str, float]:

@@ -119,24 +119,28 @@ def short(model: Model) -> str:
 
 def published_as(model: Model) -> str:
     """Return the file type that keeps the weights of a model that is published quantized; empty for other models."""
-    known = _data()["published"].get(model.architecture)
-    return known["file_type"] if known and any(tensor.type == known["type"] for tensor in model.tensors) else ""
+    published = _data()["published"].get(model.architecture)
+    return (
+        published["file_type"]
+        if published and any(tensor.type == published["type"] for tensor in model.tensors)
+        else ""
+    )
 
 
 def assumptions(model: Model) -> tuple[str, ...]:
     """List the assumptions about a model that is itself quantized."""
     published = published_as(model)
-    own = {_data()["published"][model.architecture]["type"]} if published else set()
+    published_types = {_data()["published"][model.architecture]["type"]} if published else set()
     notes = (
         (
-            f"{short(model)} has weights in {', '.join(sorted(own)).upper()} as they are published, which {published} "
-            "keeps: llama-quantize makes the other file types only with --allow-requantize, and no larger one is "
-            "better",
+            f"{short(model)} has weights in {', '.join(sorted(published_types)).upper()} as they are published, which "
+            f"{published} keeps: llama-quantize makes the other file types only with --allow-requantize, and no larger "
+            "one is better",
         )
         if published
         else ()
     )
-    types = sorted({tensor.type for tensor in model.tensors} - {*FULL, *own})
+    types = sorted({tensor.type for tensor in model.tensors} - {*FULL, *published_types})
     if not types:
         return notes
     kept = sum(tensor.type in FULL for tensor in model.tensors)
@@ -175,13 +179,13 @@ def quantization(model: Model, types: FileTypes, file_type: FileType) -> Quantiz
     )
 
 
-def ordered(found: Iterable[Quantization]) -> tuple[Quantization, ...]:
+def ordered(quantizations: Iterable[Quantization]) -> tuple[Quantization, ...]:
     """Sort by size, the largest file first, unknown sizes last."""
-    return tuple(sorted(found, key=lambda each: (each.bytes is None, -(each.bytes or 0), each.name)))
+    return tuple(sorted(quantizations, key=lambda each: (each.bytes is None, -(each.bytes or 0), each.name)))
 
 
 def best_of(
-    found: Iterable[Quantization],
+    quantizations: Iterable[Quantization],
     own_type: str,
     n_devices: int,
     tokens_per_second: float | None,
@@ -190,7 +194,7 @@ def best_of(
     """Choose the best type; see ``Quantizations.best``.
 
     Args:
-        found: The planned types.
+        quantizations: The planned types.
         own_type: The type of most weights of the model.
         n_devices: Number of devices.
         tokens_per_second: The requested speed, if any.
@@ -201,7 +205,7 @@ def best_of(
     others = {each.upper() for each in full} if own_type in FULL else set()
     able = [
         each
-        for each in found
+        for each in quantizations
         if each.fits
         and not each.is_trained_for
         and each.name not in others

@@ -85,18 +85,18 @@ class Repository:
         return document
 
 
-def ordered(found: Iterable[RepositoryFile]) -> tuple[RepositoryFile, ...]:
+def ordered(files: Iterable[RepositoryFile]) -> tuple[RepositoryFile, ...]:
     """Sort by size, the largest first, those without a plan last."""
-    return tuple(sorted(found, key=lambda each: (each.plan is None, -each.bytes, each.name)))
+    return tuple(sorted(files, key=lambda each: (each.plan is None, -each.bytes, each.name)))
 
 
 def best_file(
-    found: Sequence[RepositoryFile], n_devices: int, tokens_per_second: float | None
+    files: Sequence[RepositoryFile], n_devices: int, tokens_per_second: float | None
 ) -> RepositoryFile | None:
     """Choose the best model; see ``Repository.best``."""
     # if no model is wholly on devices, models with weights on the host count
     for devices in dict.fromkeys((n_devices, 0)):
-        for group in _models(found):
+        for group in _models(files):
             types = {each.file_type.lower() for each in group}
             own_type = next((each for each in ("bf16", "f16", "f32") if each in types), "")
             choices = [(_as_quantization(each), each) for each in group]
@@ -112,10 +112,10 @@ def _as_quantization(each: RepositoryFile) -> Quantization:
     return Quantization(kind, each.bytes, bits, {}, False, plan=each.plan, longest_context=each.longest_context)
 
 
-def _models(found: Sequence[RepositoryFile]) -> list[list[RepositoryFile]]:
+def _models(files: Sequence[RepositoryFile]) -> list[list[RepositoryFile]]:
     """Group the files by model, the model with the most weights first."""
     groups: list[list[RepositoryFile]] = []
-    for each in sorted(found, key=lambda each: (-(each.weights or 0), each.name)):
+    for each in sorted(files, key=lambda each: (-(each.weights or 0), each.name)):
         if groups and (each.weights or 0) >= _SAME_MODEL * (groups[-1][0].weights or 0):
             groups[-1].append(each)
         else:
