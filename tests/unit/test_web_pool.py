@@ -75,37 +75,43 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), SECONDS))
 
 
+def acting(*words: int, **more: Any) -> Callable[[Callable[[Acted], Awaitable[None]]], Callable[[], None]]:
+    """Run a test with a pool of acting planners, and close the pool."""
+
+    def decorate(test: Callable[[Acted], Awaitable[None]]) -> Callable[[], None]:
+        async def whole() -> None:
+            acted = Acted(*words, **more)
+            await test(acted)
+            await acted.pool.close()
+
+        return lambda: run(whole)
+
+    return decorate
+
+
 async def until(holds: Callable[[], bool]) -> None:
     while not holds():
         await asyncio.sleep(0.005)
 
 
-def test_the_same_model_has_the_same_planner() -> None:
-    async def test() -> None:
-        acted = Acted()
-        assert [await acted.ask("a"), await acted.ask("a")] == [acted.made[0]] * 2
-        assert (len(acted.made), acted.pool.planners) == (1, 1)
-        await acted.pool.close()
-
-    run(test)
+@acting()
+async def test_the_same_model_has_the_same_planner(acted: Acted) -> None:
+    assert [await acted.ask("a"), await acted.ask("a")] == [acted.made[0]] * 2
+    assert (len(acted.made), acted.pool.planners) == (1, 1)
 
 
-def test_the_one_that_was_asked_about_the_same_is_preferred() -> None:
-    async def test() -> None:
-        acted = Acted(is_free=False)
-        first = asyncio.ensure_future(acted.ask("a", about="one card"))
-        second = asyncio.ensure_future(acted.ask("a", about="two cards"))
-        await until(lambda: len(acted.made) == 2 and all(each.begun.is_set() for each in acted.made))
-        for each in acted.made:
-            each.go.set()
-        one, two = await first, await second
-        assert one is not two
-        # the latest one would be the second
-        assert await acted.ask("a", about="one card") is one
-        assert await acted.ask("a", about="two cards") is two
-        await acted.pool.close()
-
-    run(test)
+@acting(is_free=False)
+async def test_the_one_that_was_asked_about_the_same_is_preferred(acted: Acted) -> None:
+    first = asyncio.ensure_future(acted.ask("a", about="one card"))
+    second = asyncio.ensure_future(acted.ask("a", about="two cards"))
+    await until(lambda: len(acted.made) == 2 and all(each.begun.is_set() for each in acted.made))
+    for each in acted.made:
+        each.go.set()
+    one, two = await first, await second
+    assert one is not two
+    # the latest one would be the second
+    assert await acted.ask("a", about="one card") is one
+    assert await acted.ask("a", about="two cards") is two
 
 
 def test_the_one_that_was_not_asked_for_longest_ends() -> None:
@@ -121,51 +127,39 @@ def test_the_one_that_was_not_asked_for_longest_ends() -> None:
     run(test)
 
 
-def test_a_newer_question_ends_the_older() -> None:
-    async def test() -> None:
-        acted = Acted(workers=1, is_free=False)
-        older = asyncio.ensure_future(acted.ask(session="s"))
-        await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
-        acted.is_free = True
-        newer = asyncio.ensure_future(acted.ask(session="s"))
-        with pytest.raises(Overtaken, match="a newer question was asked: this one was not answered"):
-            await older
-        assert (await newer).model == "a"
-        assert (len(acted.made), acted.pool.waiting, acted.made[0].killed) == (1, 0, 0)
-        await acted.pool.close()
-
-    run(test)
+@acting(workers=1, is_free=False)
+async def test_a_newer_question_ends_the_older(acted: Acted) -> None:
+    older = asyncio.ensure_future(acted.ask(session="s"))
+    await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+    acted.is_free = True
+    newer = asyncio.ensure_future(acted.ask(session="s"))
+    with pytest.raises(Overtaken, match="a newer question was asked: this one was not answered"):
+        await older
+    assert (await newer).model == "a"
+    assert (len(acted.made), acted.pool.waiting, acted.made[0].killed) == (1, 0, 0)
 
 
-def test_a_newer_question_ends_one_that_waits() -> None:
-    async def test() -> None:
-        acted = Acted(workers=1, is_free=False)
-        busy = asyncio.ensure_future(acted.ask(session="other"))
-        await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
-        older = asyncio.ensure_future(acted.ask(session="s"))
-        await until(lambda: acted.pool.waiting == 1)
-        newer = asyncio.ensure_future(acted.ask(session="s"))
-        with pytest.raises(Overtaken, match="a newer question was asked: this one was not answered"):
-            await older
-        assert not busy.done(), "who is another session's is not ended"
-        acted.made[0].go.set()
-        assert [(await each).model for each in (busy, newer)] == ["a", "a"]
-        await acted.pool.close()
-
-    run(test)
+@acting(workers=1, is_free=False)
+async def test_a_newer_question_ends_one_that_waits(acted: Acted) -> None:
+    busy = asyncio.ensure_future(acted.ask(session="other"))
+    await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+    older = asyncio.ensure_future(acted.ask(session="s"))
+    await until(lambda: acted.pool.waiting == 1)
+    newer = asyncio.ensure_future(acted.ask(session="s"))
+    with pytest.raises(Overtaken, match="a newer question was asked: this one was not answered"):
+        await older
+    assert not busy.done(), "who is another session's is not ended"
+    acted.made[0].go.set()
+    assert [(await each).model for each in (busy, newer)] == ["a", "a"]
 
 
-def test_questions_without_a_session_end_no_other() -> None:
-    async def test() -> None:
-        acted = Acted(workers=2, is_free=False)
-        both = [asyncio.ensure_future(acted.ask()) for _ in range(2)]
-        await until(lambda: len(acted.made) == 2)
-        for each in acted.made:
-            each.go.set()
-        assert [(await each).cancelled for each in both] == [0, 0]
-        await acted.pool.close()
-
-    run(test)
+@acting(workers=2, is_free=False)
+async def test_questions_without_a_session_end_no_other(acted: Acted) -> None:
+    both = [asyncio.ensure_future(acted.ask()) for _ in range(2)]
+    await until(lambda: len(acted.made) == 2)
+    for each in acted.made:
+        each.go.set()
+    assert [(await each).cancelled for each in both] == [0, 0]
 
 
 @pytest.mark.parametrize("waiting", [0, 2])
@@ -185,72 +179,56 @@ def test_the_line_has_a_limit(waiting: int) -> None:
     run(test)
 
 
-def test_a_question_that_fails_gives_its_planner_back() -> None:
-    async def test() -> None:
-        acted = Acted(workers=1)
+@acting(workers=1)
+async def test_a_question_that_fails_gives_its_planner_back(acted: Acted) -> None:
 
-        def fail(_: object) -> None:
-            raise UsageError("no such card: name another")
+    def fail(_: object) -> None:
+        raise UsageError("no such card: name another")
 
-        for _ in range(3):
-            async with acted.pool.asked("s") as question:
-                with pytest.raises(UsageError, match="no such card: name another"):
-                    await acted.pool.answer(question, "a", None, fail)
-        assert (await acted.ask()).model == "a"
-        assert len(acted.made) == 1
-        await acted.pool.close()
-
-    run(test)
+    for _ in range(3):
+        async with acted.pool.asked("s") as question:
+            with pytest.raises(UsageError, match="no such card: name another"):
+                await acted.pool.answer(question, "a", None, fail)
+    assert (await acted.ask()).model == "a"
+    assert len(acted.made) == 1
 
 
-def test_an_asker_who_goes_gives_the_planner_back() -> None:
-    async def test() -> None:
-        acted = Acted(workers=1, is_free=False)
-        gone = asyncio.ensure_future(acted.ask())
-        await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
-        gone.cancel()
-        assert isinstance((await asyncio.gather(gone, return_exceptions=True))[0], asyncio.CancelledError)
-        assert acted.made[0].cancelled > 0
-        assert (await acted.ask()) is acted.made[0]
-        await acted.pool.close()
-
-    run(test)
+@acting(workers=1, is_free=False)
+async def test_an_asker_who_goes_gives_the_planner_back(acted: Acted) -> None:
+    gone = asyncio.ensure_future(acted.ask())
+    await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+    gone.cancel()
+    assert isinstance((await asyncio.gather(gone, return_exceptions=True))[0], asyncio.CancelledError)
+    assert acted.made[0].cancelled > 0
+    assert (await acted.ask()) is acted.made[0]
 
 
-def test_who_is_about_the_same_goes_first_but_not_always() -> None:
-    async def test() -> None:
-        acted = Acted(workers=1, waiting=40, is_free=False)
-        order: list[str] = []
+@acting(workers=1, waiting=40, is_free=False)
+async def test_who_is_about_the_same_goes_first_but_not_always(acted: Acted) -> None:
+    order: list[str] = []
 
-        async def ask(name: str, about: str) -> None:
-            await acted.ask(about=about)
-            order.append(name)
+    async def ask(name: str, about: str) -> None:
+        await acted.ask(about=about)
+        order.append(name)
 
-        tasks = [asyncio.ensure_future(ask("first", "one card"))]
-        await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
-        for number, (name, about) in enumerate([("other", "two cards"), *[("same", "one card")] * 12], 1):
-            tasks.append(asyncio.ensure_future(ask(name, about)))
-            await until(lambda n=number: acted.pool.waiting == n)  # type: ignore[misc]
-        acted.made[0].go.set()
-        await asyncio.gather(*tasks)
-        assert order == ["first", *["same"] * 8, "other", *["same"] * 4]
-        await acted.pool.close()
-
-    run(test)
+    tasks = [asyncio.ensure_future(ask("first", "one card"))]
+    await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+    for number, (name, about) in enumerate([("other", "two cards"), *[("same", "one card")] * 12], 1):
+        tasks.append(asyncio.ensure_future(ask(name, about)))
+        await until(lambda n=number: acted.pool.waiting == n)  # type: ignore[misc]
+    acted.made[0].go.set()
+    await asyncio.gather(*tasks)
+    assert order == ["first", *["same"] * 8, "other", *["same"] * 4]
 
 
-def test_planners_that_nobody_asks_end() -> None:
-    async def test() -> None:
-        acted = Acted()
-        await acted.ask("a")
-        await acted.pool.close_idle(1000)
-        assert acted.pool.planners == 1
-        await acted.pool.close_idle(0)
-        assert (acted.pool.planners, acted.made[0].is_closed) == (0, True)
-        assert (await acted.ask("a")) is acted.made[1]
-        await acted.pool.close()
-
-    run(test)
+@acting()
+async def test_planners_that_nobody_asks_end(acted: Acted) -> None:
+    await acted.ask("a")
+    await acted.pool.close_idle(1000)
+    assert acted.pool.planners == 1
+    await acted.pool.close_idle(0)
+    assert (acted.pool.planners, acted.made[0].is_closed) == (0, True)
+    assert (await acted.ask("a")) is acted.made[1]
 
 
 def test_the_end_of_the_pool_ends_every_question() -> None:
@@ -269,56 +247,44 @@ def test_the_end_of_the_pool_ends_every_question() -> None:
     run(test)
 
 
-def test_the_end_of_the_pool_ends_a_question_that_has_no_planner_yet() -> None:
-    async def test() -> None:
-        acted = Acted()
-        async with acted.pool.asked() as question:
-            fetching = asyncio.get_running_loop().create_future()
-            asyncio.get_running_loop().call_soon(acted.pool.stop)
-            await question.wait_for(fetching)
-            with pytest.raises(Overtaken, match="the server ends: start it again"):
-                question.check()
-        assert acted.made == []
-        await acted.pool.close()
-
-    run(test)
+@acting()
+async def test_the_end_of_the_pool_ends_a_question_that_has_no_planner_yet(acted: Acted) -> None:
+    async with acted.pool.asked() as question:
+        fetching = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(acted.pool.stop)
+        await question.wait_for(fetching)
+        with pytest.raises(Overtaken, match="the server ends: start it again"):
+            question.check()
+    assert acted.made == []
 
 
-def test_who_goes_away_when_it_is_their_turn_lets_the_next_one_go_on() -> None:
-    async def test() -> None:
-        acted = Acted(workers=1, is_free=False)
-        busy = asyncio.ensure_future(acted.ask())
-        await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+@acting(workers=1, is_free=False)
+async def test_who_goes_away_when_it_is_their_turn_lets_the_next_one_go_on(acted: Acted) -> None:
+    busy = asyncio.ensure_future(acted.ask())
+    await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
 
-        async def leave() -> None:
-            async with acted.pool.asked("s") as question:
-                busy.add_done_callback(lambda _: question.end())
-                await acted.pool.answer(question, "a", None, lambda planner: planner)
+    async def leave() -> None:
+        async with acted.pool.asked("s") as question:
+            busy.add_done_callback(lambda _: question.end())
+            await acted.pool.answer(question, "a", None, lambda planner: planner)
 
-        leaving = asyncio.ensure_future(leave())
-        await until(lambda: acted.pool.waiting == 1)
-        last = asyncio.ensure_future(acted.ask())
-        await until(lambda: acted.pool.waiting == 2)
-        acted.made[0].go.set()
-        with pytest.raises(Overtaken, match="a newer question was asked"):
-            await leaving
-        assert (await last) is acted.made[0]
-        await acted.pool.close()
-
-    run(test)
+    leaving = asyncio.ensure_future(leave())
+    await until(lambda: acted.pool.waiting == 1)
+    last = asyncio.ensure_future(acted.ask())
+    await until(lambda: acted.pool.waiting == 2)
+    acted.made[0].go.set()
+    with pytest.raises(Overtaken, match="a newer question was asked"):
+        await leaving
+    assert (await last) is acted.made[0]
 
 
-def test_one_that_does_not_answer_is_killed() -> None:
-    async def test() -> None:
-        acted = Acted(workers=1, is_free=False, answered=0.1)
-        with pytest.raises(TimeLimitError, match=r"llama.cpp did not answer within 0.1 seconds: ask again"):
-            await acted.ask()
-        assert acted.made[0].killed > 0
-        acted.made[0].go.set()
-        assert (await acted.ask()) is acted.made[0], "it is asked again"
-        await acted.pool.close()
-
-    run(test)
+@acting(workers=1, is_free=False, answered=0.1)
+async def test_one_that_does_not_answer_is_killed(acted: Acted) -> None:
+    with pytest.raises(TimeLimitError, match=r"llama.cpp did not answer within 0.1 seconds: ask again"):
+        await acted.ask()
+    assert acted.made[0].killed > 0
+    acted.made[0].go.set()
+    assert (await acted.ask()) is acted.made[0], "it is asked again"
 
 
 def test_one_that_is_over_and_does_not_end_is_killed_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,19 +305,15 @@ def test_one_that_is_over_and_does_not_end_is_killed_later(monkeypatch: pytest.M
     run(test)
 
 
-def test_nobody_waits_for_ever() -> None:
-    async def test() -> None:
-        acted = Acted(workers=1, is_free=False, patience=0.1)
-        busy = asyncio.ensure_future(acted.ask())
-        await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
-        with pytest.raises(Busy, match=r"no planner was free within 0.1 seconds: ask again later"):
-            await acted.ask()
-        assert acted.pool.waiting == 0
-        acted.made[0].go.set()
-        assert (await busy) is (await acted.ask()) is acted.made[0]
-        await acted.pool.close()
-
-    run(test)
+@acting(workers=1, is_free=False, patience=0.1)
+async def test_nobody_waits_for_ever(acted: Acted) -> None:
+    busy = asyncio.ensure_future(acted.ask())
+    await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+    with pytest.raises(Busy, match=r"no planner was free within 0.1 seconds: ask again later"):
+        await acted.ask()
+    assert acted.pool.waiting == 0
+    acted.made[0].go.set()
+    assert (await busy) is (await acted.ask()) is acted.made[0]
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
