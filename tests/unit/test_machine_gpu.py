@@ -190,6 +190,11 @@ def test_gpus_of_amd(spec: str, description: str, number: int) -> None:
     assert (device.description, device.compute_capability) == (description, number)
 
 
+def test_every_backend_numbers_its_own_devices() -> None:
+    devices = parse_gpus(["rtx-4090", "2x mi210", "rtx-3090"])
+    assert [device.name for device in devices] == ["CUDA0", "ROCm0", "ROCm1", "CUDA1"]
+
+
 @pytest.mark.parametrize(
     ("specs", "says"),
     [
@@ -272,6 +277,15 @@ def test_a_spec_is_read_or_refused(spec: str) -> None:
         assert all(0 < device.free <= device.total for device in devices)
 
 
+@given(st.integers(1, 16), st.integers(1, 2**30), st.integers(1, 2**30), st.sampled_from([500, 750, 890, 1210]))
+def test_gpu_round_trip(count: int, a: int, b: int, capability: int) -> None:
+    free, total = sorted((a, b))
+    spec = f"{count}x cuda:{capability // 100}.{capability // 10 % 10}:{total}MiB:free={free}MiB"
+    devices = parse_gpus([spec])
+    assert [device.name for device in devices] == [f"CUDA{i}" for i in range(count)]
+    assert {(d.compute_capability, d.total, d.free) for d in devices} == {(capability, total * MIB, free * MIB)}
+
+
 BACKENDS = {
     # the name of the first device, the lowest and the highest capability
     "cuda": ("CUDA0", 520, 1210),
@@ -300,6 +314,72 @@ def test_a_card_of_the_catalogue_is_a_device(key: str) -> None:
         # no driver leaves all of a card, and none takes a tenth of it
         assert 0.9 * card.total < card.free < card.total
     assert lowest <= card.compute_capability <= highest
+
+
+FAMILIES = {
+    # what its cards are called, and how many there are at least
+    "Maxwell": (r"tesla-m", 1),
+    "Pascal": (r"gtx-10|tesla-p", 6),
+    "Volta": (r"tesla-v", 2),
+    "Turing": (r"gtx-16|rtx-20|titan-rtx|quadro-rtx|tesla-t4", 12),
+    "Ampere": (r"rtx-30|rtx-a\d|a10|a30|a40|a100|jetson-agx-orin", 22),
+    "Ada": (r"rtx-40[5-9]|rtx-\d000-ada|l4", 19),
+    "Hopper": (r"h100|h200|gh200", 6),
+    "Blackwell": (r"b200|rtx-50[5-9]|rtx-pro|dgx-spark|jetson-agx-thor", 18),
+    "CDNA and Vega": (r"mi\d|radeon-vii", 12),
+    "RDNA 2": (r"rx-6|w6", 9),
+    "RDNA 3": (r"rx-7|w7|strix-halo|radeon-[78]", 10),
+    "RDNA 4": (r"rx-9|r9", 5),
+    "Arc of processors": (r"arc-(meteor|140)", 3),
+    "Arc A": (r"arc-a", 7),
+    "Arc B": (r"arc-(pro-)?b", 6),
+    "M1": (r"m1(-|$)", 4),
+    "M2": (r"m2(-|$)", 4),
+    "M3": (r"m3(-|$)", 5),
+    "M4": (r"m4(-|$)", 4),
+    "M5": (r"m5(-|$)", 4),
+}
+
+
+@pytest.mark.parametrize(("pattern", "least"), FAMILIES.values(), ids=FAMILIES.keys())
+def test_a_family_of_cards(pattern: str, least: int) -> None:
+    assert len([key for key in gpu_catalogue.gpus() if re.match(pattern, key)]) >= least
+
+
+def test_every_card_is_of_one_family() -> None:
+    assert len(gpu_catalogue.gpus()) >= 160
+    for key in gpu_catalogue.gpus():
+        assert len([pattern for pattern, _ in FAMILIES.values() if re.match(pattern, key)]) == 1, key
+
+
+SPEEDS = {
+    # 10**9 bytes per second of memory and PCIe, 10**12 FLOP per second: data sheets
+    "tesla-p40": (346, 15.76, 12),
+    "rtx-2080-ti": (616, 15.76, 53.8),
+    "rtx-3090": (936, 31.504, 71),
+    "a100-80gb": (2039, 31.504, 312),
+    "rtx-4060-ti-16gb": (288, 15.752, 44.1),
+    "rtx-4090": (1008, 31.504, 165.2),
+    "rtx-6000-ada": (960, 31.504, 364.2),
+    "h100-sxm": (3350, 63.008, 989.4),
+    "rtx-5090": (1792, 63.008, 209.5),
+    "gh200": (4000, 450, 989.4),
+    "dgx-spark": (273, None, 125),
+    "rx-7900-xtx": (960, 31.504, 122.8),
+    "mi300x": (5300, 63.008, 1307.4),
+    "strix-halo-96gb": (256, None, 59.4),
+    "arc-b580": (456, 15.752, 116.5),
+    "arc-a380": (186, 15.752, None),
+    "m2-ultra": (800, None, 27.3),
+    "m3-max-30c": (300, None, 10.7),
+}
+
+
+@pytest.mark.parametrize(("key", "speeds"), SPEEDS.items(), ids=SPEEDS)
+def test_speeds_of_known_cards(key: str, speeds: tuple[float, float | None, float | None]) -> None:
+    card = gpu_catalogue.gpus()[key]
+    scaled = (card.bandwidth / 1e9, card.pcie and card.pcie / 1e9, card.compute and card.compute / 1e12)
+    assert scaled == pytest.approx(speeds)
 
 
 @pytest.mark.parametrize("key", list(gpu_catalogue.gpus()))
@@ -372,6 +452,36 @@ def test_memory_of_a_card_that_shares_it(spec: str, sizes: tuple[int, int]) -> N
     assert (device.total // MIB, device.free // MIB) == sizes
 
 
+KNOWN = {
+    # MiB: total, what the driver leaves of it, free beside a context
+    "rtx-4090": (24564, 24077, 23608),
+    "rtx-3090": (24576, 24124, 23832),
+    "rtx-6000-ada": (49140, 48508, 48073),
+    "h100-sxm": (81559, 81079, 80552),
+    "h200": (143771, 143149, 142629),
+    "rtx-5090": (32607, 32109, 31331),
+    "rtx-5060-ti-16gb": (16311, 15849, 15712),
+    "a40": (46068, 45498, 45231),
+    "rtx-pro-6000-blackwell": (97887, 97288, 96719),
+    "rtx-pro-6000-max-q": (97887, 97288, 96727),
+    "rx-6700-xt": (12288, 12272, 12094),
+    "rx-9070-xt": (16384, 16304, 16140),
+    "r9700": (32768, 32624, 32534),
+    "mi355x": (294912, None, 294164),
+    # estimated
+    "rtx-3060-12gb": (12288, None, 11796),
+    "rx-7900-xtx": (24576, 24560, 24084),
+    "strix-halo-96gb": (131072, 98304, 94371),
+    "strix-halo": (131072, 62914, 62914),
+}
+
+
+@pytest.mark.parametrize(("key", "known"), KNOWN.items(), ids=KNOWN)
+def test_known_cards(key: str, known: tuple[int, int | None, int]) -> None:
+    card = gpu_catalogue.gpus()[key]
+    assert (card.total // MIB, card.usable and card.usable // MIB, card.free // MIB) == known
+
+
 SHARES = {
     "of any card": ({"cuda", "vulkan"}, lambda: gpu_catalogue.default().free_fraction),
     "of AMD's": ({"rocm"}, lambda: gpu_catalogue.default().free_fraction_rocm),
@@ -385,3 +495,8 @@ def test_the_default_share_is_the_smallest_known(profiles: set[str], share: Call
     assert len(measured) >= 4
     smallest = min(card.free / card.total for card in measured)
     assert smallest - 0.005 < share() <= smallest
+
+
+def test_free_is_known_or_the_default_share() -> None:
+    assert gpu_catalogue.gpus()["rtx-4090"].free == 23608 * MIB
+    assert gpu_catalogue.gpus()["h100-pcie"].free == int(81559 * gpu_catalogue.default().free_fraction) * MIB

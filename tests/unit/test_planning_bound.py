@@ -197,6 +197,24 @@ def test_no_placement_is_faster(
     assert 0 <= bound <= best * (1 + 1e-9) or bound == best == math.inf
 
 
+def test_the_device_with_the_fastest_link_may_come_first() -> None:
+    pieces, units = model([[(200 * MIB, 4.5, False)]])
+    devices = [replace(FAST, pcie=1e9), FAST]
+    case = [0, 0], None, devices
+    best = cheapest(pieces, units, *case, Workload(2048, 0))
+    bound = lower_bound(pieces, units, *case, DESKTOP, Workload(2048, 0))
+    assert best * 0.9 < bound <= best * (1 + 1e-9)
+
+
+def test_no_device_need_be_used() -> None:
+    # the prompt is short and the link slow: the host is faster without
+    pieces, units = model([[(200 * MIB, 4.5, False)]], n_ubatch=32)
+    case = [0], None, [replace(FAST, pcie=1e9)]
+    best = cheapest(pieces, units, *case, Workload(32, 0))
+    bound = lower_bound(pieces, units, *case, DESKTOP, Workload(32, 0))
+    assert best * 0.99 < bound <= best * (1 + 1e-9)
+
+
 def test_a_cache_on_the_host_may_be_attended_to_there() -> None:
     # many threads wait long for one another, and here a split costs nothing
     pieces, units = model([[(MIB, 4.5, False)]], cache_on_host=True)
@@ -503,6 +521,15 @@ def test_more_room_never_raises_it(budgets: list[int], where: int, more: int) ->
         lower_bound(pieces, units, room, None, devices, DESKTOP, Workload(2048, 512)) for room in (budgets, roomier)
     )
     assert many <= few * (1 + 1e-9)
+
+
+def test_alike_devices_are_as_good_as_a_large_one() -> None:
+    pieces, units = model([LAYER, LOW_BITS] * 10)
+    bounds = [
+        lower_bound(pieces, units, budgets, None, [SLOW] * len(budgets), DESKTOP, Workload())
+        for budgets in ([3 * GIB], [GIB, 2 * GIB], [GIB] * 3)
+    ]
+    assert bounds == pytest.approx([bounds[0]] * 3)
 
 
 def test_speeds_that_are_none() -> None:

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from fitter import api
 from fitter.api.checked_call import checked_call
+from fitter.cli import fit as fit_command
+from fitter.cli import verify as verify_command
 from fitter.errors import FitterError, UsageError
 from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride, TensorInfo, VirtualDevice
 from fitter.model.header import Model
@@ -156,6 +158,12 @@ def test_anything_is_a_count_or_an_error(name: str, value: Any) -> None:
 def test_experts_beyond_the_layers_are_those_of_all_layers(n_cpu_moe: int) -> None:
     [override] = for_model(params_of(None), model(), False, n_cpu_moe).tensor_buft_overrides
     assert override.pattern == "^blk.(0|1|2|3).ffn_(up|down|gate|gate_up)_(ch|)exps"
+
+
+@pytest.mark.parametrize(("n_cpu_moe", "layers"), [(1, "0"), (3, "0|1|2"), (4, "0|1|2|3")])
+def test_experts_of_the_first_layers(n_cpu_moe: int, layers: str) -> None:
+    [override] = for_model(params_of(None), model(), False, n_cpu_moe).tensor_buft_overrides
+    assert override.pattern.startswith(f"^blk.({layers}).")
 
 
 @pytest.mark.parametrize(
@@ -455,6 +463,15 @@ def test_every_keyword_is_in_the_table_and_documented(function: Any) -> None:
     names = set(inspect.signature(function).parameters) - OWN
     assert names <= PARAMETERS.keys()
     assert all(f"``{name}``: " in function.__doc__ for name in names)
+
+
+def test_what_one_call_knows_all_know() -> None:
+    load = {each.name for each in table.taken_by(table.LoadKeywords)}
+    for function in (api.fit, api.measure, api.estimate, api.verify):
+        assert load <= inspect.signature(function).parameters.keys()
+    assert load <= table.of_a_case().keys()
+    for command in (fit_command.fit, verify_command.verify):
+        assert load <= {param.name for param in command.params}
 
 
 @pytest.mark.parametrize("name", sorted(COUNTS.keys() & of_a_case().keys()))

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fitter.errors import UsageError
-from fitter.llama.types import DeviceInfo
+from fitter.llama.types import LAYOUT_DEVICE, DeviceInfo, Layout, LayoutEntry
 from fitter.parameters.values import parse_overrides
-from fitter.planning.placing.layer_sizes import HOST, Item, Unit
+from fitter.planning.placing.layer_sizes import HOST, Item, Unit, between, units_of
 from fitter.planning.placing.packing import bring_back, pack, pack_fastest, pack_whole
 from fitter.planning.placing.placement import (
     Placement,
@@ -205,6 +205,41 @@ def test_one_override_per_target() -> None:
         ("^blk.(0|2).ffn_up.weight$", "CPU"),
         ("^blk.1.ffn_up.weight$", "CUDA1"),
     ]
+
+
+def test_layout_becomes_layers() -> None:
+    def entry(name: str, kind: str, size: int, where: str = LAYOUT_DEVICE) -> LayoutEntry:
+        return LayoutEntry(where, name, kind, size)  # type: ignore[arg-type]
+
+    layout = Layout(
+        (
+            entry("token_embd.weight", "model", 999, "CUDA_Host"),
+            entry("token_embd.weight", "model", 130),
+            entry("blk.0.attn_q.weight", "model", 128),
+            entry("blk.0.ffn_up.weight", "model", 127),
+            entry("blk.0.ffn_up.bias", "model", 1),
+            entry("blk.1.ffn_up.weight", "model", 256),
+            entry("blk.1.scale", "model", 128),
+            entry("enc.layer.0.weight", "model", 128),
+            entry("cache_k_l0", "context", 256),
+            entry("cache_v_l1 (view)", "context", 1),
+        ),
+        128,
+        256,
+    )
+    units = units_of(layout, 2, lambda name: "ffn_up" in name, {"blk.1.ffn_up.weight": HOST})
+    assert [(u.fixed, u.cache, u.movable) for u in units] == [(128, 256, 256), (128, 128, 0), (384, 0, 0)]
+    assert units[0].items[0].suffixes == ("weight", "bias")
+    # what is not named as tensors of a layer are cannot be placed apart
+    assert [[item.stem for item in unit.rest] for unit in units] == [["blk.0.attn_q"], [], []]
+
+
+def test_caches_between_two_contexts() -> None:
+    low, high = (Unit(0, 10, 100),), (Unit(0, 10, 300),)
+    with_state = replace(layer(0, cache=15), state=4, rest=(Item(0, "blk.0.attn_q", ("weight",), 10),))
+    assert between(low, 1000, high, 3000, 2000)[0].cache == 200
+    assert between(low, 1000, high, 1000, 1000)[0].cache == 300
+    assert between((layer(0),), 1000, (with_state,), 3000, 2000)[0] == replace(with_state, cache=10)
 
 
 def test_compute_is_learned() -> None:

@@ -9,6 +9,7 @@ import pytest
 from fitter.errors import UsageError
 from fitter.llama.types import LAYOUT_DEVICE, Breakdown, Layout, LayoutEntry, Params, SplitMode
 from fitter.machine.speed import DeviceSpeed, HostSpeed
+from fitter.parameters.values import check_timeout
 from fitter.planning.placing.layer_sizes import HOST as ON_HOST
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.pricing import Price, Speeds, bound_of, price_params, price_placement
@@ -28,6 +29,7 @@ from tests.support.synthetic import limits
 
 N_CTX = 8192
 CARD = DeviceSpeed(1e12, 1.6e14, 32e9, "cuda", "8.9", "catalogue: a card", True)
+UNKNOWN = replace(CARD, source="default: as a card", known=False)
 HOST = HostSpeed(60e9, "measured", 8)
 WORKLOAD = Workload(2048, 512)
 LAYOUT = Layout(
@@ -142,6 +144,17 @@ def test_sources_are_those_of_what_is_used(placement: str, expected: list[str]) 
     assert [source.device for source in price.sources] == expected
 
 
+def test_defaults_are_said_to_be() -> None:
+    host = replace(HOST, source="default: two channels", known=False)
+    price = priced(PLACEMENTS["experts on the host"], speeds(UNKNOWN, host=host))
+    assert [(s.text, s.is_default) for s in price.sources] == [
+        ("default: as a card", True),
+        ("default: two channels", True),
+    ]
+    price = priced(PLACEMENTS["experts on the host"], speeds(CARD))
+    assert [(s.text, s.is_default) for s in price.sources] == [("catalogue: a card", False), ("measured", False)]
+
+
 def asked(**changed: object) -> Request:
     request = Request(
         params=Params(),
@@ -244,6 +257,11 @@ def test_where_nothing_fits_there_is_no_bound(host: HostLimit, is_bounded: bool)
 def test_without_prices_there_is_no_bound(lacking: str) -> None:
     changed: dict[str, object] = {lacking: () if lacking == "devices" else None}
     assert least(asked(**changed)) is None
+
+
+def test_a_bound_knows_what_was_reached() -> None:
+    found = bound_of(asked(), LAYOUT, 12.5)
+    assert found is not None and found.reached == 12.5
 
 
 def test_devices_of_other_machines_are_said_to_be() -> None:
@@ -365,9 +383,33 @@ def test_split_modes(mode: SplitMode, is_planned: bool) -> None:
             check_split_mode(mode)
 
 
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_a_timeout_is_a_time(timeout: float) -> None:
+    with pytest.raises(UsageError, match="too short"):
+        check_timeout(timeout)
+
+
 def test_parameters() -> None:
     params = params_of(("CUDA0",), n_ubatch=4096, tensor_split=[3, 1], override_tensor=["a=CPU,b=CUDA0"])
     assert (params.n_batch, params.n_ubatch, params.tensor_split) == (4096, 4096, (3.0, 1.0))
     assert params.devices == ("CUDA0",)
     assert [o.buffer_type for o in params.tensor_buft_overrides] == ["CPU", "CUDA0"]
     assert params_of(None) == Params()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"n_ctx": -1}, "n_ctx .-c. is -1: give 0 to 2147483647"),
+        ({"n_seq_max": 0}, "n_seq_max .-np. is 0: give 1 to 256"),
+        ({"n_ubatch": 0}, "n_ubatch .-ub. is 0"),
+        ({"n_batch": -5}, "n_batch .-b. is -5"),
+        ({"tensor_split": [1, -1]}, "share below 0"),
+        ({"tensor_split": [1, float("nan")]}, "share below 0"),
+        ({"n_cpu_moe": -1}, "n_cpu_moe .-ncmoe. is -1: give 0 or more"),
+        ({"override_tensor": ["exps"]}, "is not of the form"),
+    ],
+)
+def test_parameters_that_make_no_sense(given: dict[str, object], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        params_of(None, **given)  # type: ignore[arg-type]

@@ -74,6 +74,12 @@ def test_bias_follows_its_weight() -> None:
     assert "(bias|weight)$" in override.pattern
 
 
+def test_one_pattern_per_target() -> None:
+    trial, _ = run(MOE, limits(1500, 1000, 1200))
+    targets = [override.buffer_type for override in trial.params.tensor_buft_overrides]
+    assert trial.fits and len(targets) == len(set(targets))
+
+
 def test_device_too_small_for_a_layer_is_left_out() -> None:
     trial, _ = run(DENSE, limits(60, 3000))
     assert trial.fits and trial.params.devices == ("CUDA1",) and trial.params.tensor_split is None
@@ -106,6 +112,11 @@ def test_host_is_a_limit_beside_devices() -> None:
     assert run(MOE, limits(2500), host_mib=-(-need // MIB))[0].fits
     tight, _ = run(MOE, limits(2500), host_mib=need // MIB - 300)
     assert not tight.fits and dict(tight.missing)["host"] > 0
+
+
+def test_paging_lets_weights_exceed_the_host() -> None:
+    assert not run(MOE, limits(2500), host_mib=500)[0].fits
+    assert run(MOE, limits(2500), host_mib=500, paging=True)[0].fits
 
 
 @pytest.mark.parametrize(
@@ -246,6 +257,18 @@ def test_a_crash_with_the_users_own_context_is_an_error() -> None:
     llama = CrashingLlama(DENSE, devices)
     with pytest.raises(LlamaCppCrashError, match="was ended by SIGABRT"):
         search(request(DENSE, devices, params=Params(n_ctx=30000), fixed=("n_ctx",)), llama.measure, llama.record)
+
+
+@pytest.mark.parametrize("model", [DENSE, MOE], ids=["dense", "experts"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_nearly_full_device_changes_nothing(model: SyntheticModel, place: int) -> None:
+    # its margin is more than it has left
+    without = limits(900, 1100, margin=64)
+    full = DeviceLimit("FULL", "virtual", 900 * MIB, 50 * MIB, 64 * MIB, "FULL")
+    trial, _ = run(model, without)
+    other, _ = run(model, (*without[:place], full, *without[place:]))
+    assert trial.fits and trial.weights > 0
+    assert (other.params, other.weights) == (trial.params, trial.weights)
 
 
 @settings(max_examples=60, deadline=None)

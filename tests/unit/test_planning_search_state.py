@@ -111,6 +111,22 @@ def test_what_the_first_device_has_goes_with_its_place(devices: tuple[DeviceLimi
     assert list(room.with_caches) == [device.target - taken[d] for d, device in enumerate(devices)]
 
 
+def test_room_is_what_a_measured_buffer_leaves() -> None:
+    found, _ = known()
+    assert found.room(4096, True).with_caches == (3000 * MIB, 1000 * MIB)
+    trial = found.trial(Placement(0, (9, 0)), 4096)
+    taken = trial.breakdown.on("CUDA0").compute
+    assert taken and found.room(4096, True).with_caches == (3000 * MIB - taken, 1000 * MIB)
+
+
+def test_room_is_what_the_trial_that_was_gone_back_to_leaves() -> None:
+    found, _ = known()
+    first = found.trial(Placement(0, (9, 0)), 4096)
+    found.trial(Placement(0, (5, 4)), 4096)
+    room = found.room_left_by(first, True)
+    assert room.with_caches[0] == 3000 * MIB - first.breakdown.on("CUDA0").compute
+
+
 class Heavier(SyntheticLlama):
     """A llama.cpp that needs 7 MiB more on the first device where the second has nothing."""
 
@@ -284,6 +300,13 @@ def test_a_trial_has_the_price_of_what_was_measured_and_of_what_was_expected() -
     trial = SearchState(found.original_request, TWO, splits, found).trial(placement, 4096)
     assert trial.expected == found.seconds(placement)
     assert trial.seconds == found.seconds(placement, trial.breakdown) != trial.expected
+
+
+def test_what_is_plain_stays_so_on_other_devices() -> None:
+    found, _ = known()
+    assert not found.on(TWO).is_plain
+    found.be_plain()
+    assert found.is_plain and found.on(TWO[:1]).is_plain
 
 
 def test_a_plain_proposal_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from fitter.planning.request.shared import (
     lacking,
     lowered,
     parse_reserve,
+    places,
     remembered,
     reservation,
 )
@@ -423,6 +424,27 @@ def test_the_context_of_prediction_layers() -> None:
 
 
 # --- places
+
+
+def card(index: int, kind: str = "Card", gib: int = 8) -> DeviceLimit:
+    return DeviceLimit(f"CUDA{index}", kind, gib * 1024 * MIB, gib * 1024 * MIB, 0, f"CUDA{index}")
+
+
+@pytest.mark.parametrize(
+    ("cards", "n_max", "expected"),
+    [
+        ([], 4, []),
+        ([card(0)], 4, [0]),
+        ([card(0), card(1, "Fast")], 4, [1, 0]),
+        ([card(0), card(1), card(2), card(3)], 4, [0, 3]),
+        ([card(0), card(1, "Fast"), card(2), card(3, "Fast")], 4, [1, 3, 0, 2]),
+        ([card(0), card(1, "Fast"), card(2), card(3, "Fast")], 2, [1, 3]),
+        ([card(0), card(1, gib=12), card(2)], 4, [0, 2, 1]),
+    ],
+)
+def test_places_are_the_first_and_last_of_each_kind(cards: list[DeviceLimit], n_max: int, expected: list[int]) -> None:
+    speeds = {each.name: speed(900e9 if each.description == "Fast" else 300e9) for each in cards}
+    assert list(places(cards, speeds, n_max)) == [f"CUDA{i}" for i in expected]
 
 
 def speed(bandwidth: float) -> DeviceSpeed:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from fitter.llama.types import Breakdown, Lora, Params, Row
+from fitter.llama.types import Breakdown, DeviceInfo, Lora, Params, Row
 from fitter.machine.speed import DeviceSpeed
 from fitter.planning.request.request import DeviceLimit
-from fitter.planning.request.shared import Companions, Mtp, Projector, places
+from fitter.planning.request.shared import Companions, Mtp, Projector, places, reservation
 from fitter.planning.request.summary import SharedUse
 from fitter.text import MIB
 
@@ -112,3 +112,16 @@ PLACES: dict[str, tuple[list[DeviceLimit], int, tuple[str, ...]]] = {
 @pytest.mark.parametrize(("devices", "n_max", "expected"), PLACES.values(), ids=PLACES)
 def test_places(devices: list[DeviceLimit], n_max: int, expected: tuple[str, ...]) -> None:
     assert places(devices, SPEEDS, n_max) == expected
+
+
+def test_a_reservation_is_on_a_device_or_the_host() -> None:
+    card = DeviceInfo("CUDA0", "a card", "gpu", "CUDA", 100, 90)
+    assert reservation({"CUDA0": 100, "host": 50, "nothing": 0}, [card, replace(card, name="nothing")], 50) == (
+        SharedUse(
+            "reserve",
+            "reserved",
+            (Row("reserved", "CUDA0", False, 0, 0, 100), Row("reserved", None, True, 0, 0, 50)),
+        ),
+    )
+    assert reservation({"CUDA0": 0}, [card], None) == ()
+    assert reservation({"host": 2**50}, [card], None)[0].on(None) == 2**50, "a host without end"

@@ -14,9 +14,10 @@ from fitter.llama.types import (
     LayoutEntry,
     Params,
     Row,
+    TensorBuftOverride,
 )
 from fitter.planning.placing.layer_sizes import HOST, Item, Unit, between, units_of
-from fitter.planning.placing.placement import Placement, counts_for_split
+from fitter.planning.placing.placement import Placement, counts_for_split, pattern_for
 from fitter.planning.pricing.objective import justifies_concession, lacks_less
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request import context_limit, given
@@ -76,6 +77,18 @@ def test_between_two_contexts() -> None:
     assert between(low, 1000, high, 1000, 1000) == high
 
 
+@pytest.mark.parametrize(
+    ("stems", "expected"),
+    [
+        (["blk.3.ffn_up"], "^blk.3.ffn_up.weight$"),
+        (["blk.3.ffn_up", "blk.3.ffn_gate"], "^blk.3.ffn_(gate|up).weight$"),
+        (["blk.3.indexer.attn_k"], "^blk.3.indexer.attn_k.weight$"),
+    ],
+)
+def test_patterns_of_one_layer(stems: list[str], expected: str) -> None:
+    assert pattern_for([Item(3, stem, ("weight",), 1) for stem in stems]) == expected
+
+
 # --- what is left
 
 
@@ -132,6 +145,14 @@ def test_a_split_of_the_users_keeps_idle_devices() -> None:
     idle = Placement(0, (9, 0))
     assert given.devices_in_use(asked("tensor_split", params=Params(tensor_split=(1.0, 0.0))), TWO, idle) == [0, 1]
     assert given.devices_in_use(asked(), TWO, idle) == [0]
+
+
+def test_the_users_overrides_come_first_and_ours_follow() -> None:
+    mine = TensorBuftOverride("ffn_gate", "CPU")
+    placement = Placement(0, (7, 2), ((Item(1, "blk.1.ffn_up", ("weight",), 1), HOST),))
+    found = given.params_of(asked(params=Params(tensor_buft_overrides=(mine,))), TWO, placement, 4096)
+    assert found.tensor_buft_overrides[0].pattern.startswith("ffn_gate")
+    assert "blk.1.ffn_up" in found.tensor_buft_overrides[-1].pattern
 
 
 def test_one_layer_on_two_devices_that_are_named_has_a_split() -> None:

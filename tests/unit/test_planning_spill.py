@@ -67,6 +67,11 @@ def test_exact_choice(apart: int, expected: list[tuple[int, int]]) -> None:
     assert said(spill_exact(layers((30, 40), (30, 40)), 80, apart)) == expected
 
 
+def test_the_most_may_stay_without_the_largest() -> None:
+    """Three of 30 bytes fill 90 exactly, one of 50 leaves room for one of 30 only."""
+    assert said(spill_exact(layers(*[(50, 30)] * 3), 90, 0)) == [(0, 50), (1, 50), (2, 50)]
+
+
 @pytest.mark.parametrize(
     ("counts", "gap", "expected"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import struct
@@ -172,6 +173,24 @@ def test_tensors_are_those_that_the_converter_writes(name: str) -> None:
 
 def test_enough_is_compared_with_the_converter() -> None:
     assert len(catalogue.names()) >= 100 and len(CONVERTED) >= 99
+
+
+PARAMETERS = {
+    "llama-3.1-8b": 8_030_261_248,
+    "mixtral-8x7b": 46_702_792_704,
+    "deepseek-v3": 671_026_404_352,
+    "nemotron-3-super-120b-a12b": 123_611_012_096,
+}
+"""What the repositories' safetensors have, as their pages on the hub say it. Not counted are what the converter adds,
+the factors of rope, and what is counted apart there, the biases by which experts are chosen.
+"""
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_there_are_as_many_weights_as_are_published(name: str) -> None:
+    made = mapped(catalogue.published(name).config, name)
+    others = [each for each in made.tensors if each.name.startswith("rope_") or "exp_probs_b" in each.name]
+    assert made.parameters - sum(math.prod(each.shape) for each in others) == PARAMETERS[name]
 
 
 def test_a_shape_is_found_by_its_name_or_by_words() -> None:
