@@ -130,7 +130,7 @@ browser:
 
 # A file's tests share what they have measured, so a file is one process's; tests/conftest.py has the longest begin first.
 .PHONY: test
-test: install browser tools lint ## everything but the slow tests: twelve minutes of testing on two cores, and some ten to set up
+test: install browser tools lint ## everything but the slow tests: ten minutes of testing on two cores, and some seven to set up
 	@$(PY) -m pytest -m "not slow and not llama_cpp" -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # The generated pages of docs/reference are committed; `python -m tools.docs.reference` writes them anew.
@@ -142,7 +142,7 @@ docs: install ## the documentation site, in build/site: seconds
 	@echo "the documentation is in build/site/index.html"
 
 .PHONY: test-slow
-test-slow: install tools ## the slow rest, such as every stored row of real backends: three minutes on two cores
+test-slow: install tools ## the slow rest, such as every stored row of real backends: six minutes on two cores
 	@$(PY) -m pytest -m slow -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 # The real backend, to compare with. Of its kernels nothing is run, but they are what takes the time.

@@ -28,13 +28,45 @@ LONGEST_FIRST = (
 """Files that take longest in `make test` on two cores: they begin first, so that no process works alone at the end."""
 
 
+SLOW = {
+    "test_docs": (
+        *("choosing-a-quantization", "compare-builds", "several-equal-cards", "after-the-load", "calibration"),
+        *("reports", "models-without-a-file", "guides/pytest", "guides/ci", "beside-the-model", "what-to-buy"),
+    ),
+    "test_against_upstream": (
+        *("qwen3-235b-a22b/rtx-4090+12GiB", "qwen3-235b-a22b/4x16GiB+2x12GiB+2x8GiB", "kimi-k2/4x31600MiB"),
+        *("deepseek-v3.1/4x31600MiB", "faster[deepseek-v3.1/rtx-5090", "qwen3-30b-a3b/2x4GiB"),
+        *("faster[qwen3-30b-a3b/12GiB", "qwen3-32b/4x4GiB", "qwen3-32b/12GiB", "llama-3.1-70b/4x8GiB"),
+    ),
+    "test_exit_status": ("says_nothing_to_run[ini", "says_nothing_to_run[ik_llama", "says_nothing_to_run[python"),
+    "test_formats": ("whole on one", "one of two", "what was given up", "no GPU"),
+    "test_interrupt": ("qwen3-30b-a3b",),
+    "test_llama_builds_plans": ("[python-0", "hybrid on one card"),
+    "test_malformed_headers": ("[HTTP",),
+    "test_mutated_headers": ("[door3", "[quants"),
+    "test_profile_tables": ("[cuda published",),
+    "test_search_properties": ("[47", "[33", "[5]", "more[900", "more[954"),
+    "test_sequence_states": ("[b9842", "[v0.4.0", "[b10361", "writes[MoE"),
+    "test_server_fit": ("no_less[glm45-air/2xrtx-5090", "no_less[glm45-air/rtx-4090/c8192-ngl99-otffn_.*_exps=CPU/mtp"),
+    "test_shared": ("alone[CUDA1",),
+    "test_skeleton": ("takes[split without",),
+    "test_skeleton_plans": ("recurrent layers", "windows of attention"),
+    "test_verify_server": ("[dense]", "[experts]", "[dense, one cache]"),
+}
+"""Parts of names of tests, by file, that are marked as slow: quicker ones of the same kind remain in `make test`."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest files first, then the other integration tests, and the quick unit tests at the end."""
+    """Mark slow tests; run the longest files first, then the other integration tests, and unit tests at the end."""
 
     def place(item: pytest.Item) -> int:
         name = item.path.stem
         return LONGEST_FIRST.index(name) if name in LONGEST_FIRST else len(LONGEST_FIRST) + ("unit" in item.path.parts)
 
+    for item in items:
+        if any(part in item.name for part in SLOW.get(item.path.stem, ())):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=place)
 
 

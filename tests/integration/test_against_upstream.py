@@ -6,7 +6,7 @@ import functools
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,22 +67,7 @@ def is_over(case: Case, theirs: Breakdown, plan: dict[str, Any]) -> bool:
     return is_it
 
 
-LONG = {
-    "qwen3-235b-a22b/rtx-4090+12GiB",
-    "qwen3-235b-a22b/4x16GiB+2x12GiB+2x8GiB",
-    "deepseek-v3.1/4x31600MiB+2x23688MiB+2x48270MiB",
-    "kimi-k2/4x31600MiB+2x23688MiB+2x48270MiB",
-}
-"""The cases that upstream searches longest; another case of each kind is quick."""
-
-
-def marked(cases: Sequence[Case]) -> list[Any]:
-    """Return the cases as parameters, the long ones marked as slow."""
-    assert {case.name for case in CASES} >= LONG
-    return [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.name in LONG else []) for case in cases]
-
-
-@pytest.mark.parametrize("case", marked(CASES))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_upstream_measures_what_fitter_says_and_is_no_faster(
     models: Path, theirs: Callable[[Case], upstream.UpstreamPlan], case: Case
 ) -> None:

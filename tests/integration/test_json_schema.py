@@ -70,13 +70,19 @@ def plan(folder: Path) -> Iterator[Callable[[str], fitter.Plan]]:
         yield made
 
 
-def check(name: str, *documents: dict[str, Any], all_keys: bool = True) -> None:
-    """Each of ``documents`` is one by its schema, and together they have all of its keys."""
+@functools.cache
+def validator(name: str) -> jsonschema.Draft202012Validator:
     schema = json.loads((ROOT / "docs" / "reference" / f"{name}.schema.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def check(name: str, *documents: dict[str, Any], all_keys: bool = True) -> None:
+    """Each of ``documents`` is one by its schema, and together they have all of its keys."""
     for document in documents:
-        jsonschema.Draft202012Validator(schema).validate(json.loads(json.dumps(document)))
+        validator(name).validate(json.loads(json.dumps(document)))
     if all_keys:
+        schema = validator(name).schema
         listed = {path for path, _ in keys(schema)}
         assert {path for document in documents for path in printed(schema, document)} == listed
 
