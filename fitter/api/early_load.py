@@ -1,9 +1,11 @@
-"""A load of the model's own file that begins before it is known how it will be placed, in a process of its own.
+"""A second process that loads the user's model file while the search still looks for the placement.
 
-``begun`` begins it; planning suggests to it what may be the answer, and has it confirm what is (``Suggestions``). It
-does without where there is none, and the plan is the same. ``llama_for`` has all the ways to ask llama.cpp about a
-model. What it is worth, whole processes on two cores, sum of the 29 cases of ``tools/cases.py``: without it and what
-``early`` starts they take 1.36 times as long, with processes started early that load nothing 1.16 times.
+``second_worker`` starts the process. The search suggests likely plans to it and asks it to confirm the answer
+(``Suggestions``); without the process, the plan is the same and only later. ``llama_for`` makes all calls by which a
+search asks llama.cpp about a model.
+
+Benefit, as the sum of the 29 cases of ``tools/cases.py`` (whole processes on two cores): without this process and early
+starts they take 1.36 times as long, and with processes that start early but load nothing 1.16 times.
 """
 
 from __future__ import annotations
@@ -29,29 +31,29 @@ from fitter.planning.search import best_plan as planning
 from fitter.planning.speed import cost
 
 
-class Loading(Protocol):
-    """A process that has begun to load the model's own file, and measures it."""
+class EarlyLoad(Protocol):
+    """A process that already loads the user's model file, and measures it."""
 
     @property
     def loading(self) -> Params | None:
-        """The placement with which it loads the model, or has loaded it, without having been asked."""
+        """The placement of the load that the process started by itself; ``None`` if it started none."""
 
     @property
     def busy(self) -> bool:
-        """Whether what was begun is not done yet."""
+        """Whether the process still works on an earlier request."""
 
     def accepts(self, params: Params) -> bool:
-        """Whether it has begun to load the model without a placement, and can still take that of ``params``."""
+        """Return whether the process loads without a placement so far, and can continue with ``params``."""
 
     def begin(self, params: Params) -> None:
-        """Begin to measure, after what was begun before."""
+        """Start a measurement of ``params``; earlier requests come first."""
 
     def finish(self) -> Breakdown:
-        """What the measurement that was begun last has found."""
+        """Wait for the last measurement, and return it."""
 
 
-class Second:
-    """A worker that loads the model's own file beside another one."""
+class SecondWorker:
+    """A worker that loads the user's model file beside the first worker."""
 
     def __init__(self, worker: Worker, files: Sequence[Path]) -> None:
         self._worker = worker
@@ -71,13 +73,14 @@ class Second:
         return self._worker.dummy_loads
 
     def load(self, devices: Sequence[VirtualDevice]) -> None:
-        """Begin to load the model before anything is known of it but its size.
+        """Start to load the model by its size alone, before its header is read.
 
-        Where that is too much for ``devices``, with the placement left open; else with all layers on the only one.
+        A model that is too large for ``devices`` starts without a placement, any other with all layers on the only
+        device.
         """
         if is_surely_spilled(self._bytes, devices):
             if self._worker.library is not None:
-                # Only fitter's own devices can be told a placement later.
+                # Only fitter's own devices take a placement later.
                 return
             self._devices = tuple(device.name for device in devices)
             self._is_held = True
@@ -86,8 +89,8 @@ class Second:
             self.loading = Params(devices=(devices[0].name,))
             self._worker.begin_loading(self._path, self.loading)
 
-    def know(self, n_layer: int) -> None:
-        """Be told how many layers the model has."""
+    def set_layers(self, n_layer: int) -> None:
+        """Set the number of the model's layers, once its header is read."""
         self._n_layers = n_layer + 1
         if self.loading:
             self.loading = replace(self.loading, n_gpu_layers=n_layer + 1)
@@ -102,7 +105,7 @@ class Second:
 
     def begin(self, params: Params) -> None:
         if self._is_held and not self.accepts(params):
-            # what waits cannot be had so, and would be in the way until its tokenizer is read
+            # The paused load cannot take this placement, and would block the process until its tokenizer is read.
             self._worker.restart()
         self._is_held = False
         self._worker.begin_measure(self._path, params, reserve=True)
@@ -112,26 +115,26 @@ class Second:
 
 
 class Suggestions:
-    """Measure in ``second``, while it is free, the placements that the search suggests and confirms."""
+    """Measure suggested and confirmed placements in the process ``second`` while it is free."""
 
-    def __init__(self, second: Loading) -> None:
+    def __init__(self, second: EarlyLoad) -> None:
         self._second = second
-        self._begun: Params | None = None
+        self._started: Params | None = None
         self._measured: dict[Params, Breakdown] = {}
 
-    def suggest(self, params: Params, *, is_found: bool = False) -> None:
-        """Begin to measure what may be the answer. What waits for its placement is only told what ``is_found``."""
+    def suggest(self, params: Params, *, is_decided: bool = False) -> None:
+        """Start to measure likely parameters; a paused load takes only parameters that are decided."""
         second = self._second
-        if params in self._measured or params == self._begun or second.accepts(params) != is_found:
+        if params in self._measured or params == self._started or second.accepts(params) != is_decided:
             return
-        if not is_found and second.busy and (self._begun is not None or not self._is_loaded(params)):
+        if not is_decided and second.busy and (self._started is not None or not self._is_loaded(params)):
             return
         self._begin(params)
 
     def confirm(self, params: Params) -> Breakdown | None:
-        """What ``params`` take; ``None`` where the second process has nothing that would make it quicker."""
+        """Measure ``params``; ``None`` if the second process would not be quicker than the first."""
         if self._is_loaded(params) or self._second.accepts(params):
-            # another context of a loaded model costs next to nothing, and neither does the rest of one that waits
+            # Another context of a loaded model costs next to nothing, and so does the rest of a paused load.
             self._collect()
             if params not in self._measured:
                 self._begin(params)
@@ -141,41 +144,41 @@ class Suggestions:
     def _begin(self, params: Params) -> None:
         self._collect()
         self._second.begin(params)
-        self._begun = params
+        self._started = params
 
     def _collect(self) -> None:
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            self._measured[begun] = self._second.finish()
+        started, self._started = self._started, None
+        if started is not None:
+            self._measured[started] = self._second.finish()
 
     def _is_loaded(self, params: Params) -> bool:
-        """Whether the second process has the model for ``params``, or is about to."""
-        loaded = self._begun or self._second.loading
+        """Return whether the second process has loaded the model as ``params`` place it, or does so now."""
+        loaded = self._started or self._second.loading
         return loaded is not None and placement_of(loaded) == placement_of(params)
 
 
-class Suggested:
-    """What planning suggests, measured meanwhile by a second process of the ``worker`` that is asked."""
+class WorkerSuggestions:
+    """Suggestions to a ``worker`` that measures them in a second process of its own."""
 
     def __init__(self, worker: RememberingWorker, path: str) -> None:
         self._worker = worker
         self._path = path
 
-    def suggest(self, params: Params, *, is_found: bool = False) -> None:
-        self._worker.suggest(self._path, params, is_found=is_found)
+    def suggest(self, params: Params, *, is_decided: bool = False) -> None:
+        self._worker.suggest(self._path, params, is_decided=is_decided)
 
     def confirm(self, params: Params) -> Breakdown | None:
-        """Nothing: the worker itself knows what it has begun."""
+        """Return ``None``: the worker itself answers from its suggested measurements."""
         return None
 
 
 def placement_of(params: Params) -> Params:
-    """What of ``params`` decides how the model is loaded; the rest is the context's."""
+    """Return ``params`` with only the fields that place the model; a context's fields have their defaults."""
     return Params.of({str(each.key): params.of_parameter(each) for each in of_a_struct("model")})
 
 
 def parse_meanwhile() -> None:
-    """Have the data files parsed while llama.cpp is waited for: once the model is known, there is no time for them."""
+    """Parse data files while the process waits for llama.cpp: later they would cost time."""
     process.meanwhile(gpu_catalogue.gpus)
     process.meanwhile(cost.default)
     process.meanwhile(_compared)
@@ -188,22 +191,30 @@ def _compared() -> None:
 
 
 @contextmanager
-def begun(
+def second_worker(
     ask: Ask, model: str, *, first: Worker, is_given: bool, on_log: Callable[[str], None] | None
-) -> Iterator[Second | None]:
-    """Begin to load ``model`` in a second process, where ``ask`` may have one; ``is_given``: the first is the caller's.
+) -> Iterator[SecondWorker | None]:
+    """Start to load ``model`` in a second process; ``None`` if the devices of ``ask`` allow one process only.
 
-    Raises ``ModelError`` where there is no such file.
+    Args:
+        ask: The parameters of the call.
+        model: Path or address.
+        first: The worker of the call.
+        is_given: Whether the first worker is the caller's, which needs no second process.
+        on_log: Called with every line of llama.cpp's log.
+
+    Raises:
+        ModelError: There is no such file.
     """
-    # Each process that asks a real device takes some of its memory, so those are for one process only. An
-    # rpc-server even talks to one process only, and lets others wait.
+    # A process that uses a real device takes some of its memory, so only one does. An rpc-server even serves one
+    # process at a time.
     if is_given or not ask.is_described or ask.rpc:
         yield None
         return
     with Worker(
         ask.virtual, library=first.library, timeout=ask.timeout, on_log=on_log, llama_cpp=ask.llama_cpp
     ) as worker:
-        second = Second(worker, model_files(model))
+        second = SecondWorker(worker, model_files(model))
         if not ask.is_placed:
             second.load(ask.virtual)
         yield second
@@ -211,13 +222,13 @@ def begun(
 
 
 def llama_for(
-    worker: Worker, second: Second | None, model: Model, skeleton: bool, drafts: Drafts | None
+    worker: Worker, second: SecondWorker | None, model: Model, skeleton: bool, drafts: Drafts | None
 ) -> planning.LoadCalls:
-    """The ways to ask llama.cpp about ``model``."""
+    """Return the calls by which a search asks llama.cpp about ``model``."""
     path, loads = str(model.path), worker.dummy_loads
     copy = Skeleton(tuple(map(str, model.files)))
     if second:
-        second.know(model.n_layer)
+        second.set_layers(model.n_layer)
 
     def shared_loads() -> int:
         return drafts.loads if drafts else 0
@@ -241,7 +252,7 @@ def llama_for(
     )
 
 
-def _concurrent(worker: Worker, second: Second | None, path: str) -> Suggestions | Suggested | None:
+def _concurrent(worker: Worker, second: SecondWorker | None, path: str) -> Suggestions | WorkerSuggestions | None:
     if second:
         return Suggestions(second)
-    return Suggested(worker, path) if isinstance(worker, RememberingWorker) else None
+    return WorkerSuggestions(worker, path) if isinstance(worker, RememberingWorker) else None

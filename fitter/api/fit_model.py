@@ -96,7 +96,7 @@ def fit(
     with (
         worker_for(ask, worker, on_log, at_once=True) as worker,
         limited(worker, deadline),
-        early_load.begun(ask, model, first=worker, is_given=is_given, on_log=on_log) as second,
+        early_load.second_worker(ask, model, first=worker, is_given=is_given, on_log=on_log) as second,
     ):
         # the worker copies the header that it read last: read the model's after the draft's
         drafts = open_draft(ask.sharing, worker)

@@ -150,7 +150,7 @@ class Worker:
         return self._library
 
     def llama_cpp_for(self, named: AnyPath | None) -> str | None:
-        """Return the llama.cpp of a call: the one that it names, or the worker's own."""
+        """Return the llama.cpp of a call: its own choice, or the worker's."""
         return self._own_llama_cpp if named is None else os.fsdecode(named)
 
     @property
@@ -163,7 +163,7 @@ class Worker:
         self._guarded(self._open)
 
     def restart(self) -> None:
-        """Kill the process, whatever it is doing, and start another one."""
+        """Kill the process in the middle of its work, and start another one."""
         self._kill()
         self._failed, self._answered = None, None
         self.start()

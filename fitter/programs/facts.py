@@ -93,7 +93,7 @@ def programs() -> tuple[str, ...]:
 
 
 def with_defaults(own_defaults: Facts, defaults: Mapping[str, Any]) -> Facts:
-    """Replace known defaults by those of the program's help."""
+    """Replace stored defaults by the defaults in the program's help."""
     names = {each.name for each in fields(Facts)}
     replaced = {name: value for name, value in defaults.items() if name in names}
     slots = replaced.pop("n_parallel", -1)

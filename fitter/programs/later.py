@@ -53,7 +53,7 @@ class Keeps:
 
     @property
     def checkpoints(self) -> int:
-        """Most bytes of all slots' checkpoints; those of saved prompts count in the prompt cache."""
+        """Most bytes of all slots' checkpoints; checkpoints of saved prompts count in the prompt cache."""
         return self.n_slots * self.per_slot * self.checkpoint
 
     @property

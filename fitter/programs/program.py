@@ -1,4 +1,4 @@
-"""The interface of a program: what it sets for a load."""
+"""The interface of a program: the parameters that it sets for a load."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Program:
     knows: ClassVar[frozenset[str]] = frozenset()
 
     def shape(self, asked: Asked, facts: Facts) -> Shape:
-        """Return what it sets, in the version of ``facts``."""
+        """Return the parameters that the program sets, in the version of ``facts``."""
         n_batch, n_ubatch = self.batches(asked)
         n_seq_max, kv_unified = self.sequences(asked, facts)
         outputs = self.outputs(asked, facts, n_seq_max)

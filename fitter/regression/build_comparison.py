@@ -196,7 +196,7 @@ def has_grown(compared: Compared) -> bool:
 def by_buffer_type(build: OnBuild) -> dict[tuple[str, str], Row]:
     """Return the rows of a measurement that are not empty, by place (a device, or ``host``) and buffer type.
 
-    What is beside the model is one row for each place. Nothing if it was not measured.
+    The memory beside the model is one row for each place. Empty without a measurement.
     """
     if build.breakdown is None:
         return {}

@@ -276,7 +276,7 @@ COLUMNS = ("case", "build", "version", "device", "buffer_type", "model", "contex
 
 
 def to_csv(compared: Sequence[Compared], builds: Sequence[str]) -> str:
-    """Write bytes by case, build and buffer type, for a spreadsheet. What was not measured has no line."""
+    """Write bytes by case, build and buffer type, for a spreadsheet. Cases without a measurement have no line."""
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
     lines.writerow(COLUMNS)

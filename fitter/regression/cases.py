@@ -206,13 +206,13 @@ def _with_build(case: Case, llama_cpp: str) -> Case:
 
 
 def check_trusted(cases: Iterable[Case], cases_file: Path, is_trusted: bool) -> None:
-    """Raise ``UsageError`` where one of ``cases`` needs a file that is trusted, and ``cases_file`` is not."""
+    """Raise ``UsageError`` if one of ``cases`` needs a trusted file, and ``cases_file`` is none."""
     reasons = (f"in the case '{case.name}' {why}" for case in cases for why in case.needs_trust.values())
     trust.check(reasons, show(cases_file), is_trusted)
 
 
 def _needs_trust(model: str, settings: Mapping[str, CaseValue], directory: Path) -> dict[str, str]:
-    """By key, what of a table needs a file that is trusted."""
+    """Return the reasons why a table needs a trusted file, by key."""
     needs = {}
     for key, value in {"model": model, **settings}.items():
         texts = [str(each) for each in (value if isinstance(value, tuple) else (value,))]

@@ -25,7 +25,7 @@ class Move:
     """A number that changed, or exceeds a budget."""
 
     what: str
-    """What was compared, such as ``CUDA0``, ``host`` or ``n_ctx``."""
+    """The compared number's name, such as ``CUDA0``, ``host`` or ``n_ctx``."""
     before: float | None
     """The locked number, or the budget; ``None`` if there was none."""
     after: float
@@ -47,16 +47,16 @@ class Move:
 
 @dataclass(frozen=True)
 class Cause:
-    """Something that changed, and may explain numbers that did."""
+    """A change that may explain changed numbers."""
 
     kind: str
     """``setting``, ``device``, ``header``, ``llama.cpp`` or ``fitter``."""
     what: str
-    """What changed."""
+    """The name of the changed setting, device or file."""
     before: str
-    """What it was; empty if there was none."""
+    """The old value; empty if there was none."""
     after: str
-    """What it is now; empty if there is none."""
+    """The new value; empty if there is none."""
 
     def __str__(self) -> str:
         text = f"{self.what} {self.before} → {self.after}" if self.before or self.after else self.what
@@ -92,7 +92,7 @@ class CaseComparison:
 
 
 def compare(case: Case, locked: Snapshot | None, measured: Snapshot) -> CaseComparison:
-    """Compare what was ``measured`` with the lock, if there is one, and with the budget of ``case``."""
+    """Compare the ``measured`` memory with the lock, if there is one, and with the budget of ``case``."""
     moves = [] if locked is None else _moves(case, locked, measured)
     moves += _beyond_budget(case.budget, measured)
     causes = () if locked is None else tuple(_causes(locked, measured))

@@ -131,7 +131,7 @@ class CaseOnBuild:
     moves: tuple[Move, ...]
     """The numbers that differ from those of the first build."""
     plan: tuple[Move, ...]
-    """What is different in this build's own plan; always empty in a history."""
+    """The numbers that differ in this build's own plan; always empty in a history."""
 
 
 @dataclass(frozen=True)

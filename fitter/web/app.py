@@ -170,7 +170,7 @@ def _add_pages(app: FastAPI, server: Server) -> None:
 
     @app.post("/panel/{name}", include_in_schema=False)
     async def panel(name: Literal["a", "b"], asked: PlanQuestion, request: Request) -> dict[str, str | None]:
-        """A part of the page. What is wrong is an answer, too: a browser complains of every other status."""
+        """Return a part of the page. Errors are answers, too: a browser logs every other status as a failure."""
         try:
             answer = await server.plan(asked, request, with_map=True)
         except Overtaken:

@@ -34,7 +34,7 @@ _PASSED = 8
 """How often later questions may overtake a waiting one."""
 _ENDS = "the server ends: start it again"
 _AGAIN = 0.05
-"""Seconds after which a planner is told again that its question has ended: it may not have started yet."""
+"""Seconds until a planner hears again that its question has ended: it may not have started yet."""
 
 
 class Unanswered(Exception):

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fitter.api.early_load import Second
+from fitter.api.early_load import SecondWorker
 from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params, Skeleton
@@ -84,11 +84,11 @@ def test_a_worker_ends_with_a_load_that_waits(model: Path) -> None:
 
 
 def test_a_load_that_waits_in_vain_is_ended(model: Path, worker: Worker) -> None:
-    """``Second.begin``: what cannot be had of it is measured by another process, and is the same."""
+    """``SecondWorker.begin``: what cannot be had of it is measured by another process, and is the same."""
     wanted = params(overrides=())
     with Worker(parse_gpus(GPUS)) as other:
         expected = other.measure(model, wanted)
-    second = Second(worker, [model])
+    second = SecondWorker(worker, [model])
     before = set(psutil.Process().children())
     second.load(parse_gpus(["1GiB"]))
     (waiting,) = set(psutil.Process().children()) - before

@@ -143,7 +143,7 @@ def _with(report: BuildReport, **changes: str) -> BuildReport:
 
 
 def ask(build: Build) -> dict[str, str]:
-    """Load the libraries of ``build`` into this process, and return what they say."""
+    """Load the libraries of ``build`` into this process, and return their answers."""
     answer: dict[str, str] = {}
     try:
         llama = open_build(build)

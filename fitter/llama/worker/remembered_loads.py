@@ -87,10 +87,10 @@ class RememberingWorker(Worker):
         name = os.fspath(path)
         return self._once(self._own_key(name, params), lambda: self._measured(name, params))
 
-    def suggest(self, path: str, params: Params, *, is_found: bool) -> None:
-        """Measure the model's own file meanwhile: ``params`` may be asked for next, or (``is_found``) will be."""
+    def suggest(self, path: str, params: Params, *, is_decided: bool) -> None:
+        """Measure the user's file in a second process, for a likely question; ``is_decided``: a certain one."""
         is_known = self._suggested == (path, params) or self._own_key(path, params) in self._answers
-        if not self._has_second or is_known or (self._suggested and not is_found and self._own_worker().busy):
+        if not self._has_second or is_known or (self._suggested and not is_decided and self._own_worker().busy):
             return
         self._settle()
         self._own_worker().begin_placing(path, params)

@@ -196,7 +196,7 @@ class Session:
         return match(patterns, names)
 
     def _end(self, status: int = 0) -> None:
-        """End the process, whatever it is doing."""
+        """End the process in the middle of its work."""
         if self._has_servers:
             with contextlib.suppress(Exception):
                 real_load.reset_connections()

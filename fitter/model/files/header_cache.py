@@ -106,9 +106,12 @@ def remove(entry: Path) -> bool:
 
 
 def look_after() -> bool:
-    """Remove what was used longest ago and is not in use, until what is kept takes no more than ``MOST``.
+    """Remove entries that nobody reads, the least recently used first, until the rest takes at most ``MOST``.
 
-    Returns whether it does. What a process has left that was killed goes first.
+    Leftovers of killed processes are removed first.
+
+    Returns:
+        Whether the rest is within the limits.
     """
     entries = sorted(each for name in (HEADERS, SHAPES) for each in _entries(cache_folder(name)))
     size, count = sum(each for _, _, each in entries), len(entries)

@@ -15,13 +15,13 @@ _STRING, _ARRAY = 8, 9
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of a value, by the number of its type (``gguf_type``)."""
 _NO_NUMBERS = (6, 7, 12)
-"""Types that are no whole numbers: ``float``, ``bool``, ``double``."""
+"""Types without whole numbers: ``float``, ``bool``, ``double``."""
 
 _MOST_DIMENSIONS = 4
 _LEAST_KEY = 8 + 4 + 1
 _LEAST_TENSOR = 8 + 4 + 4 + 8
 _USUAL_KEY, _USUAL_STRING, _USUAL_TENSOR = 40, 10, 72
-"""Bytes that are expected of one that was not read yet."""
+"""Expected bytes of an unread key, string or tensor."""
 _ALIGNMENT, _MOST_ALIGNMENT = 32, 1 << 16
 _LEAST_STEP = 1 << 10
 _SLACK = 5

@@ -34,12 +34,12 @@ _BELIEVED = 60.0
 _AT_ONCE = 16
 """Files of a model to read at the same time."""
 READER, MOST_READERS = "reading a header", 256
-"""Threads that read: one that looks up a name cannot be interrupted, though nobody wants it any more."""
+"""Name and largest number of the threads that read; the lookup of a host's name cannot be interrupted."""
 _MOST_ANSWERS = 1024
 _LOOK = 0.1
 """Seconds between two checks that the header is still wanted."""
 _FIRST_OF_FIRST, _FIRST_OF_OTHERS = 1 << 14, 1 << 12
-"""Bytes that are read first: of the file with the metadata, and of one that only has tensors."""
+"""Bytes of the first request: for the file with the metadata, and for a file with tensors only."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ class Devices:
     devices: tuple[DeviceInfo, ...]
     """The devices, in llama.cpp's order."""
     host: DeviceInfo
-    """The host; free is what is available."""
+    """The host; free is its available memory."""
 
 
 DEVICES = document(

@@ -1,7 +1,7 @@
 """Draft models, projectors, adapters and reservations: their memory beside the model, measured by llama.cpp. Bytes.
 
-The search subtracts what is known before the placement from free memory. What grows with the context or follows the
-placement counts as compute buffers.
+The search subtracts their fixed memory from free memory. Memory that grows with the context or follows the placement
+counts as compute buffers.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ class Companions:
         return (*uses, *self.ngrams)
 
     def known(self, request: Request) -> tuple[SharedUse, ...]:
-        """Measure what is known before the placement, at the smallest context of ``request``."""
+        """Measure the fixed memory, at the smallest context of ``request``."""
         uses = [*self._fixed()]
         if self.draft is not None and self.draft.is_in_one_place:
             is_fixed = "n_ctx" in request.fixed and "context" not in request.allow

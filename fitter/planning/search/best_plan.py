@@ -319,7 +319,7 @@ class _Fit:
             return Candidate(request, trial)
         on_candidate(trial.params)
         if on_candidate == self._suggest and not changes(request):
-            self._suggest(trial.params, is_found=True)
+            self._suggest(trial.params, is_decided=True)
         try:
             # a token's bytes in the cache are the same at every recorded context
             layout = layouts[-1] if layouts else loads.record(replace(trial.params, tensor_buft_overrides=()))
@@ -358,9 +358,9 @@ class _Fit:
         self._doing, self._since = text, time.monotonic()
         self._on_progress(Progress(self._llama.dummy_loads(), text))
 
-    def _suggest(self, params: Params, *, is_found: bool = False) -> None:
+    def _suggest(self, params: Params, *, is_decided: bool = False) -> None:
         if self._llama.concurrent is not None:
-            self._llama.concurrent.suggest(params, is_found=is_found)
+            self._llama.concurrent.suggest(params, is_decided=is_decided)
 
     def _confirm(self, params: Params) -> Breakdown:
         """Measure ``params`` on the user's own file, in the second process if it can."""

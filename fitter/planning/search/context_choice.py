@@ -24,12 +24,12 @@ from fitter.planning.search.expectations import (
 from fitter.planning.search.search_state import SearchState
 
 _MAX_CONTEXTS = 40
-"""At most so many contexts are tried between one that fits and one that does not. The second half is a bisection."""
+"""Most contexts to test between a fitting context and a larger one; the second half is a bisection."""
 _MAX_CRASHES = 8
 """At most so many contexts are tried below one at which llama.cpp aborts."""
 
 _CONTEXTS_TO_SPILL = 8
-"""So many contexts are estimated between the largest whole one and the one that the devices hold in total."""
+"""Number of contexts to estimate between the largest without spilling and the devices' total room."""
 
 _MAX_SPILLED, _MAX_DISAPPOINTED = 5, 2
 """At most so many of those are measured, and so many of them may disappoint."""

@@ -13,8 +13,8 @@ from fitter.planning.request.request import Measure, Record
 class ConcurrentLoad(Protocol):
     """Measures the user's own file in a second process while the search goes on in the first."""
 
-    def suggest(self, params: Params, *, is_found: bool = False) -> None:
-        """Suggest parameters that may be the answer, or with ``is_found`` are unless a concession changes them."""
+    def suggest(self, params: Params, *, is_decided: bool = False) -> None:
+        """Suggest likely parameters; ``is_decided``: the search's answer, unless a concession changes it."""
 
     def confirm(self, params: Params) -> Breakdown | None:
         """Return the measured breakdown, also if it is ready soon; ``None`` if another process may as well measure."""
