@@ -85,7 +85,7 @@ def _connected(address: str) -> Any:
         client = TimeoutError(f"nothing that a scheduler says in {PATIENCE:g} s")
     if isinstance(client, BaseException):
         raise LibraryError(
-            f"the Dask scheduler at {address} does not answer ({_said(client)}): start one with 'dask "
+            f"the Dask scheduler at {address} does not answer ({_error_text(client)}): start one with 'dask "
             "scheduler', or name another one with --executor"
         ) from None
     return client
@@ -102,7 +102,7 @@ def _check_workers(client: Any, address: str) -> None:
     except Exception as error:
         if client.status == "running" and isinstance(error, TimeoutError):
             raise _no_worker(address) from None
-        raise _lost(address, _said(error)) from None
+        raise _lost_error(address, _error_text(error)) from None
     for worker, version in versions.items():
         if version != VERSION:
             has = f"has llama-fitter {version}" if isinstance(version, str) else "has no llama-fitter"
@@ -125,7 +125,7 @@ class _Watch:
         try:
             workers = self._client.scheduler_info()["workers"]
         except Exception as error:
-            raise _lost(self._address, _said(error)) from None
+            raise _lost_error(self._address, _error_text(error)) from None
         if workers:
             self._seen = time.monotonic()
         elif time.monotonic() - self._seen > LOST_SECONDS:
@@ -139,9 +139,9 @@ def _no_worker(address: str) -> LibraryError:
     )
 
 
-def _lost(address: str, said: str) -> LibraryError:
+def _lost_error(address: str, said: str) -> LibraryError:
     return LibraryError(f"the Dask scheduler at {address} was lost ({said}): start it again, and go on with --resume")
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return printable(" ".join(str(error).split()), LONGEST_NAME) or type(error).__name__

@@ -33,7 +33,7 @@ def printable(text: str, longest: int | None = None) -> str:
     if longest is not None and len(text) > longest:
         text = text[: longest - 1] + "…"
     if not text.isprintable() or not _UNSEEN.isdisjoint(text):
-        text = "".join(map(_shown, text))
+        text = "".join(map(_visible_char, text))
     if "##" in text:
         for command in _COMMANDS:
             text = text.replace(command, f"# {command[1:]}")
@@ -45,7 +45,7 @@ def as_log_line(text: str) -> str:
     return text.replace("::", ": :", 1) if text.lstrip().startswith("::") else text
 
 
-def _shown(char: str) -> str:
+def _visible_char(char: str) -> str:
     if char.isprintable() and char not in _UNSEEN:
         return char
     return " " if char.isspace() else char.encode("unicode_escape").decode()

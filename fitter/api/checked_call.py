@@ -42,18 +42,18 @@ def checked_call(call: Any = None, *, called: str | None = None) -> Callable[[Ca
             names = [name for name, each in signature.items() if each.kind is not each.KEYWORD_ONLY]
             for word in given:
                 if word not in signature and word not in table:
-                    raise UsageError(_unknown(called or function.__name__, word, (*signature, *table)))
+                    raise UsageError(_unknown_keyword(called or function.__name__, word, (*signature, *table)))
             values = {**dict(zip(names, args, strict=False)), **given}
-            checked = {name: _checked(table, name, value) for name, value in values.items() if value is not None}
+            checked = {name: _check_value(table, name, value) for name, value in values.items() if value is not None}
             for name, value in values.items():
                 if value is None and name in signature and signature[name].default is inspect.Parameter.empty:
-                    checked[name] = _checked(table, name, value)
+                    checked[name] = _check_value(table, name, value)
             with header_cache.reading(), naming_addresses():
                 # Python itself reports too many positional arguments
                 return function(*args[len(names) :], **checked)  # type: ignore[arg-type]
 
         enter.__signature__ = _signature(function, signature, call)  # type: ignore[attr-defined]
-        enter.__doc__ = _documentation(function, signature, call)
+        enter.__doc__ = _documented_text(function, signature, call)
         return enter
 
     return decorate
@@ -112,7 +112,7 @@ def _table(signature: Mapping[str, Any], call: Any) -> dict[str, Parameter]:
     return {**{name: PARAMETERS[name] for name in signature if name in PARAMETERS}, **taken}
 
 
-def _checked(table: Mapping[str, Parameter], name: str, value: Any) -> Any:
+def _check_value(table: Mapping[str, Parameter], name: str, value: Any) -> Any:
     each = _MODEL if name == "model" else table.get(name)
     return value if each is None else each.check(value)
 
@@ -123,7 +123,7 @@ def _say_addresses(error: FitterError) -> None:
         error.log = tuple(map(with_addresses, error.log))
 
 
-def _unknown(call: str, name: str, names: tuple[str, ...]) -> str:
+def _unknown_keyword(call: str, name: str, names: tuple[str, ...]) -> str:
     close = difflib.get_close_matches(name, names, n=1)
     return f"{call} has no keyword {name}: {f'did you mean {close[0]}?' if close else f'see help(fitter.{call})'}"
 
@@ -138,7 +138,7 @@ def _signature(
     return inspect.signature(function).replace(parameters=[*signature.values(), *taken])
 
 
-def _documentation(function: Callable[..., Any], signature: Mapping[str, Any], call: Any) -> str:
+def _documented_text(function: Callable[..., Any], signature: Mapping[str, Any], call: Any) -> str:
     lines = (f"    ``{name}``: {each.text}" for name, each in _table(signature, call).items())
     title = "Keywords (``None`` means not set):"
     return "\n".join([inspect.cleandoc(function.__doc__ or ""), "", title, "", *lines])

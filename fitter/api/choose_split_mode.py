@@ -64,7 +64,9 @@ def either(
     plan = by_layer if by_tensor is None else _better(by_layer, by_tensor, parameters.get("objective") or Ask.objective)
     if reason:
         plan = replace(plan, notes=(*plan.notes, f"planned with split mode 'layer' alone: {reason}"))
-    search = _both(by_layer.search, None if by_tensor is None else by_tensor.search, time.monotonic() - started)
+    search = _joined_searches(
+        by_layer.search, None if by_tensor is None else by_tensor.search, time.monotonic() - started
+    )
     if on_progress is not None:
         on_progress(Progress(search.dummy_loads, _DONE))
     told = {**plan.fit_keywords, "on_progress": on_progress}
@@ -122,7 +124,7 @@ def _without_remedy(error: Exception) -> str:
     return text if colon else str(error)
 
 
-def _both(first: Search, second: Search | None, seconds: float) -> Search:
+def _joined_searches(first: Search, second: Search | None, seconds: float) -> Search:
     if second is None:
         return replace(first, seconds=seconds)
     return Search(

@@ -91,7 +91,7 @@ def compare_builds(
     on_builds: list[OnBuild] = []
     planned: Plan | None = None
     say = on_progress or (lambda _: None)
-    with _worker(worker, parameters, on_log) as used_worker:
+    with _worker_for_plan(worker, parameters, on_log) as used_worker:
         for build in builds:
             say(Progress(used_worker.dummy_loads, f"asking {build}"))
             told: dict[str, Any] = {**parameters, "llama_cpp": build}
@@ -99,7 +99,7 @@ def compare_builds(
             each = (
                 _with_plan(model, build, to_fit, used_worker)
                 if planned is None
-                else _again(planned, build, told, used_worker, say)
+                else _measure_again(planned, build, told, used_worker, say)
             )
             say(Progress(used_worker.dummy_loads, f"{build} has answered"))
             if planned is not None and own_plans:
@@ -125,7 +125,9 @@ def check_builds(builds: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _worker(given: Worker | None, parameters: Fitting, on_log: Callable[[str], None] | None) -> Iterator[Worker]:
+def _worker_for_plan(
+    given: Worker | None, parameters: Fitting, on_log: Callable[[str], None] | None
+) -> Iterator[Worker]:
     if given is not None:
         yield given
         return
@@ -143,18 +145,20 @@ def _with_plan(model: AnyPath, build: str, told: dict[str, Any], worker: Worker)
         return OnBuild(build, error=error)
 
 
-def _again(planned: Plan, build: str, told: dict[str, Any], worker: Worker, say: Callable[[Progress], None]) -> OnBuild:
+def _measure_again(
+    planned: Plan, build: str, told: dict[str, Any], worker: Worker, say: Callable[[Progress], None]
+) -> OnBuild:
     """Measure the parameters of ``planned`` with another build."""
     try:
         breakdown = api.measure(planned.model.path, worker=worker, **same_load(planned, told))
-        shared = _beside(planned, told, worker, say)
+        shared = _measure_companions(planned, told, worker, say)
         lacking = missing_of(planned, breakdown, shared)
         return OnBuild(build, worker.llama_cpp(), breakdown, shared, lacking)
     except FitterError as error:
         return OnBuild(build, error=error)
 
 
-def _beside(
+def _measure_companions(
     planned: Plan, told: dict[str, Any], worker: Worker, say: Callable[[Progress], None]
 ) -> tuple[SharedUse, ...]:
     """Measure draft model, projector and others in the places that ``planned`` has for them.

@@ -181,10 +181,10 @@ def parse_meanwhile() -> None:
     """Parse data files while the process waits for llama.cpp: later they would cost time."""
     process.meanwhile(gpu_catalogue.gpus)
     process.meanwhile(cost.default)
-    process.meanwhile(_compared)
+    process.meanwhile(_parse_compared)
 
 
-def _compared() -> None:
+def _parse_compared() -> None:
     from fitter.llama.build import compared
 
     compared.data()
@@ -246,13 +246,13 @@ def llama_for(
         )
         if skeleton
         else None,
-        concurrent=_concurrent(worker, second, path),
+        concurrent=_suggestions(worker, second, path),
         shared_loads=shared_loads,
         until=until,
     )
 
 
-def _concurrent(worker: Worker, second: SecondWorker | None, path: str) -> Suggestions | WorkerSuggestions | None:
+def _suggestions(worker: Worker, second: SecondWorker | None, path: str) -> Suggestions | WorkerSuggestions | None:
     if second:
         return Suggestions(second)
     return WorkerSuggestions(worker, path) if isinstance(worker, RememberingWorker) else None

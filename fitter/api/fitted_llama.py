@@ -39,7 +39,7 @@ else:
 
         # llama-cpp-python is imported when something is loaded
         def __new__(cls, model_path, **keywords):
-            return _fitted(model_path, keywords)
+            return _fit_and_load(model_path, keywords)
 
         def __init_subclass__(cls) -> None:
             raise TypeError("fitter.Llama cannot be subclassed: subclass llama_cpp.Llama, and load with plan.load()")
@@ -63,7 +63,7 @@ else:
 _DOWNLOAD_KEYWORDS = ("local_dir", "local_dir_use_symlinks", "cache_dir")
 
 
-def _fitted(model_path: str | os.PathLike[str], keywords: Mapping[str, Any]) -> Llama:
+def _fit_and_load(model_path: str | os.PathLike[str], keywords: Mapping[str, Any]) -> Llama:
     """Fit and load for ``Llama``."""
     from fitter import api
     from fitter.api import load_plan

@@ -62,10 +62,10 @@ class _Methods:
         return verify(plan=plan, **keywords)
 
 
-def _restored(values: dict[str, Any]) -> Plan:
+def _restore_plan(values: dict[str, Any]) -> Plan:
     return Plan(**renamed(values))
 
 
 provide(Plan, _Methods())
 # unpickling a plan imports this module, so that the plan has its methods
-copyreg.pickle(Plan, lambda plan: (_restored, (dict(vars(plan)),)))
+copyreg.pickle(Plan, lambda plan: (_restore_plan, (dict(vars(plan)),)))

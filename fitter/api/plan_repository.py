@@ -96,7 +96,7 @@ def repository(
     say = on_progress or (lambda _: None)
     say(Progress(0, "listing the repository"))
     listing = models.listing(os.fsdecode(model), ask.timeout)
-    chosen = _only(listing, wanted)
+    chosen = _select_types(listing, wanted)
     if len(chosen) > _MOST_MODELS:
         raise UsageError(
             f"{listing.called} has {len(chosen)} models, and no more than {_MOST_MODELS} are planned at once: name a "
@@ -122,13 +122,13 @@ def repository(
         best = best_file(planned, n_devices, tokens_per_second)
         while best is not None:
             say(Progress(sum(each.dummy_loads for each in workers), f"confirming {best.name}"))
-            confirmed = _confirmed(best, {**told, "skeleton": True, "worker": workers[0]})
+            confirmed = _plan_whole_file(best, {**told, "skeleton": True, "worker": workers[0]})
             planned = [confirmed if each is best else each for each in planned]
             if confirmed.fits:
                 best = confirmed
                 break
             best = best_file(planned, n_devices, tokens_per_second)
-    return _answer(listing, planned, best, n_devices, tokens_per_second, ask, parameters)
+    return _to_repository(listing, planned, best, n_devices, tokens_per_second, ask, parameters)
 
 
 def _with_its_files(parameters: Fitting, listing: Listing) -> Fitting:
@@ -141,7 +141,7 @@ def _with_its_files(parameters: Fitting, listing: Listing) -> Fitting:
     return keywords  # type: ignore[return-value]
 
 
-def _only(listing: Listing, wanted: tuple[str, ...] | None) -> tuple[Listed, ...]:
+def _select_types(listing: Listing, wanted: tuple[str, ...] | None) -> tuple[Listed, ...]:
     if wanted is None and listing.hub is not None and listing.hub.file_type:
         wanted = (listing.hub.file_type.upper(),)
     if wanted is None:
@@ -231,7 +231,7 @@ class _Planning:
                 if error is not None:
                     raise error
                 with header_cache.reading():
-                    made = replace(made, problem=listed.problem) if listed.problem else self._planned(made, worker)
+                    made = replace(made, problem=listed.problem) if listed.problem else self._plan_file(made, worker)
             except LibraryError:
                 raise
             except FitterError as failed:
@@ -246,7 +246,7 @@ class _Planning:
                     # draws a bar on a terminal
                     self._say(Progress(worker.dummy_loads, said, done / count))
 
-    def _planned(self, made: RepositoryFile, worker: Worker) -> RepositoryFile:
+    def _plan_file(self, made: RepositoryFile, worker: Worker) -> RepositoryFile:
         opened = open_model(made.path, worker.header)
         check_drafts_alone(opened)
         weights = sum(math.prod(tensor.shape) for tensor in opened.tensors)
@@ -280,7 +280,7 @@ def _reason(error: FitterError, made: RepositoryFile) -> str:
     return str(error).removeprefix(f"{made.path}: ").removeprefix(f"{made.path} ")
 
 
-def _confirmed(best: RepositoryFile, told: dict[str, Any]) -> RepositoryFile:
+def _plan_whole_file(best: RepositoryFile, told: dict[str, Any]) -> RepositoryFile:
     """Plan the model itself in place of its header."""
     try:
         plan: Plan = api.fit(best.path, **told)
@@ -292,7 +292,7 @@ def _confirmed(best: RepositoryFile, told: dict[str, Any]) -> RepositoryFile:
     return replace(best, plan=plan, longest_context=longest)
 
 
-def _answer(
+def _to_repository(
     listing: Listing,
     planned: Sequence[RepositoryFile],
     best: RepositoryFile | None,

@@ -52,7 +52,7 @@ class Planner:
     def __init__(
         self, model: AnyPath, *, on_log: Callable[[str], None] | None = None, **defaults: Unpack[Fitting]
     ) -> None:
-        self._model, self._defaults = _checked(model, **defaults)
+        self._model, self._defaults = _check_defaults(model, **defaults)
         self._own = {"on_log": on_log} if on_log else {}
         self._begin()
         self.asked = 0
@@ -158,7 +158,9 @@ class Planner:
                 raise UsageError(f"a planner has its own {name}: leave it out of a question{_INSTEAD[name]}")
         self._begin_in_fork()
         with self._turn():
-            return call(self._model, worker=self._worker, **{**defaults, **self._own, **callbacks, **_without(given)})
+            return call(
+                self._model, worker=self._worker, **{**defaults, **self._own, **callbacks, **_without_worker(given)}
+            )
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -206,12 +208,12 @@ _INSTEAD = {"worker": "", "timeout": ", and give it to fitter.Planner", "on_log"
 """Where to give a keyword that belongs to the planner."""
 
 
-def _without(given: Mapping[str, Any]) -> dict[str, Any]:
+def _without_worker(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name != "worker"}
 
 
 @checked_call(Fitting, called="Planner")
-def _checked(model: AnyPath, **defaults: Unpack[Fitting]) -> tuple[str, dict[str, Any]]:
+def _check_defaults(model: AnyPath, **defaults: Unpack[Fitting]) -> tuple[str, dict[str, Any]]:
     """Check the model and each keyword."""
     name = os.fsdecode(model)
     if not name:

@@ -105,12 +105,12 @@ def quants(
         except LlamaCppError as error:
             raise LlamaCppError(_about_model(error, opened), error.log) from error
         chosen = [quantization(opened, file_types, each) for each in file_types.found if each.name not in _NEVER]
-        chosen = _only(chosen, names)
+        chosen = _select_types(chosen, names)
         told = {**without_timeout(dict(parameters)), "worker": used_worker, "on_progress": say}
         planned = []
         for number, each in enumerate(chosen, 1):
             say(Progress(used_worker.dummy_loads, f"planning {each.name}, {number} of {len(chosen)}"))
-            planned.append(_planned(each, opened, Path(directory), told) if each.problem is None else each)
+            planned.append(_plan_type(each, opened, Path(directory), told) if each.problem is None else each)
         n_devices = max((len(each.plan.devices) for each in planned if each.plan is not None), default=0)
     failed = [each for each in planned if each.plan is None and each.bytes is not None]
     if failed and all(each.plan is None for each in planned):
@@ -154,7 +154,7 @@ def wanted_types(types: str | Sequence[str] | None) -> tuple[str, ...] | None:
     return names
 
 
-def _only(quantizations: list[Quantization], wanted: tuple[str, ...] | None) -> list[Quantization]:
+def _select_types(quantizations: list[Quantization], wanted: tuple[str, ...] | None) -> list[Quantization]:
     if wanted is None:
         return quantizations
     names = [each.name for each in quantizations]
@@ -163,7 +163,7 @@ def _only(quantizations: list[Quantization], wanted: tuple[str, ...] | None) -> 
     return [each for each in quantizations if each.name in wanted]
 
 
-def _planned(each: Quantization, model: Model, directory: Path, told: dict[str, Any]) -> Quantization:
+def _plan_type(each: Quantization, model: Model, directory: Path, told: dict[str, Any]) -> Quantization:
     """Plan one type; a refusal of llama.cpp becomes its problem."""
     header = directory / f"{each.name}.gguf"
     try:

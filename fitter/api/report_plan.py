@@ -155,11 +155,11 @@ def _contexts(
             notes.append(f"{len(wanted) - number + 1} larger contexts were not planned, for want of time")
             break
         say(Progress(worker.dummy_loads, f"planning with a context of {n_ctx}, {number} of {len(wanted)}"))
-        points.append(_point(where, n_ctx, {**words, "worker": worker, "time_limit": rest}))
+        points.append(_plan_context(where, n_ctx, {**words, "worker": worker, "time_limit": rest}))
     return tuple(sorted(points, key=lambda point: point.n_ctx)), tuple(notes)
 
 
-def _point(where: str, n_ctx: int, words: Mapping[str, Any]) -> ContextPoint:
+def _plan_context(where: str, n_ctx: int, words: Mapping[str, Any]) -> ContextPoint:
     try:
         point = point_of(api.fit(where, n_ctx=n_ctx, **words))
         if point.n_ctx >= n_ctx:

@@ -81,7 +81,7 @@ class Keeper:
             caches = self._own(plan.params)
         except LlamaCppError as error:
             # only the limit of the prompt cache is known
-            caches = self._limited(plan.params, ())
+            caches = self._limits_in_room(plan.params, ())
             notes = (*notes, f"what {self.ask.program} keeps of each slot later is not in the plan: {error}")
         kept = caches
         room = left_for_host(pools, host)
@@ -137,9 +137,9 @@ class Keeper:
 
     def _own(self, params: Params) -> Keeps:
         """Return the caches with the user's limits or the program's own. Raises ``LlamaCppError``."""
-        return self._limited(params, () if params.embeddings else self._states(params))
+        return self._limits_in_room(params, () if params.embeddings else self._states(params))
 
-    def _limited(self, params: Params, states: tuple[SequenceState, ...]) -> Keeps:
+    def _limits_in_room(self, params: Params, states: tuple[SequenceState, ...]) -> Keeps:
         is_rolled_back = any(state.needs_checkpoints for state in states[:1])
         drafted = self.ask.sharing.drafted(self.known)
         takes_back = any(

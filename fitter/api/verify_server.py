@@ -84,13 +84,13 @@ def verify(plan: Plan, model: Model, worker: Worker, how: Serving) -> Verificati
     words = ["-m", str(model.path), *arguments(plan)]
     with running([program.path, *_from_anywhere(words)], how.patience, how.on_log) as server:
         how.on_progress(Progress(0, f"sending {how.prompts} prompts"))
-        fed = _feed(server, params, model, how.prompts)
+        fed = _send_prompts(server, params, model, how.prompts)
         host_after = host_memory().available
         after = _memory_now(uses, plan, how)
     said = server.said
     rows = compare_rows(plan, said)
     counted = sum(row.real.used for row in rows if row.real.is_host)
-    memory = [*_memory(uses, before, after, rows), MemoryUse("host", host_before, host_after, counted)]
+    memory = [*_memory_of_devices(uses, before, after, rows), MemoryUse("host", host_before, host_after, counted)]
     use = server_verification.server_use(plan, program, said, fed, server.most, sizes)
     return replace(answer, rows=rows, memory=tuple(memory), server=use)
 
@@ -116,7 +116,7 @@ def _sizes(worker: Worker, model: Model, params: Params, plan: Plan) -> Sizes:
     return Sizes(state.full, state.checkpoint)
 
 
-def _feed(server: Running, params: Params, model: Model, number: int) -> Fed:
+def _send_prompts(server: Running, params: Params, model: Model, number: int) -> Fed:
     props, models = _answer(server, "/props"), _answer(server, "/v1/models")
     slots = props.get("total_slots") or params.n_seq_max
     if dict(params.more).get("pooling_type") == "rank":
@@ -163,7 +163,7 @@ def _is_remote(use: DeviceUse, plan: Plan) -> bool:
     return bool(plan.rpc) and use.name.startswith("RPC")
 
 
-def _memory(
+def _memory_of_devices(
     uses: tuple[DeviceUse, ...],
     before: tuple[DeviceInfo, ...],
     after: tuple[DeviceInfo, ...],
@@ -171,11 +171,11 @@ def _memory(
 ) -> list[MemoryUse]:
     here = {device.name for device in after}
     return [
-        MemoryUse(use.name, free_of(before, use.name), free_of(after, use.name), _on(rows, use.name))
+        MemoryUse(use.name, free_of(before, use.name), free_of(after, use.name), _bytes_on(rows, use.name))
         for use in uses
         if use.name in here
     ]
 
 
-def _on(rows: tuple[VerifiedRow, ...], device: str) -> int:
+def _bytes_on(rows: tuple[VerifiedRow, ...], device: str) -> int:
     return sum(row.real.used for row in rows if row.real.device == device and not row.real.is_host)

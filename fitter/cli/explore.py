@@ -74,7 +74,7 @@ def _costs(option: str) -> Callable[..., Any]:
     return parse
 
 
-def _axis(name: str, text: str) -> Callable[..., Any]:
+def _axis_option(name: str, text: str) -> Callable[..., Any]:
     names = PARAMETERS[name].options
     return options.grid_option(_GRID, name, *names, multiple=True, metavar="LIST", callback=_list_of(name), help=text)
 
@@ -90,10 +90,12 @@ def _axis(name: str, text: str) -> Callable[..., Any]:
     metavar="SPEC",
     help="A machine: rtx-4090, '2x rtx-3090', 'rtx-4090 + rtx-3060', or none for one without a GPU. Repeatable.",
 )
-@_axis("n_ctx", "Contexts in tokens, such as 8192,32768. [default: the one that --answer asks for, else a fit chooses]")
-@_axis("type_k", "Types of the KV cache's keys, such as f16,q8_0. [default: f16]")
-@_axis("type_v", "Types of the KV cache's values. [default: f16]")
-@_axis("n_ubatch", "Micro batches in tokens, such as 512,2048. [default: the program's]")
+@_axis_option(
+    "n_ctx", "Contexts in tokens, such as 8192,32768. [default: the one that --answer asks for, else a fit chooses]"
+)
+@_axis_option("type_k", "Types of the KV cache's keys, such as f16,q8_0. [default: f16]")
+@_axis_option("type_v", "Types of the KV cache's values. [default: f16]")
+@_axis_option("n_ubatch", "Micro batches in tokens, such as 512,2048. [default: the program's]")
 @options.grid_option(
     _GRID,
     "types",

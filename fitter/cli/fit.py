@@ -85,7 +85,7 @@ def fit(
 
         report_file.check({"--report": page_file}, model)
     output_format = "json" if as_json else output_format or "args"
-    plan = _fitted(model, output_format, verbose, given)
+    plan = _fit_model(model, output_format, verbose, given)
     from fitter.output.tables import plan_table
 
     drawn = plan_table.plan_table(plan, verbose=verbose > 0)
@@ -104,7 +104,7 @@ def fit(
     return EXIT_FITS if plan.fits else EXIT_DOES_NOT_FIT
 
 
-def _fitted(model: str, output_format: str, verbose: int, given: dict[str, Any]) -> Plan:
+def _fit_model(model: str, output_format: str, verbose: int, given: dict[str, Any]) -> Plan:
     from fitter import api, programs
 
     given["program"] = given["program"] or programs.unless_named(_PROGRAMS.get(output_format, "llama-server"))

@@ -53,17 +53,17 @@ def report(
     words = options.given(given)
     # the address of a model's config.json ends with .json too
     if model.lower().endswith(".json") and "://" not in model:
-        plan = _read(model, words)
+        plan = _read_plan(model, words)
         where = None
     else:
-        plan, where = _fitted(model, words, verbose), model
+        plan, where = _fit_model(model, words, verbose), model
     for problem in plan.problems:
         click.echo(f"fitter: does not fit: {problem.message}", err=True)
     write(plan, where, page_file, svg_file, with_contexts=not no_contexts and page_file is not None)
     return EXIT_FITS if plan.fits else EXIT_DOES_NOT_FIT
 
 
-def _read(file: str, words: dict[str, Any]) -> Plan:
+def _read_plan(file: str, words: dict[str, Any]) -> Plan:
     from fitter.output.plan_file import read_plan
 
     if words:
@@ -72,7 +72,7 @@ def _read(file: str, words: dict[str, Any]) -> Plan:
     return read_plan(file)
 
 
-def _fitted(model: str, words: dict[str, Any], verbose: int) -> Plan:
+def _fit_model(model: str, words: dict[str, Any], verbose: int) -> Plan:
     from fitter import api, programs
 
     words.setdefault("program", programs.unless_named("llama-server"))

@@ -466,7 +466,7 @@ class Worker:
 
     def _answer(self, child: _Child, command: str, arguments: dict[str, Any]) -> Any:
         if self._is_late():
-            raise _late(command)
+            raise _time_limit_error(command)
         self._send(child, command, arguments)
         return self._finish()
 
@@ -524,7 +524,7 @@ class Worker:
         """Kill the process after a missing answer; return the error."""
         log = self._kill()
         if self._end_of(begun) < begun.deadline:
-            return _late(begun.command)
+            return _time_limit_error(begun.command)
         try:
             self._check_servers(begun.command, log)
         except RemoteError as error:
@@ -544,7 +544,7 @@ class Worker:
         ending = WorkerExit(begun.child.pid, status, log)
         before = exits.get(begun.request)
         if before is not None or begun.command in _ASKED_ONCE or self._is_dismissed or self._closed:
-            raise _lost(begun.command, before or ending, ending)
+            raise _ended_error(begun.command, before or ending, ending)
         self._exits = {**exits, begun.request: ending}
         if self.check is not None:
             self.check()
@@ -633,7 +633,7 @@ DOING = {
 """Words for each command of the worker, for users."""
 
 
-def _late(command: str) -> TimeLimitError:
+def _time_limit_error(command: str) -> TimeLimitError:
     return TimeLimitError(
         f"no plan was found within the time limit, which ended while {DOING[command]}: raise --time-limit"
     )
@@ -652,7 +652,7 @@ def _error(error: dict[str, str], log: tuple[str, ...]) -> FitterError:
     return made
 
 
-def _lost(command: str, first: WorkerExit, second: WorkerExit) -> FitterError:
+def _ended_error(command: str, first: WorkerExit, second: WorkerExit) -> FitterError:
     """Make the error for a question that ended two processes, or the only process that it may use."""
     what = f"{second.how} during '{command}'"
     said = f": {second.last_words}" if second.last_words else ""

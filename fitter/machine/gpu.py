@@ -199,7 +199,7 @@ def _parse_kind(body: str) -> VirtualDevice:
     if (match := SIZE.fullmatch(body)) and match[2].lower() in UNITS:
         return _parse_memory(body)
     if gpu := gpu_catalogue.find(body):
-        return _known(gpu, gpu.total)
+        return _device_of_card(gpu, gpu.total)
     names = gpu_catalogue.similar(body)
     if body[:1].isdigit() and not (body.isdigit() and names):
         return _parse_memory(body)
@@ -216,7 +216,7 @@ def _parse_memory(body: str) -> VirtualDevice:
     )
 
 
-def _known(gpu: gpu_catalogue.CatalogueGpu, total: int) -> VirtualDevice:
+def _device_of_card(gpu: gpu_catalogue.CatalogueGpu, total: int) -> VirtualDevice:
     if not gpu.unified:
         return VirtualDevice(_UNNAMED, gpu.description, gpu.profile, gpu.compute_capability, total, gpu.free)
     return _shared(
@@ -240,7 +240,7 @@ def _shared(gpu: VirtualDevice, memory: int, carved: int = 0) -> VirtualDevice:
 def _parse_unified(gpu: gpu_catalogue.CatalogueGpu, text: str) -> VirtualDevice:
     if not gpu.unified:
         raise UsageError(f"{gpu.key} has a fixed amount of memory: leave {text.strip()!r} out, or write free=SIZE")
-    return _known(gpu, parse_size(text))
+    return _device_of_card(gpu, parse_size(text))
 
 
 def _parse_profile(body: str) -> VirtualDevice:

@@ -73,7 +73,7 @@ def remote_speeds(
         key = _key(device, remote[:index])
         measured, how = stored.get(key), "measured earlier"
         if measured is None:
-            measured, how = _measured(device, measure), "measured"
+            measured, how = _measure_device(device, measure), "measured"
             if measured is not None and measured.bandwidth > 0:
                 # a result of 0, for example with full memory, may be another next time
                 fresh[key] = measured
@@ -89,7 +89,7 @@ def cache_path() -> Path:
     return bandwidth.cache_path().with_name("remote.json")
 
 
-def _measured(device: DeviceInfo, measure: Measure) -> MeasuredSpeed | None:
+def _measure_device(device: DeviceInfo, measure: Measure) -> MeasuredSpeed | None:
     try:
         return measure(device.name, min(_MEMORY, device.free // 4), _SECONDS)
     except LlamaCppError:

@@ -119,12 +119,12 @@ def named(description: str) -> tuple[CatalogueGpu, ...]:
     Vendor, trade marks and Vulkan's additions in parentheses are ignored, nothing else: a laptop's GPU is not the card
     of that name.
     """
-    cards = _names()
+    cards = _cards_by_name()
     return cards.get(_normal(description)) or cards.get(_normal(re.sub(r"\s*\([^()]*\)$", "", description)), ())
 
 
 @functools.cache
-def _names() -> dict[str, tuple[CatalogueGpu, ...]]:
+def _cards_by_name() -> dict[str, tuple[CatalogueGpu, ...]]:
     cards: dict[str, tuple[CatalogueGpu, ...]] = {}
     for card in gpu_catalogue.gpus().values():
         for name in dict.fromkeys(map(_normal, card.names)):

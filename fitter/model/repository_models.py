@@ -84,7 +84,7 @@ def is_repository(path: str | os.PathLike[str]) -> bool:
         from fitter.model.files.addresses import as_url
 
         return hub_folder(as_url(text) or "") is not None
-    return os.path.isdir(text) and any(_found(Path(text)))
+    return os.path.isdir(text) and any(_files_below(Path(text)))
 
 
 def listing(path: str | os.PathLike[str], seconds: float) -> Listing:
@@ -117,7 +117,7 @@ def listing(path: str | os.PathLike[str], seconds: float) -> Listing:
             raise ModelError(
                 f"{where} is no repository and no directory: give one of them (hf://org/repo), or plan the model itself"
             )
-        made = listed(text, sorted(_found(directory)), None)
+        made = listed(text, sorted(_files_below(directory)), None)
         where = show(directory)
     if not made.models and not made.beside:
         raise ModelError(f"{where} has no GGUF file: look for a repository with GGUF files of this model")
@@ -221,7 +221,7 @@ def _is_gguf(name: str) -> bool:
     return name.endswith(_SUFFIX)
 
 
-def _found(directory: Path) -> Iterable[tuple[str, int]]:
+def _files_below(directory: Path) -> Iterable[tuple[str, int]]:
     """Yield the GGUF files in a directory and below, with their bytes."""
     for place, folders, names in os.walk(directory):
         folders[:] = sorted(name for name in folders if not name.startswith("."))

@@ -169,7 +169,7 @@ def _plan(document: _Entry) -> Plan:
         levers=document.later("levers", lambda entry: entry.each(_Entry.text), ()),
         shared=document.later("shared", lambda entry: entry.each(_shared), ()),
         program=document.later("program", lambda entry: entry.one_of(*PROGRAMS), "any"),
-        later=document.later("later", lambda entry: entry.each(_later), ()),
+        later=document.later("later", lambda entry: entry.each(_read_later), ()),
         rpc=document.later("rpc", lambda entry: entry.each(_Entry.text), ()),
         notes=document.later("notes", lambda entry: entry.each(_Entry.shown), ()),
         llama_cpp=document.later("llama_cpp", lambda entry: entry.maybe(_llama_cpp), None),
@@ -286,7 +286,7 @@ def _pool(entry: _Entry) -> PoolUse:
     )
 
 
-def _later(entry: _Entry) -> Later:
+def _read_later(entry: _Entry) -> Later:
     sizes = entry["bytes"].maybe(_Entry.size), entry["each"].size(), entry["count"].maybe(_Entry.whole)
     return Later(entry["kind"].shown(), *sizes, entry["per_slot"].maybe(_Entry.whole))
 

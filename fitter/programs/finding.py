@@ -56,10 +56,10 @@ def find_server(server: str | None = None, llama_cpp: str | None = None) -> str:
         LibraryError: No place is named, and the PATH has none.
     """
     if server is not None:
-        return _at(server, _BELOW) or _missing(server)
+        return _program_at(server, _BELOW) or _missing_error(server)
     where = named(llama_cpp)
     if where != PYTHON:
-        return _at(where, _BELOW) or _missing(where)
+        return _program_at(where, _BELOW) or _missing_error(where)
     if program := on_path(NAME):
         return program
     raise LibraryError(f"there is no {NAME} on the PATH: install llama.cpp, or name one with --server")
@@ -68,17 +68,17 @@ def find_server(server: str | None = None, llama_cpp: str | None = None) -> str:
 def named_server(llama_cpp: str | None) -> str | None:
     """Return the path of the llama-server that ``llama_cpp`` or the environment names; ``None`` if they name none."""
     where = named(llama_cpp)
-    path = None if where == PYTHON else _at(where, ())
+    path = None if where == PYTHON else _program_at(where, ())
     return path if path and os.path.basename(path) == NAME else None
 
 
-def _missing(where: str) -> str:
+def _missing_error(where: str) -> str:
     if not os.path.exists(os.path.expanduser(where)):
         raise UsageError(f"there is no {NAME} at {where}: name the file with --server")
     raise UsageError(f"{where} is no {NAME} and has none: name the file with --server")
 
 
-def _at(where: str, below: tuple[str, ...]) -> str | None:
+def _program_at(where: str, below: tuple[str, ...]) -> str | None:
     if program := on_path(where):
         return program
     path = os.path.expanduser(where)
@@ -88,7 +88,7 @@ def _at(where: str, below: tuple[str, ...]) -> str | None:
     if os.path.isfile(path):
         if ".so" not in os.path.basename(path):
             return os.path.abspath(path)
-        return _at(os.path.dirname(os.path.abspath(path)), _BESIDE)
+        return _program_at(os.path.dirname(os.path.abspath(path)), _BESIDE)
     return None
 
 

@@ -154,7 +154,7 @@ def same_parameters(before: OnBuild, after: OnBuild, max_growth: Growth) -> tupl
         failure = f"it no longer fits: {lacking(after.missing)}" if before.fits else ""
         moves.append(Move("fits", int(before.fits), int(after.fits), "", lacking(after.missing), failure))
     old, new = by_buffer_type(before), by_buffer_type(after)
-    grown = _grown(_by_place(old), _by_place(new), max_growth)
+    grown = _grown_places(_by_place(old), _by_place(new), max_growth)
     for key in sorted(dict.fromkeys((*old, *new)), key=lambda key: (key[0] == HOST_NAME, key)):
         was, now = old.get(key, _NOTHING), new.get(key, _NOTHING)
         if was != now:
@@ -235,7 +235,7 @@ def lacking(missing: Mapping[str, int]) -> str:
 _NOTHING = Row("", None, False, 0, 0, 0)
 
 
-def _grown(before: Mapping[str, int], after: Mapping[str, int], max_growth: Growth) -> frozenset[str]:
+def _grown_places(before: Mapping[str, int], after: Mapping[str, int], max_growth: Growth) -> frozenset[str]:
     """The places that take more than they may."""
     was = {place: before.get(place, 0) for place in after}
     return frozenset(place for place, used in after.items() if used > was[place] + max_growth.of(was[place]))

@@ -66,7 +66,7 @@ def lock(
     check_can_be_written(path)
     cases = read_cases(cases_file)
     if update:
-        cases = _named(cases, update, cases_file)
+        cases = _select_cases(cases, update, cases_file)
         read_lock(path)
     # Without the locked snapshots, so that every case is fitted and none is copied from the old lock.
     cases = with_build(cases, llama_cpp)
@@ -76,7 +76,7 @@ def lock(
     if len(snapshots) == len(measured):
         with alone(path):
             # Read only now, with what others have written while these were measured.
-            write_lock(path, Lock((_others(path, update) if update else _of_tests(path)) | snapshots))
+            write_lock(path, Lock((_unchanged_snapshots(path, update) if update else _of_tests(path)) | snapshots))
     return measured
 
 
@@ -147,7 +147,7 @@ def _removed(names: Iterable[str], path: Path, cases_file: Path) -> Iterator[Cas
         yield CaseResult(name, None, UsageError(f"{where}: run 'fitter lock --prune'"), "removed")
 
 
-def _others(path: Path, updated: Sequence[str]) -> dict[str, Snapshot]:
+def _unchanged_snapshots(path: Path, updated: Sequence[str]) -> dict[str, Snapshot]:
     """The cases in the lock that are not ``updated``."""
     return {name: snapshot for name, snapshot in read_lock(path).cases.items() if not _is_of(name, updated)}
 
@@ -172,7 +172,7 @@ def _check_is_another(path: Path, cases_file: Path) -> None:
         raise UsageError(f"{show(path)} is the file with the cases: give the lock another name")
 
 
-def _named(cases: Sequence[Case], requested: Sequence[str], cases_file: Path) -> tuple[Case, ...]:
+def _select_cases(cases: Sequence[Case], requested: Sequence[str], cases_file: Path) -> tuple[Case, ...]:
     for name in requested:
         if not any(_is_of(case.name, (name,)) for case in cases):
             names = [case.name for case in cases]

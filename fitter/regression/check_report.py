@@ -87,7 +87,9 @@ def check_table(outcomes: Sequence[CaseResult], *, verbose: bool = False) -> Ren
             parts.append(moves_table(comparison.moves))
         parts += [Text(f"  changed: {cause}", overflow="fold") for cause in causes(outcome)]
         if comparison is not None and comparison.chosen:
-            parts.append(Text(f"  fitted differently: {_chosen(comparison.chosen)}", style="dim", overflow="fold"))
+            parts.append(
+                Text(f"  fitted differently: {_choices_text(comparison.chosen)}", style="dim", overflow="fold")
+            )
     return Group(*parts, Text(summary(outcomes)))
 
 
@@ -148,7 +150,7 @@ def figure(value: float | None, unit: Unit) -> str:
     return speed(value) if unit else ("yes" if value else "no")
 
 
-def _chosen(choices: Sequence[Cause]) -> str:
+def _choices_text(choices: Sequence[Cause]) -> str:
     return ", ".join(f"{choice.what} {choice.before} → {choice.after}" for choice in choices)
 
 

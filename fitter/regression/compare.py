@@ -109,7 +109,7 @@ def _moves(case: Case, locked: Snapshot, measured: Snapshot) -> list[Move]:
         failure = f"it no longer fits: {missing(measured)}" if locked.fits else ""
         moves.append(Move("fits", int(locked.fits), int(measured.fits), "", failure=failure))
     elif not measured.fits and missing(measured) != missing(locked):
-        before, after = (sum(_missing(snapshot).values()) for snapshot in (locked, measured))
+        before, after = (sum(_missing_bytes(snapshot).values()) for snapshot in (locked, measured))
         moves.append(Move("missing", before, after, "bytes", detail=missing(measured)))
     names = dict.fromkeys((*locked.devices, *measured.devices))
     uses: list[tuple[str, LockedDevice | LockedHost | None, LockedDevice | LockedHost | None]] = [
@@ -124,7 +124,7 @@ def _moves(case: Case, locked: Snapshot, measured: Snapshot) -> list[Move]:
         failure = ""
         if after > before + allowed:
             limit = f"; it may grow by {human(allowed)}" if allowed else ""
-            failure = f"{name} takes {_grown(before, after)}{limit}"
+            failure = f"{name} takes {_growth_text(before, after)}{limit}"
         moves.append(Move(name, before, after, "bytes", detail, failure))
     for name in dict.fromkeys((*locked.pools, *measured.pools)):
         # what grows there grows on a device or the host, of which it is said whether it may
@@ -134,7 +134,7 @@ def _moves(case: Case, locked: Snapshot, measured: Snapshot) -> list[Move]:
     before, after = _weights(locked.host), _weights(measured.host)
     allowed = case.max_growth.of(before)
     if after > before + allowed:
-        failure = f"weights on the host take {_grown(before, after)}"
+        failure = f"weights on the host take {_growth_text(before, after)}"
         moves.append(Move("weights on the host", before, after, "bytes", failure=failure))
     if locked.n_ctx != measured.n_ctx:
         shorter = measured.n_ctx < locked.n_ctx
@@ -186,11 +186,11 @@ def _beyond_budget(budget: Budget, measured: Snapshot) -> list[Move]:
 
 def missing(snapshot: Snapshot) -> str:
     """Write the memory that a plan that does not fit lacks on each device and on the host."""
-    lacking = [f"{name} lacks {human(size)}" for name, size in _missing(snapshot).items()]
+    lacking = [f"{name} lacks {human(size)}" for name, size in _missing_bytes(snapshot).items()]
     return ", ".join(lacking) or "llama.cpp cannot place it"
 
 
-def _missing(snapshot: Snapshot) -> dict[str, int]:
+def _missing_bytes(snapshot: Snapshot) -> dict[str, int]:
     uses: dict[str, LockedDevice | LockedHost | LockedPool]
     uses = {**snapshot.devices, "the host": snapshot.host, **snapshot.pools}
     return {name: use.missing for name, use in uses.items() if use.missing > 0}
@@ -200,7 +200,7 @@ def _weights(host: LockedHost) -> int:
     return sum(memory.model for memory in host.memory.values())
 
 
-def _grown(before: int, after: int) -> str:
+def _growth_text(before: int, after: int) -> str:
     part = f", {(after - before) / before * 100:+.1f} %" if before else ""
     return f"{human(after)} instead of {human(before)} ({change(before, after, 'bytes')}{part})"
 

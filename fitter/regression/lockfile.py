@@ -265,18 +265,18 @@ def dumps(lock: Lock) -> str:
     return _HEAD + "\n" + tomli_w.dumps({"schema": SCHEMA, "cases": cases})
 
 
-def _shown(value: Any) -> Any:
+def _safe_value(value: Any) -> Any:
     """Make a value of the file safe to show."""
     if isinstance(value, dict):
-        return {printable(key): _shown(item) for key, item in value.items()}
+        return {printable(key): _safe_value(item) for key, item in value.items()}
     if isinstance(value, list):
-        return list(map(_shown, value))
+        return list(map(_safe_value, value))
     return printable(value) if isinstance(value, str) else value
 
 
 def _snapshot(path: Path, name: str, table: Any) -> Snapshot:
     if isinstance(table, dict):
-        table = {key: item if key in _EXACT else _shown(item) for key, item in table.items()}
+        table = {key: item if key in _EXACT else _safe_value(item) for key, item in table.items()}
     try:
         snapshot: Snapshot = wire.decode(Snapshot, table)
     except (TypeError, AttributeError, RecursionError) as error:

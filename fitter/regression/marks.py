@@ -109,7 +109,7 @@ class Checks:
                 marked = self._read(mark, getattr(item, "funcargs", {}).get("fitter_model", self.model))
                 stored += marked.is_stored
                 case = replace(marked.case, name=name if stored < 2 else f"{name}#{stored}")
-                plan, snapshot = self._fitted(case)
+                plan, snapshot = self._fit_case(case)
                 sections.append((f"memory of {show(Path(name_of(case.model)))}", _text(plan)))
                 if failure := self._failure(case, plan, snapshot, marked.is_stored):
                     failures.append(failure)
@@ -125,7 +125,7 @@ class Checks:
         mark = item.get_closest_marker(MARKER)
         assert mark is not None
         try:
-            return self._fitted(self._read(mark, model).case)[0]
+            return self._fit_case(self._read(mark, model).case)[0]
         except FitterError as error:
             message = _sentence(error)
         pytest.fail(message, pytrace=False)
@@ -252,7 +252,7 @@ class Checks:
 
     # --- measurements
 
-    def _fitted(self, case: Case) -> tuple[api.Plan, Snapshot]:
+    def _fit_case(self, case: Case) -> tuple[api.Plan, Snapshot]:
         """The plan of ``case``, and its snapshot for the lock."""
         key = (case.model, _stamp(case.model), case.llama_cpp, tuple(sorted(case.settings.items())))
         if key not in self._plans:

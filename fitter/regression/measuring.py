@@ -168,9 +168,9 @@ def _snapshot(case: Case, locked: Snapshot | None, versions: _Versions, stopped:
     versions.worker.use_cpu(locked.cpu if locked else "")
     version, worker = versions.of(case), versions.worker
     with header_cache.reading():
-        if locked is not None and _may_hold(case, locked, version) and (same := _again(case, locked, worker)):
+        if locked is not None and _may_hold(case, locked, version) and (same := _measure_locked(case, locked, worker)):
             return same
-        return _fitted(case, worker, version, stopped)
+        return _fit_snapshot(case, worker, version, stopped)
 
 
 class _StoppedError(Exception):
@@ -211,7 +211,7 @@ def _may_hold(case: Case, locked: Snapshot, version: str) -> bool:
     return sizes == model.file_bytes and is_sound and headers.digest(files, model.header_bytes) == model.header
 
 
-def _again(case: Case, locked: Snapshot, worker: Worker) -> Snapshot | None:
+def _measure_locked(case: Case, locked: Snapshot, worker: Worker) -> Snapshot | None:
     """The snapshot if llama.cpp measures the same with the locked parameters; one dummy load, without tokenizer."""
     virtual = parse_gpus(case.gpus)
     if not _same_devices(virtual, locked):
@@ -239,7 +239,7 @@ def _same_devices(virtual: Sequence[VirtualDevice], locked: Snapshot) -> bool:
 # --- fitted
 
 
-def _fitted(case: Case, worker: Worker, version: str, stopped: threading.Event) -> Snapshot:
+def _fit_snapshot(case: Case, worker: Worker, version: str, stopped: threading.Event) -> Snapshot:
     from fitter import api
 
     go_on(stopped)

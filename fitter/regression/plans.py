@@ -105,19 +105,19 @@ def _model(plan: Plan) -> dict[str, str | int]:
 
 def _params(plan: Plan) -> dict[str, str]:
     others = {"program": plan.program, "levers": list(plan.levers), "rpc": list(plan.rpc)}
-    return {name: _shown(value) for name, value in (params_to_dict(plan.params) | others).items()}
+    return {name: _parameter_text(value) for name, value in (params_to_dict(plan.params) | others).items()}
 
 
 def _name(text: str) -> str:
     return printable(text, LONGEST_NAME)
 
 
-def _shown(value: Any) -> str:
+def _parameter_text(value: Any) -> str:
     """Write the value of a parameter for people to read."""
     if isinstance(value, list):
-        return ",".join(map(_shown, value)) or "none"
+        return ",".join(map(_parameter_text, value)) or "none"
     if isinstance(value, dict):
-        return "=".join(map(_shown, value.values()))
+        return "=".join(map(_parameter_text, value.values()))
     if isinstance(value, bool):
         return str(value).lower()
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else printable(str(value))

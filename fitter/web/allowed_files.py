@@ -43,7 +43,7 @@ class Root:
 
         Bytes of a name that is not UTF-8 are written as ``\xff``.
         """
-        models = sorted(self._found())
+        models = sorted(self._files_below())
         return tuple(each for each in listed("", models, None).models if each.problem is None)
 
     def file(self, name: str) -> Path:
@@ -74,7 +74,7 @@ class Root:
         except (OSError, RuntimeError, ValueError):
             return False
 
-    def _found(self) -> Iterator[tuple[str, int]]:
+    def _files_below(self) -> Iterator[tuple[str, int]]:
         seen = 0
         for place, folders, names in os.walk(self.path):
             folders[:] = sorted(name for name in folders if not name.startswith("."))

@@ -380,10 +380,12 @@ def _answers(
     """For each model, find the cheapest cell that the model itself confirms."""
     for model in dict.fromkeys(cell.model for cell in cells):
         of_model = [cell for cell in cells if cell.model == model]
-        yield _confirmed(model, cheapest_first(of_model, asked, cost), asked, headers)
+        yield _confirm_first(model, cheapest_first(of_model, asked, cost), asked, headers)
 
 
-def _confirmed(model: str, ordered: Sequence[ExploredCell], asked: Requirement, headers: _Headers) -> ExploredAnswer:
+def _confirm_first(
+    model: str, ordered: Sequence[ExploredCell], asked: Requirement, headers: _Headers
+) -> ExploredAnswer:
     for refused, cell in enumerate(ordered):
         keywords = headers.keywords(cell)
         try:

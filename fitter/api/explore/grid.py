@@ -158,7 +158,7 @@ def costs_of(machines: Mapping[str, tuple[str, ...]], prices: Any, watts: Any) -
     if prices and watts:
         raise UsageError("prices (--price) and watts (--watts) are both given: one of them says what a machine costs")
     option = "--price" if prices else "--watts"
-    of_cards = _checked(prices or watts or {}, option, machines)
+    of_cards = _card_costs(prices or watts or {}, option, machines)
     costs = {}
     for text, gpus in machines.items():
         cards = [card for gpu in gpus for card in cards_of(gpu)]
@@ -170,7 +170,7 @@ def costs_of(machines: Mapping[str, tuple[str, ...]], prices: Any, watts: Any) -
     return costs, "price" if prices else "watts" if watts else "memory"
 
 
-def _checked(given: Any, option: str, machines: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
+def _card_costs(given: Any, option: str, machines: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
     """Return the cost of one card, by the card's name."""
     if not isinstance(given, Mapping):
         name = {"--price": "prices", "--watts": "watts"}[option]

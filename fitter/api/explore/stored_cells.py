@@ -88,7 +88,7 @@ class State:
                 # unbuffered: a failed write must not be repeated when the file is closed
                 file = stack.enter_context(open(where, "ab+", buffering=0))
             except OSError as error:
-                raise _unwritten(where, error) from None
+                raise _write_error(where, error) from None
             _lock(where, file)
             try:
                 yield cls(where, file, _lines(where, file))
@@ -121,7 +121,7 @@ class State:
         if self._file is None or self._path is None:
             return
         by: dict[str, Any] = {"header": key.header, "fitter": VERSION, "llama_cpp": key.llama_cpp}
-        line = {"key": key.digest, **by, "cell": _said(cell), "found": cell.figures()}
+        line = {"key": key.digest, **by, "cell": _stored_fields(cell), "found": cell.figures()}
         data = (json.dumps(line) + "\n").encode()
         try:
             before = os.fstat(self._file.fileno()).st_size
@@ -137,7 +137,7 @@ class State:
                 self._file.truncate(before)
                 raise AnswerError(f"{self._path} cannot be written (it takes no more): name another file with --resume")
         except OSError as error:
-            raise _unwritten(self._path, error) from None
+            raise _write_error(self._path, error) from None
 
 
 def _place(path: AnyPath) -> Path:
@@ -220,10 +220,10 @@ def _not_of_ours(path: Path) -> UsageError:
     return UsageError(f"{path} is not a file of fitter explore: name another one with --resume")
 
 
-def _unwritten(path: Path, error: OSError) -> AnswerError:
+def _write_error(path: Path, error: OSError) -> AnswerError:
     return AnswerError(f"{path} cannot be written ({error.strerror}): name another file with --resume")
 
 
-def _said(cell: ExploredCell) -> dict[str, Any]:
+def _stored_fields(cell: ExploredCell) -> dict[str, Any]:
     names = ("model", "file_type", "machine", "asked_context", "type_k", "type_v", "n_ubatch")
     return {name: getattr(cell, name) for name in names}

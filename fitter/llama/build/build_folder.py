@@ -113,7 +113,7 @@ def find(where: str = PYTHON) -> Build:
     """
     if where == PYTHON:
         return _build(where, _of_python())
-    path = _existing(where)
+    path = _existing_path(where)
     if os.path.isdir(path):
         build = _build(where, _in_directory(path), path)
     elif _is(path, _LIBLLAMA):
@@ -139,7 +139,7 @@ def may_have_cuda(where: str) -> bool:
         return False
 
 
-def _existing(where: str) -> str:
+def _existing_path(where: str) -> str:
     if program := on_path(where):
         return program
     path = os.path.expanduser(where)
@@ -187,7 +187,7 @@ def _in_directory(directory: str) -> str:
         os.path.join(os.path.abspath(directory), name) if name else os.path.abspath(directory) for name in below
     ):
         if libraries := _files(place, _LIBLLAMA):
-            return _only(libraries, place)
+            return _single_name(libraries, place)
     server = next((f for name in below if os.path.isfile(f := os.path.join(directory, name, "llama-server"))), None)
     why = ", and its llama-server has llama.cpp built into it" if server and not _links_llama(server) else ""
     raise LibraryError(f"there is no libllama.so in {directory}{why}: {_OTHER}")
@@ -200,7 +200,7 @@ def _files(directory: str, beginnings: tuple[str, ...]) -> list[str]:
         return []
 
 
-def _only(libraries: Sequence[str], directory: str) -> str:
+def _single_name(libraries: Sequence[str], directory: str) -> str:
     """Return the name that a library with several names calls itself. Raises ``LibraryError`` for several libraries."""
     readable = {path: elf.linking_of(path) for path in libraries if os.path.exists(path)}
     if not readable:
@@ -227,7 +227,7 @@ def _of_program(where: str, path: str) -> Build:
             "directory"
         )
     program_folder = os.path.dirname(os.path.realpath(path))
-    return _assembled(where, libllama.path, linker.needed_by(libllama, libraries), (os.path.dirname(libllama.path), program_folder))
+    return _make_build(where, libllama.path, linker.needed_by(libllama, libraries), (os.path.dirname(libllama.path), program_folder))
 
 
 def _links_llama(program: str) -> bool:
@@ -240,10 +240,10 @@ def _links_llama(program: str) -> bool:
 def _build(where: str, libllama: str, before: str = "") -> Build:
     directory = os.path.dirname(libllama)
     needed = linker.linked(libllama, directory if before else "")
-    return _assembled(where, libllama, list(needed.values()), (directory,))
+    return _make_build(where, libllama, list(needed.values()), (directory,))
 
 
-def _assembled(where: str, libllama: str, needed: Iterable[linker.Linked], places: Sequence[str]) -> Build:
+def _make_build(where: str, libllama: str, needed: Iterable[linker.Linked], places: Sequence[str]) -> Build:
     needed = list(needed)
     ggml = [each for each in needed if _is(each.name, _GGML)]
     if missing := [each.name for each in ggml if not each.path]:
@@ -264,7 +264,7 @@ def _plugins(places: Sequence[str]) -> tuple[str, ...]:
     directories = list(dict.fromkeys(places))
     for place in places:
         # as in /usr/lib/x86_64-linux-gnu/ggml/backends0
-        directories += [os.path.join(place, "ggml"), *_below(os.path.join(place, "ggml"))]
+        directories += [os.path.join(place, "ggml"), *_library_folders(os.path.join(place, "ggml"))]
     for directory in directories:
         files = _files(directory, _GGML)
         if any(_is(file, _CPU) for file in files):
@@ -272,7 +272,7 @@ def _plugins(places: Sequence[str]) -> tuple[str, ...]:
     return ()
 
 
-def _below(directory: str) -> list[str]:
+def _library_folders(directory: str) -> list[str]:
     try:
         return [os.path.join(directory, name) for name in sorted(os.listdir(directory), reverse=True)]
     except OSError:

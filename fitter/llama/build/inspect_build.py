@@ -63,16 +63,16 @@ def inspect_build(where: str) -> BuildReport:
         done = interpreter.run(__name__, main.__name__, where, seconds=_PATIENCE)
         answer = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
-        return _with(
+        return _changed_report(
             report, problem=f"{build.libllama} did not answer for {_PATIENCE:.0f} seconds: name another llama.cpp"
         )
     except OSError as error:
-        return _with(report, problem=f"{build.libllama} cannot be asked: {error}")
+        return _changed_report(report, problem=f"{build.libllama} cannot be asked: {error}")
     except (ValueError, IndexError):
         said = done.stderr.strip().splitlines()
         why = f"ended with signal {-done.returncode}" if done.returncode < 0 else said[-1] if said else "said nothing"
-        return _with(report, problem=f"{build.libllama} cannot be asked ({why}): name another llama.cpp")
-    return _with(report, **answer)
+        return _changed_report(report, problem=f"{build.libllama} cannot be asked ({why}): name another llama.cpp")
+    return _changed_report(report, **answer)
 
 
 CHECKS = ("symbols", "layout", "operations", "models")
@@ -115,12 +115,12 @@ def other_server(planned: LlamaCpp) -> BuildReport | None:
         return None
     if build is None or build.key == planned.key:
         return None
-    report = _known(build, server)
+    report = _stored_report(build, server)
     is_same = report.ggml == planned.ggml and same_commit(report.commit, planned.commit)
     return None if is_same or report.problem else report
 
 
-def _known(build: Build, where: str) -> BuildReport:
+def _stored_report(build: Build, where: str) -> BuildReport:
     """Inspect a build, or return the stored report."""
     name = f"look-{build.key[:32]}"
     answer = stored_answers.read(name) or {}
@@ -138,7 +138,7 @@ def is_any_unusable(looks: Iterable[BuildReport], given: Sequence[str]) -> bool:
     return any(look.problem for look in looks if look.where in given)
 
 
-def _with(report: BuildReport, **changes: str) -> BuildReport:
+def _changed_report(report: BuildReport, **changes: str) -> BuildReport:
     return BuildReport(**{**asdict(report), **changes})
 
 

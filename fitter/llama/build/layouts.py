@@ -165,7 +165,7 @@ def layout_of(
         try:
             layout = read_header(path)
         except (OSError, ValueError) as unreadable:
-            reason += f", and {path} {_why(unreadable)}"
+            reason += f", and {path} {_reason_of(unreadable)}"
             continue
         wrong = disagreement(layout, written)
         if wrong is None:
@@ -193,5 +193,5 @@ def read_whole(model_params: Any) -> None:
         setattr(model_params, name, False)
 
 
-def _why(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     return f"cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)

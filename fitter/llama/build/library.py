@@ -178,7 +178,7 @@ def loaded_build() -> Build:
 
     Raises ``UsageError`` and ``LibraryError``.
     """
-    return find(_named())
+    return find(_name_of_build())
 
 
 def _configure(library: Library, shim: Any, error: Callable[[], Any]) -> None:
@@ -299,7 +299,7 @@ def load_cells() -> None:
         _cells = ctypes.CDLL(str(_find(_CELLS)), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
 
 
-def _named() -> str:
+def _name_of_build() -> str:
     return (worker_environment.is_worker() and os.environ.get(worker_environment.LLAMA_CPP)) or PYTHON
 
 
@@ -309,14 +309,14 @@ def _telling_place() -> Iterator[None]:
     try:
         yield
     except (LibraryError, OSError) as error:
-        given = os.environ.get("LLAMA_CPP_LIB_PATH") if _named() == PYTHON else None
+        given = os.environ.get("LLAMA_CPP_LIB_PATH") if _name_of_build() == PYTHON else None
         if given:
             raise LibraryError(
                 f"libllama cannot be loaded from LLAMA_CPP_LIB_PATH={given}: {_one_line(error)}"
             ) from error
         if isinstance(error, LibraryError):
             raise
-        raise LibraryError(f"{_named()} cannot be loaded ({_one_line(error)}): {FIX}") from error
+        raise LibraryError(f"{_name_of_build()} cannot be loaded ({_one_line(error)}): {FIX}") from error
 
 
 class _DlInfo(ctypes.Structure):

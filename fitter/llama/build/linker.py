@@ -58,8 +58,8 @@ def linked(path: str, before: str = "") -> dict[str, Linked]:
     for file, linking, inherited in waiting:
         # The origin of a program is where its file is, that of a library where it was found, be that a link.
         origin = os.path.dirname(os.path.realpath(file) if file == program and not linking.name else file)
-        rpath = inherited if linking.runpath else (*_at(origin, linking.rpath), *inherited)
-        places = (before, *(() if linking.runpath else rpath), *_given(), *_at(origin, linking.runpath))
+        rpath = inherited if linking.runpath else (*_expand_origin(origin, linking.rpath), *inherited)
+        places = (before, *(() if linking.runpath else rpath), *_environment_places(), *_expand_origin(origin, linking.runpath))
         for name in linking.needed:
             if name in libraries or name.startswith(_SYSTEM):
                 continue
@@ -94,11 +94,11 @@ def _in_order(names: Sequence[str], libraries: dict[str, Linked]) -> list[Linked
     return list(ordered.values())
 
 
-def _at(origin: str, places: tuple[str, ...]) -> tuple[str, ...]:
+def _expand_origin(origin: str, places: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(place.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for place in places)
 
 
-def _given() -> tuple[str, ...]:
+def _environment_places() -> tuple[str, ...]:
     return tuple(os.environ.get("LD_LIBRARY_PATH", "").replace(";", ":").split(":"))
 
 
@@ -115,10 +115,10 @@ def _search(name: str, places: tuple[str, ...]) -> str:
     cached = _cache().get(name, "")
     if cached and os.path.isfile(cached):
         return cached
-    return next((path for place in _usual() if os.path.isfile(path := os.path.join(place, name))), "")
+    return next((path for place in _default_places() if os.path.isfile(path := os.path.join(place, name))), "")
 
 
-def _usual() -> tuple[str, ...]:
+def _default_places() -> tuple[str, ...]:
     machine = os.uname().machine
     return (
         f"/lib/{machine}-linux-gnu",

@@ -41,22 +41,22 @@ def check(build: Build, fitter_libraries: tuple[str, ...], commit: str) -> None:
         raise LibraryError(
             f"{build.libllama} (commit {commit or 'unknown'}) is not a llama.cpp that fitter can use: {problem}; name "
             "another one with --llama-cpp, or reinstall llama-fitter with LLAMA_CPP_SOURCE_DIR set to its source"
-            + _again(build, fitter_libraries)
+            + _how_to_retry(build, fitter_libraries)
         )
 
 
 def problem_of(build: Build, fitter_libraries: tuple[str, ...]) -> str:
     """Return the verdict, with the command that asks again."""
     problem = verdict(build, fitter_libraries)
-    return problem and problem + _again(build, fitter_libraries)
+    return problem and problem + _how_to_retry(build, fitter_libraries)
 
 
-def _again(build: Build, fitter_libraries: tuple[str, ...]) -> str:
-    path = stored_answers.path_of(_placing(build, fitter_libraries))
+def _how_to_retry(build: Build, fitter_libraries: tuple[str, ...]) -> str:
+    path = stored_answers.path_of(_placing_name(build, fitter_libraries))
     return f"; delete {path} to have it tried again" if folders.is_lasting() and path.exists() else ""
 
 
-def _placing(build: Build, fitter_libraries: tuple[str, ...]) -> str:
+def _placing_name(build: Build, fitter_libraries: tuple[str, ...]) -> str:
     return f"verdict-{_key(build, fitter_libraries)}"
 
 
@@ -65,7 +65,7 @@ def verdict(build: Build, fitter_libraries: tuple[str, ...]) -> str:
 
     Raises ``LibraryError`` if it cannot be asked now.
     """
-    return _asked_once(_placing(build, fitter_libraries), build, _PLACING)
+    return _asked_once(_placing_name(build, fitter_libraries), build, _PLACING)
 
 
 def problem_of_computing(build: Build, fitter_libraries: tuple[str, ...]) -> str:
@@ -106,8 +106,8 @@ def ask(build: Build, entry: str = _PLACING) -> str:
     Raises:
         LibraryError: There is no answer.
     """
-    first = _try(build, entry)
-    last = first if isinstance(first, str) else _try(build, entry)
+    first = _run_canary(build, entry)
+    last = first if isinstance(first, str) else _run_canary(build, entry)
     if isinstance(last, str):
         return last
     if last == first and last.crash:
@@ -122,7 +122,7 @@ class _Accident(NamedTuple):
     said: str
 
 
-def _try(build: Build, entry: str) -> str | _Accident:
+def _run_canary(build: Build, entry: str) -> str | _Accident:
     try:
         environment = {**os.environ, worker_environment.LLAMA_CPP: build.where}
         done = interpreter.run("fitter.llama.load.canary", entry, seconds=_PATIENCE, environment=environment)

@@ -25,7 +25,7 @@ def file_types(headers: Headers, files: Sequence[str], directory: str) -> FileTy
         LlamaCppError: It has no rule for the model, or a header cannot be written.
     """
     library = headers.library
-    numbered = _known(library)
+    numbered = _all_types(library)
     opened = [headers.open(file) for file in files]
     try:
         parts = library.ffi.new("void *[]", opened)
@@ -48,7 +48,7 @@ def file_types(headers: Headers, files: Sequence[str], directory: str) -> FileTy
     return FileTypes(names, header_bytes, tuple(each for _, each in every_type))
 
 
-def _known(library: native.Library) -> list[tuple[str, int]]:
+def _all_types(library: native.Library) -> list[tuple[str, int]]:
     """Return name and number of every file type that the loaded llama.cpp can make."""
     out = library.ffi.new(f"fitter_file_type_t[{_MOST}]")
     count = int(library.fitter.fitter_quant_file_types(out, _MOST))

@@ -68,7 +68,7 @@ def problem(metadata: Mapping[str, MetadataValue], n_tensors: int) -> str:
             other = metadata.get(f"{architecture}{most}", 0)
             most = other if isinstance(other, int) else 0
         if not _is_taken(value, limit, most):
-            return f"has {printable(key)} {_shown(value)}: llama.cpp takes {_words(limit, most)}"
+            return f"has {printable(key)} {_value_text(value)}: llama.cpp takes {_words(limit, most)}"
     return ""
 
 
@@ -80,7 +80,7 @@ def _is_taken(value: MetadataValue, limit: Limit, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and limit.least <= value <= most
 
 
-def _shown(value: MetadataValue) -> str:
+def _value_text(value: MetadataValue) -> str:
     if isinstance(value, Array):
         return f"with {value.length} values"
     if isinstance(value, bool):

@@ -98,7 +98,7 @@ class Headers:
     def _make(self, skeleton: Skeleton) -> int:
         library = self.library
         try:
-            parsed = library.ffi.new("void *[]", [self._stripped(file) for file in skeleton.files])
+            parsed = library.ffi.new("void *[]", [self._parsed_header(file) for file in skeleton.files])
             descriptor = int(library.fitter.fitter_skeleton_write(parsed, len(parsed)))
         except ModelError as error:
             raise LlamaCppError(str(error)) from error
@@ -108,7 +108,7 @@ class Headers:
             raise LlamaCppError(f"no skeleton of {skeleton.files[0]} can be made: {library.last_error()}")
         return descriptor
 
-    def _stripped(self, path: str) -> Any:
+    def _parsed_header(self, path: str) -> Any:
         parsed_identity, gguf = self.parsed.get(os.path.abspath(path), ((), None))
         if gguf is None or parsed_identity != identity(path):
             gguf = self.library.fitter.fitter_skeleton_open(os.fsencode(path))

@@ -122,17 +122,17 @@ def matched(log: Iterable[str], tensors: Sequence[CacheTensor], cell: CellBytes)
     for tensor in tensors:
         left.setdefault(_owner(tensor.name), []).append(tensor)
     whole = []
-    for owner, cache in _named(log, cell):
+    for owner, cache in _logged_caches(log, cell):
         of_cache = _taken(cache, left.get(owner, []))
         if any((tensor.rows, tensor.planes) != _shape(cache, tensor) for tensor in of_cache):
-            raise _unknown(f"{of_cache[0].name} is not of the cache of {cache.cells} cells that its log names")
+            raise _unknown_cache(f"{of_cache[0].name} is not of the cache of {cache.cells} cells that its log names")
         whole.append(replace(cache, tensors=of_cache))
     if forgotten := [tensor.name for each in left.values() for tensor in each]:
-        raise _unknown(f"{forgotten[0]} is of no cache that its log names")
+        raise _unknown_cache(f"{forgotten[0]} is of no cache that its log names")
     return tuple(whole)
 
 
-def _named(log: Iterable[str], cell: CellBytes) -> list[tuple[str, Cache]]:
+def _logged_caches(log: Iterable[str], cell: CellBytes) -> list[tuple[str, Cache]]:
     """Return the caches in the log, each with the owner of its tensors, which it lacks."""
     caches: list[tuple[str, Cache]] = []
     compressed: dict[str, int] = {}
@@ -164,7 +164,7 @@ def _named(log: Iterable[str], cell: CellBytes) -> list[tuple[str, Cache]]:
 def _owner(name: str) -> str:
     tensor = _TENSOR.fullmatch(name)
     if tensor is None:
-        raise _unknown(f"{name} is none of the tensors of its caches")
+        raise _unknown_cache(f"{name} is none of the tensors of its caches")
     return tensor["compressor"] or ("recurrent" if tensor["part"] in "rs" else "kv")
 
 
@@ -193,5 +193,5 @@ def _shape(cache: Cache, tensor: CacheTensor) -> tuple[int, int]:
     return cache.cells, cache.n_stream
 
 
-def _unknown(what: str) -> LlamaCppError:
+def _unknown_cache(what: str) -> LlamaCppError:
     return LlamaCppError(f"the caches of this build of llama.cpp are not known: {what}")

@@ -128,10 +128,10 @@ def differences(what: str, found: Breakdown, model: dict[str, int], context: dic
     for kind, expected in (("weights", model), ("the KV cache", context)):
         got = {device: size for device, size in measured[kind].items() if size}
         if got != expected:
-            yield f"{what}: {kind} take {_said(got)} instead of {_said(expected)}"
+            yield f"{what}: {kind} take {_sizes_text(got)} instead of {_sizes_text(expected)}"
 
 
-def _said(sizes: dict[str, int]) -> str:
+def _sizes_text(sizes: dict[str, int]) -> str:
     return ", ".join(f"{size} bytes of {device or 'the host'}" for device, size in sorted(sizes.items())) or "nothing"
 
 

@@ -45,12 +45,12 @@ def limit() -> int:
         except UsageError:
             # ``check`` reports it
             pass
-    return min(_MOST, _half())
+    return min(_MOST, _half_of_memory())
 
 
 def divide(processes: int) -> None:
     """Give each of ``processes`` workers its part of half of the machine's memory, unless a limit is set."""
-    os.environ.setdefault(VARIABLE, f"{min(_MOST, max(_LEAST, _half() // processes))}B")
+    os.environ.setdefault(VARIABLE, f"{min(_MOST, max(_LEAST, _half_of_memory() // processes))}B")
 
 
 def used() -> int:
@@ -85,7 +85,7 @@ def watch(end: Callable[[str], object]) -> None:
     threading.Thread(target=look, name="fitter-memory", daemon=True).start()
 
 
-def _half() -> int:
+def _half_of_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 

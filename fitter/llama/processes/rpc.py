@@ -99,7 +99,7 @@ def _ask(servers: Sequence[str], connect_seconds: float, answer_seconds: float) 
 
     def ask(index: int) -> None:
         try:
-            address = _found(servers[index])
+            address = _resolve(servers[index])
             answered.add(index)
             _greet(address, connect_seconds, start, start + answer_seconds)
             answers[index] = address
@@ -119,7 +119,7 @@ def _ask(servers: Sequence[str], connect_seconds: float, answer_seconds: float) 
     return list(answers)
 
 
-def _found(server: str) -> tuple[str, int]:
+def _resolve(server: str) -> tuple[str, int]:
     """Resolve a server. Raises ``_Refusal``."""
     host, _, port = server.rpartition(":")
     try:

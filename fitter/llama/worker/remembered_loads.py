@@ -85,7 +85,7 @@ class RememberingWorker(Worker):
             # the skeleton stays loaded beside it
             return super().measure(path, params, _OWN, reserve=reserve)
         name = os.fspath(path)
-        return self._once(self._own_key(name, params), lambda: self._measured(name, params))
+        return self._ask_once(self._own_key(name, params), lambda: self._measure_here(name, params))
 
     def suggest(self, path: str, params: Params, *, is_decided: bool) -> None:
         """Measure the user's file in a second process, for a likely question; ``is_decided``: a certain one."""
@@ -150,7 +150,7 @@ class RememberingWorker(Worker):
         self._second.deadline = self.deadline
         return self._second
 
-    def _measured(self, path: str, params: Params) -> Breakdown:
+    def _measure_here(self, path: str, params: Params) -> Breakdown:
         worker = self._own_worker()
         if self._suggested != (path, params):
             self._settle()
@@ -175,13 +175,13 @@ class RememberingWorker(Worker):
             self._notice(arguments["path"])
         if command not in _KEPT:
             return ask(kind, command, **arguments)
-        return self._once((command, self._key(arguments)), lambda: ask(kind, command, **arguments))
+        return self._ask_once((command, self._key(arguments)), lambda: ask(kind, command, **arguments))
 
     def _check(self) -> None:
         if self.check is not None:
             self.check()
 
-    def _once(self, key: tuple[object, ...], ask: Callable[[], _T]) -> _T:
+    def _ask_once(self, key: tuple[object, ...], ask: Callable[[], _T]) -> _T:
         answers = self._answers
         if key in answers:
             answers.move_to_end(key)

@@ -64,9 +64,9 @@ class HeaderLength:
         """Add the next bytes of the file. Raises ``Damaged`` and ``TooLong``."""
         self.data += data
         if len(self.data) < self._least:
-            self.missing = self._wanted()
+            self.missing = self._bytes_wanted()
             return
-        self.missing = self._wanted() if next(self._steps, None) else 0
+        self.missing = self._bytes_wanted() if next(self._steps, None) else 0
 
     @property
     def whole(self) -> bytes:
@@ -79,7 +79,7 @@ class HeaderLength:
         """Expected bytes of the header."""
         return max(len(self.data), min(self._expected, self._file_bytes))
 
-    def _wanted(self) -> int:
+    def _bytes_wanted(self) -> int:
         have = len(self.data)
         more = self._expected - have + max(_LEAST_STEP, have >> _SLACK)
         wanted = max(self._least - have, min(more, max(_FREELY, 8 * have), LONGEST - have))

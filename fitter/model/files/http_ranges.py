@@ -70,9 +70,9 @@ class HttpRanges:
 
     def read(self, start: int, size: int, known: str = "") -> Part:
         """Read as ``Ranges``; the tag is the ETag, or else the time of the last change."""
-        return self._tried(lambda: self._read(start, size, known))
+        return self._with_retries(lambda: self._read(start, size, known))
 
-    def _tried(self, once: Callable[[], _T]) -> _T:
+    def _with_retries(self, once: Callable[[], _T]) -> _T:
         """Call ``once``, again after temporary errors."""
         pause = _FIRST_PAUSE
         for left in range(TRIES - 1, -1, -1):
@@ -113,7 +113,7 @@ class HttpRanges:
             return Part(b"", 0, "")
         if answer.status not in (200, 206):
             self._refused(answer)
-        file_bytes, promised = self._whole(answer, start, size)
+        file_bytes, promised = self._length_and_part(answer, start, size)
         served = _tag(answer.headers)
         tag = self._linked or served
         if self._served not in (None, (served, file_bytes)):
@@ -138,7 +138,7 @@ class HttpRanges:
             self._follow(answer, known)
         raise ModelError(f"{self._address.shown} is redirected more than {_REDIRECTS} times: check the address")
 
-    def _whole(self, answer: http.client.HTTPResponse, start: int, size: int) -> tuple[int, int]:
+    def _length_and_part(self, answer: http.client.HTTPResponse, start: int, size: int) -> tuple[int, int]:
         """Return the length of the whole file, and the part of it in the answer.
 
         Raises ``ModelError`` if it is not the requested part.
@@ -237,7 +237,7 @@ class HttpRanges:
     def _follow(self, answer: http.client.HTTPResponse, known: str) -> None:
         """Follow a redirect. Raises ``Unchanged`` if the answer's tag is the known one."""
         name, to = self._address.shown, answer.headers.get("Location", "")
-        target = _joined(self._target, to)
+        target = _redirect_target(self._target, to)
         scheme, other = self._target.partition(":")[0].lower(), target.partition(":")[0].lower()
         if scheme != other and re.fullmatch(r"[a-z][a-z0-9+.-]*", other):
             raise ModelError(
@@ -347,7 +347,7 @@ def _tag(headers: http.client.HTTPMessage) -> str:
     return f"last changed {changed_at}" if changed_at else ""
 
 
-def _joined(url: str, to: str) -> str:
+def _redirect_target(url: str, to: str) -> str:
     try:
         return urllib.parse.urljoin(url, to)
     except ValueError:

@@ -118,7 +118,7 @@ class _Pages(HttpRanges):
     def all(self) -> Iterator[Any]:
         """Yield each page."""
         for _ in range(_MOST_PAGES):
-            page, after = self._tried(self._page)
+            page, after = self._with_retries(self._page)
             yield page
             if not after:
                 return

@@ -97,10 +97,10 @@ class FsspecRanges:
         try:
             self._files, self._path = fsspec.core.url_to_fs(address.url)
         except ImportError as error:
-            raise LibraryError(f"{address.shown} cannot be read: {_said(error, address)}") from None
+            raise LibraryError(f"{address.shown} cannot be read: {_error_text(error, address)}") from None
         except Exception as error:
             # file systems have their own classes of errors
-            raise ModelError(f"{address.shown} cannot be read: {_said(error, address)}") from None
+            raise ModelError(f"{address.shown} cannot be read: {_error_text(error, address)}") from None
         self._tag = ""
 
     def read(self, start: int, size: int, known: str = "") -> Part:
@@ -122,7 +122,7 @@ class FsspecRanges:
         except FileNotFoundError:
             raise ModelError(f"{address.shown}: no such file; check the address") from None
         except Exception as error:
-            raise ModelError(f"{address.shown} cannot be read: {_said(error, address)}") from None
+            raise ModelError(f"{address.shown} cannot be read: {_error_text(error, address)}") from None
         if self._tag not in ("", tag):
             raise changed(address.shown)
         self._tag = tag
@@ -134,6 +134,6 @@ def changed(name: str) -> ModelError:
     return ModelError(f"{name} has changed while its header was read: try again")
 
 
-def _said(error: Exception, address: Address) -> str:
+def _error_text(error: Exception, address: Address) -> str:
     """Return the text of a file system's error, without possible secrets."""
     return without_secrets(str(error), address.url) or type(error).__name__

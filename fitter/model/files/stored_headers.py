@@ -97,7 +97,7 @@ def folder() -> Path:
 def newest(model: Sequence[Address]) -> Entry | None:
     """Return the last fetched headers of a model; ``None`` if there are none, or damaged ones."""
     try:
-        abouts = sorted((each / _ABOUT for each in _of(model)), key=os.path.getmtime)
+        abouts = sorted((each / _ABOUT for each in _content_folders(model)), key=os.path.getmtime)
     except OSError:
         return None
     if not abouts or not header_cache.use(abouts[-1].parent):
@@ -123,7 +123,7 @@ def keep(model: Sequence[Address], headers: Sequence[Header]) -> Entry:
             f"the header of {model[0].shown} cannot be kept in {show(folder())}: {error.strerror}; set XDG_CACHE_HOME "
             f"to a directory that {which}"
         ) from None
-    for other in _of(model):
+    for other in _content_folders(model):
         # an older content of the address
         if other != place:
             header_cache.remove(other)
@@ -144,7 +144,7 @@ def _digest(model: Sequence[Address]) -> str:
     return hashlib.sha256(model[0].shown.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
-def _of(model: Sequence[Address]) -> list[Path]:
+def _content_folders(model: Sequence[Address]) -> list[Path]:
     """Return the folders of all contents of a model."""
     return list(folder().glob(f"{_digest(model)}-*"))
 

@@ -58,7 +58,7 @@ class Config:
             if default is None:
                 raise self.error(f"has no {names[0]}: add it")
             return default
-        return self._whole(names[0], value, least, min(most, _MOST.get(names[0], LARGEST)))
+        return self._whole_number(names[0], value, least, min(most, _MOST.get(names[0], LARGEST)))
 
     def counts(self, name: str, n: int, least: int = 0) -> list[int]:
         """Read ``n`` whole numbers, from a list or from one number for all."""
@@ -66,7 +66,7 @@ class Config:
         if isinstance(value, list):
             if len(value) != n:
                 raise self.error(f"has {len(value)} values of {name} for {n} layers: give one for each")
-            return [self._whole(name, each, least, LARGEST) for each in value]
+            return [self._whole_number(name, each, least, LARGEST) for each in value]
         return [self.count(name, least=least)] * n
 
     def number(self, *names: str, default: float | None = None) -> float:
@@ -77,7 +77,7 @@ class Config:
                 raise self.error(f"has no {names[0]}: add it")
             return default
         if not _is_number(value):
-            raise self.error(f"has {names[0]} {_shown(value)}: give a number")
+            raise self.error(f"has {names[0]} {_value_text(value)}: give a number")
         return float(value)
 
     def flag(self, name: str, default: bool | None = None) -> bool:
@@ -88,7 +88,7 @@ class Config:
                 raise self.error(f"has no {name}: add it")
             return default
         if not isinstance(value, bool):
-            raise self.error(f"has {name} {_shown(value)}: give true or false")
+            raise self.error(f"has {name} {_value_text(value)}: give true or false")
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
@@ -99,7 +99,7 @@ class Config:
                 raise self.error(f"has no {name}: add it")
             return default
         if not isinstance(value, str):
-            raise self.error(f"has {name} {_shown(value)}: give a text")
+            raise self.error(f"has {name} {_value_text(value)}: give a text")
         return value
 
     def texts(self, name: str) -> list[str] | None:
@@ -108,7 +108,7 @@ class Config:
         if value is None:
             return None
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise self.error(f"has {name} {_shown(value)}: give a list of texts")
+            raise self.error(f"has {name} {_value_text(value)}: give a list of texts")
         return value
 
     def numbers(self, name: str) -> list[float] | None:
@@ -117,7 +117,7 @@ class Config:
         if value is None:
             return None
         if not isinstance(value, list) or not all(map(_is_number, value)):
-            raise self.error(f"has {name} {_shown(value)}: give a list of numbers")
+            raise self.error(f"has {name} {_value_text(value)}: give a list of numbers")
         return value
 
     def part(self, name: str) -> Config | None:
@@ -126,7 +126,7 @@ class Config:
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise self.error(f"has {name} {_shown(value)}: give an object")
+            raise self.error(f"has {name} {_value_text(value)}: give an object")
         return Config(value, self.where, self._read, f"{self._prefix}{name}.")
 
     def without(self, name: str) -> Config:
@@ -143,7 +143,7 @@ class Config:
         """Raise ``ModelError`` if ``name`` is set to none of the known ``values``."""
         value = self.value(name)
         if value is not None and value not in values:
-            raise self.unknown(f"{name} {_shown(value)}")
+            raise self.unknown(f"{name} {_value_text(value)}")
 
     def unknown(self, what: str) -> ModelError:
         """Make the error for an unknown variation."""
@@ -158,11 +158,11 @@ class Config:
         """Return the names with a value that nothing has read."""
         return [name for name, value in self._values.items() if name not in self._read and not _is_nothing(value)]
 
-    def _whole(self, name: str, value: object, least: int, most: int) -> int:
+    def _whole_number(self, name: str, value: object, least: int, most: int) -> int:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self.error(f"has {name} {_shown(value)}: give a whole number from {least} to {most}")
+            raise self.error(f"has {name} {_value_text(value)}: give a whole number from {least} to {most}")
         return value
 
 
@@ -175,7 +175,7 @@ def _is_nothing(value: object) -> bool:
     return value is None or value is False or value in ("", [], {})
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     return printable(repr(value), 60)
 
 

@@ -75,7 +75,7 @@ def _latent(c: Config, architecture: str, *, next_layers: int, indexed: bool = F
         expert_used_count=c.count("num_experts_per_tok", most=n_expert),
         expert_group_count=c.count("n_group", default=0, least=0) or None,
         expert_group_used_count=c.count("topk_group", default=0, least=0) or None,
-        expert_gating_func=_chosen(c)[0],
+        expert_gating_func=_expert_weighting(c)[0],
         expert_feed_forward_length=c.count("moe_intermediate_size"),
         expert_shared_count=c.count("n_shared_experts", default=0, least=0),
         expert_weights_scale=c.number("routed_scaling_factor", default=1.0),
@@ -106,7 +106,7 @@ def _latent(c: Config, architecture: str, *, next_layers: int, indexed: bool = F
 
 def _experts(c: Config, h: Header, b: str) -> None:
     n_ff, n_shared = c.count("moe_intermediate_size"), c.count("n_shared_experts", default=0, least=0)
-    experts(c, h, b, c.count("n_routed_experts"), n_ff, probability_bias=_chosen(c)[1])
+    experts(c, h, b, c.count("n_routed_experts"), n_ff, probability_bias=_expert_weighting(c)[1])
     if n_shared:
         feed_forward(c, h, b, n_shared * n_ff, suffix="_shexp")
 
@@ -128,7 +128,7 @@ def _attention(c: Config, h: Header, b: str) -> None:
     h.weight(f"{b}.attn_output", n_head * n_v, n_embd)
 
 
-def _chosen(c: Config) -> tuple[int, bool]:
+def _expert_weighting(c: Config) -> tuple[int, bool]:
     """Return llama.cpp's number for how the router weighs experts, and whether a bias corrects it."""
     how = c.text("scoring_func", "softmax" if c.text("topk_method", "greedy") != "noaux_tc" else "sigmoid")
     if how not in ("softmax", "sigmoid"):

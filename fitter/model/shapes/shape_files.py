@@ -43,7 +43,7 @@ def header(wanted: Wanted, timeout: float | None = None) -> Header:
     if wanted.scheme == CONFIG:
         if not wanted.name.strip():
             raise UsageError("no config.json is named: give its path or its address (--config config.json)")
-        where = _where(wanted.name)
+        where = _config_name(wanted.name)
         made = header_of(parse(_config(wanted.name, timeout), where), where)
         made.metadata["general.name"] = wanted.stem
         return made
@@ -61,12 +61,16 @@ def model_files(wanted: Wanted, timeout: float | None = None) -> tuple[Path, ...
     kind = {"": PACKED_TYPE if is_packed else DEFAULT_TYPE, CONVERTED: full}.get(wanted.file_type, wanted.file_type)
     wanted = wanted.of_type(kind)
     with _lock:
-        path = _kept(made, wanted) if kind in _FULL else _quantized(_kept(made, wanted.of_type(full)), wanted, timeout)
+        path = (
+            _store_header(made, wanted)
+            if kind in _FULL
+            else _quantized(_store_header(made, wanted.of_type(full)), wanted, timeout)
+        )
     source.call(path, wanted.shown)
     return (path,)
 
 
-def _where(name: str) -> str:
+def _config_name(name: str) -> str:
     """Return the name of a ``config.json`` for messages."""
     from fitter.model.files.addresses import as_url, shown
 
@@ -110,7 +114,7 @@ def _of_repository(url: str) -> str:
     return f"{scheme}://{path.strip('/')}/config.json" if is_whole else url
 
 
-def _kept(made: Header, wanted: Wanted) -> Path:
+def _store_header(made: Header, wanted: Wanted) -> Path:
     made = made.of_type(_FULL[wanted.file_type])
     digest = hashlib.sha256(repr((wanted.file_name, sorted(made.metadata.items()), made.tensors)).encode()).hexdigest()
     path = _folder(digest) / wanted.file_name

@@ -32,7 +32,7 @@ def arcee(c: Config) -> Header:
     c.must_be("hidden_act", "relu2")
     c.must_be("attention_bias", False)
     c.must_be("mlp_bias", False)
-    return _without_gate(c, _begun(c, "arcee"), head_norm=False)
+    return _without_gate(c, _dense_header(c, "arcee"), head_norm=False)
 
 
 def apertus(c: Config) -> Header:
@@ -42,14 +42,14 @@ def apertus(c: Config) -> Header:
     c.must_be("mlp_bias", False)
     c.must_be("post_norm", False)
     c.must_be("qk_norm", True)
-    h = _begun(c, "apertus")
+    h = _dense_header(c, "apertus")
     # the numbers are in the weights; only their count matters here
     for name in ("alpha_n", "alpha_p", "beta", "eps"):
         h.metadata[f"xielu.{name}"] = [0.5] * layers(c)
     return _without_gate(c, h, head_norm=True)
 
 
-def _begun(c: Config, architecture: str) -> Header:
+def _dense_header(c: Config, architecture: str) -> Header:
     h = begin(c, architecture)
     dimensions(c, h)
     size = rotary(c, heads(c)[2])
@@ -97,11 +97,15 @@ def hunyuan_moe(c: Config) -> Header:
     c.value("num_media_embeds", "routed_scaling_factor")
     head = _check_hunyuan(c)
     n_embd, n_expert = c.count("hidden_size"), c.count("num_experts", most=MOST_EXPERTS)
-    n_ff, n_used, n_shared = _same(c, "moe_intermediate_size"), _same(c, "moe_topk"), _same(c, "num_shared_expert")
+    n_ff, n_used, n_shared = (
+        _equal_number(c, "moe_intermediate_size"),
+        _equal_number(c, "moe_topk"),
+        _equal_number(c, "num_shared_expert"),
+    )
     if n_shared != 1 or n_used > n_expert:
         raise c.unknown(f"{n_shared} shared experts and {n_used} used ones of {n_expert}")
     c, stretched = _stretched(c, head, 1000.0)
-    h = _begun(c, "hunyuan-moe")
+    h = _dense_header(c, "hunyuan-moe")
     h.keys(
         expert_count=n_expert,
         expert_used_count=n_used,
@@ -120,7 +124,7 @@ def hunyuan_moe(c: Config) -> Header:
     return h
 
 
-def _same(c: Config, name: str) -> int:
+def _equal_number(c: Config, name: str) -> int:
     """Read a number for each layer; the converter accepts only equal ones."""
     values = set(c.counts(name, layers(c), least=1))
     if len(values) > 1:

@@ -37,7 +37,7 @@ def words(plan: Plan) -> list[str]:
     return [*args, "-fa", _flash_attn(plan)]
 
 
-def _same(argument: OptionValue, _: Plan) -> list[str]:
+def _unchanged(argument: OptionValue, _: Plan) -> list[str]:
     return [argument.option.name, argument.value]
 
 
@@ -53,7 +53,7 @@ def _device(argument: OptionValue, plan: Plan) -> list[str]:
     for name in argument.value.split(","):
         if not re.fullmatch(r"none|(CUDA|ROCm|Vulkan)\d+", name):
             raise PlanError(f"ik_llama.cpp has no device called {name}, which this plan uses: leave it out with -dev")
-    return _same(argument, plan)
+    return _unchanged(argument, plan)
 
 
 def _n_gpu_layers(argument: OptionValue, plan: Plan) -> list[str]:
@@ -64,7 +64,7 @@ def _n_gpu_layers(argument: OptionValue, plan: Plan) -> list[str]:
 def _split_mode(argument: OptionValue, plan: Plan) -> list[str]:
     if argument.value not in ("none", "layer"):
         raise PlanError(f"ik_llama.cpp has no split mode {argument.value}, which this plan needs: use another format")
-    return _same(argument, plan)
+    return _unchanged(argument, plan)
 
 
 def _flash_attn(plan: Plan) -> str:
@@ -93,22 +93,22 @@ _LOAD_MODES = {
 
 
 _WRITERS: dict[str, Callable[[OptionValue, Plan], list[str]]] = {
-    "-c": _same,
+    "-c": _unchanged,
     "-dev": _device,
     "-ngl": _n_gpu_layers,
     "-sm": _split_mode,
-    "-mg": _same,
-    "-ts": _same,
-    "-ot": _same,
-    "-b": _same,
-    "-ub": _same,
-    "-ctk": _same,
-    "-ctv": _same,
+    "-mg": _unchanged,
+    "-ts": _unchanged,
+    "-ot": _unchanged,
+    "-b": _unchanged,
+    "-ub": _unchanged,
+    "-ctk": _unchanged,
+    "-ctv": _unchanged,
     "-fa": _nothing,
     "-nkvo": _flag,
     "--no-op-offload": _no_op_offload,
     "--embedding": _flag,
-    "-np": _same,
+    "-np": _unchanged,
     "-kvu": _nothing,
     "-lm": _load_mode,
     "-fit": _nothing,

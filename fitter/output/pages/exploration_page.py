@@ -48,7 +48,7 @@ def exploration_page(document: Mapping[str, Any]) -> str:
 
     from fitter.output.pictures.best_plans import fronts
 
-    whole, document = document, _named(document)
+    whole, document = document, _name_models(document)
     cells = document["cells"]
     models = list(dict.fromkeys(cell["model"] for cell in cells))
     return page.page(
@@ -78,7 +78,7 @@ def exploration_fragment(document: Mapping[str, Any]) -> str:
 
     Its script only sorts, and contains nothing of the document; without the script, the table is still readable.
     """
-    document = _named(document)
+    document = _name_models(document)
     summary = "; ".join(filter(None, (_verdict(document), same_everywhere(document["cells"]))))
     style = f"<style>{page.resource('grid.css')}</style>"
     script = f"<script>{page.resource('sort.js')}</script>"
@@ -86,7 +86,7 @@ def exploration_fragment(document: Mapping[str, Any]) -> str:
     return f"<div>{style}<p>{text(summary, None)}</p>{box}{table(document)}</div>{script}</div>"
 
 
-def _named(document: Mapping[str, Any]) -> dict[str, Any]:
+def _name_models(document: Mapping[str, Any]) -> dict[str, Any]:
     """Name every model in the document as the command's table does."""
     names = file_names(cell["model"] for cell in document["cells"])
     lists = {key: [{**each, "model": names[each["model"]]} for each in document[key]] for key in ("cells", "answers")}

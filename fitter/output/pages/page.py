@@ -105,13 +105,13 @@ def environment(templates: Path = _TEMPLATES) -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_shown,
+        finalize=_template_text,
     )
     jinja.filters |= {"human": human, "duration": duration, "speed": speed, "lines": _lines}
     return jinja
 
 
-def _shown(value: Any) -> Any:
+def _template_text(value: Any) -> Any:
     """Write a template's value: text on one line, without invisible characters."""
     return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 

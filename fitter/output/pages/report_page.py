@@ -79,7 +79,7 @@ def plan_page(
         charts=_charts(contexts, plan),
         contexts=contexts,
         chosen=resolved(plan).n_ctx,
-        why=_why(plan),
+        why=_explanation(plan),
     )
 
 
@@ -235,7 +235,7 @@ def _charts(contexts: Sequence[ContextPoint], plan: Plan) -> list[Any]:
     return [(chart.title, chart.lines, Markup(chart.svg)) for chart in charts(contexts, resolved(plan).n_ctx)]
 
 
-def _why(plan: Plan) -> dict[str, Any] | None:
+def _explanation(plan: Plan) -> dict[str, Any] | None:
     """List where the time goes, the choices, and the distance from the best; ``None`` without an estimate."""
     price = plan.estimate
     if price is None:

@@ -43,7 +43,7 @@ def verification_page(verification: Verification) -> str:
         verdict=verdict(verification).plain if verification.fits else "does not fit: it was not loaded",
         found=verification,
         taken=list(_taken(verification)),
-        kept=list(_kept(verification)),
+        kept=list(_later_rows(verification)),
     )
 
 
@@ -59,7 +59,7 @@ def _taken(verification: Verification) -> Iterator[_Taken]:
                 yield _Taken(row.real.buffer_type, kind, predicted, taken_text(row, kind), more, each in exceeding)
 
 
-def _kept(verification: Verification) -> Iterator[_Kept]:
+def _later_rows(verification: Verification) -> Iterator[_Kept]:
     exceeding = verification.exceeding_later
     for each in () if verification.server is None else verification.server.later:
         name = LATER[each.kind] + ("" if each.tokens is None else f" of {each.tokens:,} tokens")

@@ -56,14 +56,14 @@ def _front(model: str, kind: str | None, cells: Sequence[Mapping[str, Any]], cos
         chart.add(
             "best" if is_best else "others",
             [
-                {"value": (price, cell["tokens_per_second"]), "label": printable(_said(cell)), "node": dot}
+                {"value": (price, cell["tokens_per_second"]), "label": printable(_cell_text(cell)), "node": dot}
                 for price, cell in points
             ],
         )
-    best = [_said(cell) for cell in cells if cell["is_best"]]
+    best = [_cell_text(cell) for cell in cells if cell["is_best"]]
     words = f"{title}. Of {len(cells)} cells {len(best)} are best: {'; '.join(best[:_MOST])}"
     return Front(title, drawn(chart, printable(words)))
 
 
-def _said(cell: Mapping[str, Any]) -> str:
+def _cell_text(cell: Mapping[str, Any]) -> str:
     return f"{cell['machine']}, context {cell['n_ctx']:,}, {speed(cell['tokens_per_second'])} tokens/s"

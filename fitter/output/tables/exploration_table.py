@@ -134,7 +134,7 @@ def exploration_table(exploration: Exploration, *, verbose: bool = False) -> Ren
         table.add_row(*_row(cell, varied, has_cost))
     parts: list[RenderableType] = [Text(printable(", ".join(common)), style="bold", overflow="fold")] if common else []
     parts += [table] if shown else []
-    parts += [Text(line, overflow="fold") for line in _below(exploration, cells, len(cells) - len(shown), varied)]
+    parts += [Text(line, overflow="fold") for line in _lines_below(exploration, cells, len(cells) - len(shown), varied)]
     return Group(*parts)
 
 
@@ -163,7 +163,9 @@ def file_names(models: Iterable[str]) -> dict[str, str]:
     return {model: name if count[name] == 1 else model for model, name in names.items()}
 
 
-def _below(exploration: Exploration, cells: Sequence[ExploredCell], hidden: int, varied: list[str]) -> Iterator[str]:
+def _lines_below(
+    exploration: Exploration, cells: Sequence[ExploredCell], hidden: int, varied: list[str]
+) -> Iterator[str]:
     fitting = sum(bool(cell.fits) for cell in cells)
     stored = f", {exploration.kept} of them planned before" if exploration.kept else ""
     yield f"{len(cells)} cell{'s' if len(cells) > 1 else ''}{stored}: {fitting} fit" + (

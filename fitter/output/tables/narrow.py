@@ -78,7 +78,7 @@ class NarrowTable(Table):
         shapes = tuple(self._shapes())
         fitting = (shape for shape in shapes if self._width(console, options, shape) <= options.max_width)
         shape = next(fitting, None)
-        table = self._shown(shape or shapes[-1], can_fold=shape is None)
+        table = self._in_shape(shape or shapes[-1], can_fold=shape is None)
         yield from table.__rich_console__(console, options)
         if self._names in (shape or shapes[-1]).hidden:
             yield Text("\n".join(self._legend()), style="dim", overflow="fold")
@@ -91,13 +91,13 @@ class NarrowTable(Table):
     def _width(self, console: Console, options: ConsoleOptions, shape: _Shape) -> int:
         """Return the width of the table in this shape."""
         widths = []
-        for column in self._shown(shape).columns:
+        for column in self._in_shape(shape).columns:
             wide = options.update(max_width=_UNFOLDED)
             cells = [console.measure(cell, options=wide).maximum for cell in (column.header, *column.cells)]
             widths.append(max(cells) if column.no_wrap else min(max(cells), self._fold))
         return sum(widths) + _PADDING * (len(widths) - 1)
 
-    def _shown(self, shape: _Shape, *, can_fold: bool = False) -> Table:
+    def _in_shape(self, shape: _Shape, *, can_fold: bool = False) -> Table:
         """Return the table in this shape; ``can_fold``: fold the first column too."""
         table = Table(box=None, padding=(0, _PADDING, 0, 0), pad_edge=False, header_style=self.header_style)
         columns = [column for column in self.columns if str(column.header) not in shape.hidden]

@@ -25,7 +25,7 @@ def quantizations_table(quantizations: Quantizations, *, verbose: bool = False) 
         for each in quantizations.found
     )
     table = plan_row.table_of("file type", rows, rates=("t/s",), spare=("bits", "host MiB", "context"))
-    return plan_row.shown(title, table, lines=_below(quantizations, verbose))
+    return plan_row.shown(title, table, lines=_lines_below(quantizations, verbose))
 
 
 def _notes(each: Quantization) -> list[str]:
@@ -33,7 +33,7 @@ def _notes(each: Quantization) -> list[str]:
     return [*notes, *(["for models trained for it"] if each.is_trained_for else [])]
 
 
-def _below(quantizations: Quantizations, verbose: bool) -> Iterator[str]:
+def _lines_below(quantizations: Quantizations, verbose: bool) -> Iterator[str]:
     if verbose:
         for each in quantizations.found:
             if each.types:

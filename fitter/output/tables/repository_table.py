@@ -26,7 +26,7 @@ def repository_table(repository: Repository, *, verbose: bool = False) -> Render
     rates, spare = ("prompt t/s", "t/s"), ("bits", "context", "host MiB", "prompt t/s", "MiB")
     table = plan_row.table_of("file", rows, rates=rates, spare=spare, is_folded=True)
     title = Text(printable(repository.address), "bold", overflow="fold")
-    return plan_row.shown(title, table, lines=_below(repository, verbose))
+    return plan_row.shown(title, table, lines=_lines_below(repository, verbose))
 
 
 def _cells(each: RepositoryFile) -> tuple[str, ...]:
@@ -37,13 +37,13 @@ def _notes(each: RepositoryFile) -> list[str]:
     return [f"{len(each.files)} files"] if len(each.files) > 1 else []
 
 
-def _below(repository: Repository, verbose: bool) -> Iterator[str]:
+def _lines_below(repository: Repository, verbose: bool) -> Iterator[str]:
     if verbose:
         for each in repository.found:
             if each.plan is not None and each.fits:
                 yield f"{printable(each.name)}: {printable(command_line(arguments(each.plan), quoted=True))}"
     yield from plan_row.problems([(each.name, each) for each in repository.found])
-    yield from _beside(repository, verbose)
+    yield from _companion_files(repository, verbose)
     yield from plan_row.contexts(repository.found)
     best = repository.best
     if best is None:
@@ -75,7 +75,7 @@ def _commands(repository: Repository) -> Iterator[str]:
         yield plan_row.with_arguments(best.plan)
 
 
-def _beside(repository: Repository, verbose: bool) -> Iterator[str]:
+def _companion_files(repository: Repository, verbose: bool) -> Iterator[str]:
     kinds = Counter(each.kind for each in repository.beside)
     for kind, count in kinds.items():
         names = [each.name for each in repository.beside if each.kind == kind]

@@ -217,7 +217,7 @@ def compare(
             both = [_numbers(side, model.path, params, devices) for side in (real, other)]
             loads += 1
             differences += [
-                Difference(model.name, configuration.name, what, *numbers) for what, *numbers in _different(*both)
+                Difference(model.name, configuration.name, what, *numbers) for what, *numbers in _differences(*both)
             ]
     return Comparison(names, "twin", loads, tuple(differences))
 
@@ -257,7 +257,7 @@ def compare_loads(measure: Measure, loads: Iterable[MeasuredLoad], info: DeviceI
         count += 1
         differences += [
             Difference(load.model.name, "loaded", what, *numbers)
-            for what, *numbers in _different(numbers_of(load.loaded.breakdown, [info]), dummy)
+            for what, *numbers in _differences(numbers_of(load.loaded.breakdown, [info]), dummy)
         ]
     return Comparison((info.name,), "real load", count, tuple(differences))
 
@@ -282,7 +282,7 @@ def numbers_of(breakdown: Breakdown, devices: Sequence[DeviceInfo]) -> dict[str,
     return numbers
 
 
-def _different(
+def _differences(
     real: Mapping[str, int | str], other: Mapping[str, int | str]
 ) -> Iterator[tuple[str, int | str, int | str]]:
     if real["load"] != other["load"]:

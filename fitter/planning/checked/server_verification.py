@@ -44,7 +44,7 @@ def compare_rows(plan: Plan, said: Said) -> tuple[VerifiedRow, ...]:
     rows = [
         _row(name, expected.get(name), [each for each in buffers if each.buffer_type == name], unsaid) for name in names
     ]
-    return tuple(row for row in (*rows, *_beside(plan, said)) if row.predicted.used or row.real.used)
+    return tuple(row for row in (*rows, *_companion_rows(plan, said)) if row.predicted.used or row.real.used)
 
 
 def _row(name: str, expected: Row | None, buffers: Sequence[Buffer], unsaid: tuple[Kind, ...]) -> VerifiedRow:
@@ -58,7 +58,7 @@ def _row(name: str, expected: Row | None, buffers: Sequence[Buffer], unsaid: tup
     return VerifiedRow(predicted, real, rounding, unsaid)
 
 
-def _beside(plan: Plan, said: Said) -> Iterator[VerifiedRow]:
+def _companion_rows(plan: Plan, said: Said) -> Iterator[VerifiedRow]:
     """Compare the second context and its weights, by device."""
     drafts = [use for use in plan.shared if use.kind in DRAFTS]
     drafting = [each for each in said.buffers if each.context > 0 and each.kind in KINDS]
@@ -79,7 +79,7 @@ def server_use(
     plan: Plan, server: ServerProgram, said: Said, fed: Fed, most: Resident | None, sizes: Sizes
 ) -> ServerUse:
     """Collect the memory of ``server`` after the load, and of its process."""
-    later = tuple(_later(plan, said, sizes))
+    later = tuple(_later_uses(plan, said, sizes))
     mapped = sum(_mapped(plan, said))
     # a real load may reserve more than the plan's dummy load
     reserved = max(0, plan.breakdown.real.host.used - plan.breakdown.host.used)
@@ -113,7 +113,7 @@ def _mapped(plan: Plan, said: Said) -> Iterator[int]:
         yield sum(row.model for use in plan.shared if use.kind in DRAFTS for row in use.rows if row.device is None)
 
 
-def _later(plan: Plan, said: Said, sizes: Sizes) -> Iterator[LaterUse]:
+def _later_uses(plan: Plan, said: Said, sizes: Sizes) -> Iterator[LaterUse]:
     limits = {each.kind: each for each in plan.later}
     if checkpoints := limits.get("checkpoints"):
         one = max(said.checkpoints, key=lambda each: each.size.bytes, default=None)

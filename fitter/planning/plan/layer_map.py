@@ -146,7 +146,7 @@ def _add(sums: _Sums, key: tuple[str, int], place: int, size: int) -> None:
 
 def _lacks(sums: _Sums, plan: Plan) -> list[int]:
     """Compute the measured bytes of each device that ``sums`` lacks."""
-    lacks = [_measured(plan, name) for name in plan.breakdown.devices]
+    lacks = [_measured_bytes(plan, name) for name in plan.breakdown.devices]
     for cell in sums.values():
         for place, size in cell.items():
             if place != HOST:
@@ -237,7 +237,7 @@ _TOLERANCE = 0.01
 
 def _agrees(layer_map: LayerMap, plan: Plan) -> bool:
     """Return whether the map has the measured bytes at every place."""
-    measured = {name: _measured(plan, name) for name in plan.breakdown.devices} | {HOST_NAME: _on_host(plan)}
+    measured = {name: _measured_bytes(plan, name) for name in plan.breakdown.devices} | {HOST_NAME: _on_host(plan)}
     return all(abs(layer_map.on(name) - size) <= _TOLERANCE * max(size, 2**20) for name, size in measured.items())
 
 
@@ -246,7 +246,7 @@ def _on_host(plan: Plan) -> int:
     return plan.breakdown.host.model + plan.breakdown.host.context
 
 
-def _measured(plan: Plan, device: str) -> int:
+def _measured_bytes(plan: Plan, device: str) -> int:
     """Return the measured bytes of weights and caches on a device."""
     row = plan.breakdown.on(device)
     return row.model + row.context

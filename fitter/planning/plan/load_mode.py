@@ -28,15 +28,15 @@ def with_its_mode(plan: Plan, request: Request, model: Model, *, is_free: bool) 
     """
     has = plan.params.of_parameter(PARAMETERS["load_mode"])
     if has == "auto" and _pages_where_nothing_is_mapped(plan, request):
-        return _with(plan, "mmap")
+        return _with_mode(plan, "mmap")
     if plan.fits and any(pool.load_mode for pool in plan.pools):
         if has in MAPPED:
             raise UsageError(
                 f"with --load-mode {has} the GPU maps what the host has of the layers as well, for which there is no "
                 "room: leave it out"
             )
-        return plan if has != "auto" else _with(plan, "none")
-    return _with(plan, "none") if is_free and _copies(plan, request, model) else plan
+        return plan if has != "auto" else _with_mode(plan, "none")
+    return _with_mode(plan, "none") if is_free and _copies(plan, request, model) else plan
 
 
 def _pages_where_nothing_is_mapped(plan: Plan, request: Request) -> bool:
@@ -50,7 +50,7 @@ def _pages_where_nothing_is_mapped(plan: Plan, request: Request) -> bool:
     return request.host.paging and is_read and plan.fits and is_short
 
 
-def _with(plan: Plan, mode: str) -> Plan:
+def _with_mode(plan: Plan, mode: str) -> Plan:
     return replace(plan, params=plan.params.having({"load_mode": mode}))
 
 

@@ -97,10 +97,10 @@ def _setting(
     size = min(needed, pool.target - (host.used - layers) + device.margin) // MIB * MIB
     if size < device.total + _WORTH_SETTING:
         return None
-    return _said(limit, pool, device, size, better)
+    return _setting_for(limit, pool, device, size, better)
 
 
-def _said(limit: Limit, pool: PoolLimit, device: DeviceUse, size: int, better: str) -> Setting | None:
+def _setting_for(limit: Limit, pool: PoolLimit, device: DeviceUse, size: int, better: str) -> Setting | None:
     # Linux lends the memory that is not carved out
     command = limit.set_to(size - pool.carved)
     if command is None:

@@ -78,7 +78,7 @@ def request_of(
     if ask.is_described and not ask.virtual and named is None:
         # the devices of rpc-servers alone
         named = tuple(device.name for device in machine.devices)
-    chosen = _chosen(ask, machine, named)
+    chosen = _chosen_devices(ask, machine, named)
     outside = _outside(ask, model, calibrations)
     pools = _pools(ask, model, machine, chosen, params)
     devices = with_what_they_map(_limits(chosen, ask.margin, outside), pools)
@@ -194,7 +194,7 @@ def pinned_by(
     return {tensor.name: index_of.get(override.buffer_type, HOST) for tensor, override in caught}
 
 
-def _chosen(ask: Ask, machine: Machine, named: Sequence[str] | None) -> tuple[DeviceInfo, ...]:
+def _chosen_devices(ask: Ask, machine: Machine, named: Sequence[str] | None) -> tuple[DeviceInfo, ...]:
     """Return the devices that the model may use: the user's, or llama.cpp's default."""
     chosen = used_by_default(machine.devices) if named is None else choose(machine.devices, named)
     return with_main_gpu(chosen, ask.load.split_mode, ask.main_gpu)

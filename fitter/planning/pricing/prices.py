@@ -239,25 +239,25 @@ class PriceList:
     @cached_property
     def all(self) -> Prices:
         """Prices on all devices."""
-        return self._on(range(len(self._devices)))
+        return self._prices_on(range(len(self._devices)))
 
     def seconds(self, placement: Placement, measured: Breakdown | None = None) -> float:
         """Estimate the objective with ``placement``; see ``Prices.seconds``."""
-        prices, on_used = self._of(placement)
+        prices, on_used = self._prices_of(placement)
         return prices.seconds(on_used, measured)
 
     def busy(self, placement: Placement) -> float:
         """Estimate the objective with a request in every sequence; see ``Prices.busy``."""
-        prices, on_used = self._of(placement)
+        prices, on_used = self._prices_of(placement)
         return prices.busy(on_used)
 
-    def _of(self, placement: Placement) -> tuple[Prices, Placement]:
+    def _prices_of(self, placement: Placement) -> tuple[Prices, Placement]:
         used = tuple(devices_in_use(self._request, self._devices, placement))
         if used not in self._in_use:
-            self._in_use[used] = self.all if len(used) == len(self._devices) else self._on(used)
+            self._in_use[used] = self.all if len(used) == len(self._devices) else self._prices_on(used)
         return self._in_use[used], placement.on(used)
 
-    def _on(self, indices: Sequence[int]) -> Prices:
+    def _prices_on(self, indices: Sequence[int]) -> Prices:
         n_ctx = max(self._recorded)
         layout, facts = self._layouts.get(n_ctx), self._request.facts
         devices = [self._devices[d] for d in indices]

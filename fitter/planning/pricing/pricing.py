@@ -131,7 +131,7 @@ def price_params(
     if pieces.host_only:
         pieces = as_measured(pieces, work, [breakdown.on(name).model for name in speeds.names])
         work = work_of_params(pieces, params, speeds.free, targets, breakdown.n_splits)
-    return _priced(work, speeds, workload, breakdown, live_tokens)
+    return _price_work(work, speeds, workload, breakdown, live_tokens)
 
 
 def price_placement(
@@ -149,8 +149,8 @@ def price_placement(
     if request.facts is None or request.host_speed is None:
         return None
     speeds = speeds_of(request, request.host_speed, devices)
-    pieces = _measured(request, request.facts, devices, placement, params, breakdown, layout)
-    return _priced(work_of(pieces, placement, breakdown.n_splits), speeds, request.workload, breakdown, None)
+    pieces = _measured_pieces(request, request.facts, devices, placement, params, breakdown, layout)
+    return _price_work(work_of(pieces, placement, breakdown.n_splits), speeds, request.workload, breakdown, None)
 
 
 def host_only_everywhere(
@@ -162,7 +162,7 @@ def host_only_everywhere(
     """
     if request.facts is None:
         return NO_HOST_ONLY
-    pieces = _measured(request, request.facts, devices, placement, request.params, breakdown, layout)
+    pieces = _measured_pieces(request, request.facts, devices, placement, request.params, breakdown, layout)
     host_only = host_only_tensors(request.facts, layout, [device.largest_tensor for device in request.devices])
     is_for_all = not pieces.host_only.takes and not any(speed.is_remote for speed in request.speeds.values())
     return host_only if is_for_all else replace(host_only, without_kernels=frozenset())
@@ -174,7 +174,7 @@ def host_only_notes(
     """Note the tensors that llama.cpp keeps on the host although their layers are on devices."""
     if request.facts is None:
         return ()
-    pieces = _measured(request, request.facts, devices, placement, request.params, breakdown, layout)
+    pieces = _measured_pieces(request, request.facts, devices, placement, request.params, breakdown, layout)
     tensors = (*(layer.tensors for layer in request.facts.layers), request.facts.output)
     count, size, homes, reasons = 0, 0, set[int](), set[str]()
     for layer, weights in zip(work_of(pieces, placement).layers, tensors, strict=True):
@@ -193,7 +193,7 @@ def host_only_notes(
     )
 
 
-def _measured(
+def _measured_pieces(
     request: Request,
     facts: ModelFacts,
     devices: Sequence[DeviceLimit],
@@ -306,7 +306,7 @@ def pieces_at(
     return pieces_of(facts, units, layout.n_ctx, params, breakdown.flash_attn, pinned, host_only)
 
 
-def _priced(work: Work, speeds: Speeds, workload: Workload, breakdown: Breakdown, live_tokens: int | None) -> Price:
+def _price_work(work: Work, speeds: Speeds, workload: Workload, breakdown: Breakdown, live_tokens: int | None) -> Price:
     places = {place for layer in work.layers for place in (layer.home, layer.cache, *(w.place for w in layer.weights))}
     sources = sources_of(speeds, HOST in places, places)
 
@@ -329,7 +329,7 @@ def price_of(
     live = workload.cached + workload.prompt + workload.generate / 2
     if live_tokens is not None:
         live = live_tokens
-        average = _joined(average, estimate(Workload(0, 0, live_tokens)), workload)
+        average = _join_estimates(average, estimate(Workload(0, 0, live_tokens)), workload)
 
     def name(part: str) -> str:
         match = re.match(r"device (\d+)(?=:)", part)
@@ -353,7 +353,7 @@ def sources_of(
     return tuple(sources)
 
 
-def _joined(prompt: Estimate, generation: Estimate, workload: Workload) -> Estimate:
+def _join_estimates(prompt: Estimate, generation: Estimate, workload: Workload) -> Estimate:
     """Join the prompt's part of one estimate and the generation's part of another."""
     parts = {part.name: replace(part, generation=0.0) for part in prompt.parts}
     for part in generation.parts:

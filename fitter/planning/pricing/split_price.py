@@ -60,7 +60,7 @@ def price_split(
     by_name = {device.name: device for device in request.devices}
     speeds = speeds_of(request, request.host_speed, [by_name[name] for name in params.devices])
     pieces = pieces_at(request.facts, layout, params, breakdown, request.pinned)
-    return _priced(pieces, placement, speeds, request.workload, breakdown)
+    return _price_split(pieces, placement, speeds, request.workload, breakdown)
 
 
 def price_any_split(
@@ -79,10 +79,10 @@ def price_any_split(
     n_units = facts.n_layer + 1
     used = params.n_gpu_layers if 0 <= params.n_gpu_layers <= n_units else n_units
     pieces = pieces_at(facts, layout, params, breakdown, dict.fromkeys(targets, HOST))
-    return _priced(pieces, Placement(n_units - used, (used,)), speeds, workload, breakdown, live_tokens)
+    return _price_split(pieces, Placement(n_units - used, (used,)), speeds, workload, breakdown, live_tokens)
 
 
-def _priced(
+def _price_split(
     pieces: Pieces,
     placement: Placement,
     speeds: Speeds,

@@ -114,12 +114,12 @@ class Sharing:
     @property
     def named_for_draft(self) -> tuple[str, ...] | None:
         """Devices of the draft model, empty for the host; ``None`` if the fit chooses them."""
-        return _named(self.devices_draft)
+        return _device_names(self.devices_draft)
 
     @property
     def named_for_projector(self) -> tuple[str, ...] | None:
         """The device of the projector, empty for the host; ``None`` if the fit chooses it."""
-        return None if self.mmproj_device is None else _named((self.mmproj_device,))
+        return None if self.mmproj_device is None else _device_names((self.mmproj_device,))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -184,8 +184,8 @@ class Ask:
         if "draft-mtp" in sharing.spec_type:
             sharing = replace(sharing, mtp=True)
         program = PROGRAMS[checked.get("program") or "any"]
-        load = _begun(checked, sharing, program, facts(program.name))
-        ask = cls(load=load, given=_given(checked), sharing=sharing, words=checked, **_set(cls, checked))
+        load = _initial_params(checked, sharing, program, facts(program.name))
+        ask = cls(load=load, given=_user_set(checked), sharing=sharing, words=checked, **_set(cls, checked))
         ask.check()
         return ask
 
@@ -198,14 +198,14 @@ class Ask:
             # this version's default differs, so the arguments must name it
             sharing = replace(sharing, draft_max=program_facts.draft_n_max)
         # keep the local files of adapters, which may have addresses
-        load = replace(_begun(self.words, sharing, program, program_facts), lora=self.load.lora)
+        load = replace(_initial_params(self.words, sharing, program, program_facts), lora=self.load.lora)
         return replace(self, sharing=sharing, load=load)
 
     @classmethod
     def of_a_load(cls, checked: Measuring) -> Ask:
         """Build the parameters of exactly one load. Raises ``UsageError`` as ``of`` does."""
         load = params_of(None, **_shaped(checked))
-        ask = cls(load=load, given=_given(checked), **_set(cls, checked))
+        ask = cls(load=load, given=_user_set(checked), **_set(cls, checked))
         ask.check_machine()
         check_split_tensors(ask.load)
         return replace(ask, load=replace(ask.load, devices=ask.named))
@@ -281,7 +281,7 @@ class Ask:
         return has_overrides or "n_gpu_layers" in self.given or self.named is not None or is_split or self.sharing.mtp
 
 
-def _given(checked: Mapping[str, Any]) -> frozenset[str]:
+def _user_set(checked: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(name for name, value in checked.items() if value is not None)
 
 
@@ -300,7 +300,7 @@ _NGRAMS = {
 """Ways to draft without a model, each with the keyword for its tokens at a time, if any."""
 
 
-def _asked(checked: Mapping[str, Any], drafted: int) -> Asked:
+def _program_keywords(checked: Mapping[str, Any], drafted: int) -> Asked:
     """Collect the keywords that a program reads."""
     embedding, reranking = bool(checked.get("embedding")), bool(checked.get("reranking"))
     pooling = checked.get("pooling_type") or "model"
@@ -316,9 +316,9 @@ def _asked(checked: Mapping[str, Any], drafted: int) -> Asked:
     )
 
 
-def _begun(checked: Fitting, sharing: Sharing, program: Program, program_facts: Facts) -> Params:
+def _initial_params(checked: Fitting, sharing: Sharing, program: Program, program_facts: Facts) -> Params:
     """Build the parameters with which a fit begins; it chooses devices later."""
-    asked = _asked(checked, sharing.drafted(program_facts))
+    asked = _program_keywords(checked, sharing.drafted(program_facts))
     if asked.reads_texts and (sharing.mtp or sharing.model_draft is not None or sharing.ngrams):
         what = "--reranking" if checked.get("reranking") else "--embedding"
         drafts = "--mtp" if sharing.mtp else "-md" if sharing.model_draft is not None else "--spec-type"
@@ -345,12 +345,12 @@ def _shaped(checked: Measuring) -> Measuring:
     if (name := checked.get("program")) is None:
         return checked
     program = PROGRAMS[name]
-    shape = vars(program.shape(_asked(checked, 0), facts(name)))
+    shape = vars(program.shape(_program_keywords(checked, 0), facts(name)))
     both = {**shape, **{key: value for key, value in checked.items() if value is not None}}
     return cast(Measuring, both)
 
 
-def _named(names: Sequence[str] | None) -> tuple[str, ...] | None:
+def _device_names(names: Sequence[str] | None) -> tuple[str, ...] | None:
     if names is None:
         return None
     return () if [name.lower() for name in names] == ["none"] else tuple(names)

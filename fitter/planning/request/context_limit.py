@@ -87,7 +87,7 @@ def limited(request: Request, record: Record) -> tuple[Request, Excess | None]:
     needed = top if is_fixed else request.n_ctx_min
     limits = {}
     for name, most in mosts.items():
-        expected = _largest(_expected(request, sizes, top))
+        expected = _largest(_estimated_sizes(request, sizes, top))
         if expected > most:
             limits[name] = widest(lambda n_ctx: _largest(sizes(n_ctx)), request.alignment, top, expected, most)
     narrowed = replace(request, context_limits=limits)
@@ -159,7 +159,7 @@ def _largest(sizes: Mapping[str, int]) -> int:
     return max(sizes.values(), default=0)
 
 
-def _expected(request: Request, sizes: _Sizes, n_ctx: int) -> Mapping[str, int]:
+def _estimated_sizes(request: Request, sizes: _Sizes, n_ctx: int) -> Mapping[str, int]:
     """Estimate sizes at a large context from two small ones; never too low, since a window's cache stops growing."""
     low = request.n_ctx_min
     high = 2 * low
@@ -180,12 +180,12 @@ def _without_hopeless(request: Request, sizes: _Sizes, most: int | None = None) 
     if request.fixed & {"n_ctx", "n_gpu_layers"} or request.objective == "context" or top <= max(EXPENSIVE, 2 * low):
         return request
     target = sum(device.target for device in request.devices)
-    expected, least = (sum(_expected(request, sizes, n_ctx).values()) for n_ctx in (top, low))
+    expected, least = (sum(_estimated_sizes(request, sizes, n_ctx).values()) for n_ctx in (top, low))
     if expected <= target or least >= expected:
         return request
     n_ctx = low + (top - low) * max(0, target - least) // (expected - least)
     n_ctx = (n_ctx // request.alignment + 1) * request.alignment
-    if n_ctx >= top or (most is not None and _largest(_expected(request, sizes, n_ctx)) > most):
+    if n_ctx >= top or (most is not None and _largest(_estimated_sizes(request, sizes, n_ctx)) > most):
         return request
     if sum(sizes(n_ctx).values()) <= target:
         # the cache of a sliding window has stopped growing

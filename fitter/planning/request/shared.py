@@ -158,7 +158,7 @@ class Draft:
         layers = "all" if self.n_gpu_layers < 0 else str(self.n_gpu_layers)
         devices = self.on(main)
         words = ["-md", local_name(self.path), "-devd", ",".join(devices) or "none", "-ngld", layers]
-        words += [*_cache_types(self.type_k, self.type_v), "--spec-type", "draft-simple", *_drafted(self.n_max)]
+        words += [*_cache_types(self.type_k, self.type_v), "--spec-type", "draft-simple", *_draft_arguments(self.n_max)]
         if len(devices) > 1 and _split(main) is None:
             words += ["-ts", ",".join("1" for _ in devices)]
         return tuple(words)
@@ -194,7 +194,7 @@ class Mtp:
 
     def arguments(self) -> tuple[str, ...]:
         """Return the arguments of llama-server and llama-cli."""
-        return ("--spec-type", "draft-mtp", *_cache_types(self.type_k, self.type_v), *_drafted(self.n_max))
+        return ("--spec-type", "draft-mtp", *_cache_types(self.type_k, self.type_v), *_draft_arguments(self.n_max))
 
 
 @dataclass(frozen=True)
@@ -305,7 +305,7 @@ def lowered(request: Request, fixed: Sequence[SharedUse], others: Sequence[Devic
     if host.free is not None:
         host = HostLimit(host.total, host.free - taken(fixed, None), host.margin, host.paging)
     occupied = occupied_by(fixed)
-    every = [_less(device, taken(fixed, device.name)) for device in (*request.devices, *others)]
+    every = [_reduce_free(device, taken(fixed, device.name)) for device in (*request.devices, *others)]
     return replace(
         request,
         devices=tuple(every[: len(request.devices)]),
@@ -383,7 +383,7 @@ def places(devices: Sequence[DeviceLimit], speeds: Mapping[str, DeviceSpeed], n_
     return tuple(device.name for device in chosen[:n_max])
 
 
-def _less(device: DeviceLimit, size: int) -> DeviceLimit:
+def _reduce_free(device: DeviceLimit, size: int) -> DeviceLimit:
     """Take ``size`` bytes from the device's free memory; a negative rest goes into the margin."""
     if not size:
         return device
@@ -413,7 +413,7 @@ def _lora_arguments(lora: Lora) -> tuple[str, ...]:
     return ("--lora", path) if lora.scale == 1 else ("--lora-scaled", f"{path}:{lora.scale:.9g}")
 
 
-def _drafted(n_max: int) -> list[str]:
+def _draft_arguments(n_max: int) -> list[str]:
     return [] if n_max == DRAFT_MAX else ["--spec-draft-n-max", str(n_max)]
 
 

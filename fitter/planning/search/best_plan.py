@@ -181,7 +181,7 @@ class _Fit:
         if not candidate.trial.fits:
             return {}
         asked = lowered(self._request, choice.fixed_uses, self._others)
-        return reserve_for(asked, _joined(choice, breakdown, uses), candidate.trial.params)
+        return reserve_for(asked, _add_companions(choice, breakdown, uses), candidate.trial.params)
 
     def _best_confirmed(self) -> _Result:
         """Search on the skeleton; where it is refused, or differs from the user's file, on the user's file."""
@@ -189,7 +189,7 @@ class _Fit:
             try:
                 result = self._confirmed_best(self._skeleton, self._suggest, self._confirm)
                 candidate, choice, breakdown, uses = result
-                if _joined(choice, breakdown, uses) == candidate.trial.breakdown:
+                if _add_companions(choice, breakdown, uses) == candidate.trial.breakdown:
                     return result
             except LlamaCppError:
                 # the error of the user's own file is raised instead
@@ -293,7 +293,7 @@ class _Fit:
             latest.update(
                 {row.device: row.compute for row in breakdown.rows if row.device and row.compute and not row.is_host}
             )
-            return _joined(choice, breakdown, choice.companions.uses(params, breakdown, loads.measure))
+            return _add_companions(choice, breakdown, choice.companions.uses(params, breakdown, loads.measure))
 
         def record(params: Params) -> Layout:
             self._say(f"measuring the sizes of all tensors at a context of {params.n_ctx}")
@@ -376,7 +376,7 @@ class _Fit:
         return self._confirmed[params]
 
 
-def _joined(choice: _SharedChoice, breakdown: Breakdown, uses: Sequence[SharedUse]) -> Breakdown:
+def _add_companions(choice: _SharedChoice, breakdown: Breakdown, uses: Sequence[SharedUse]) -> Breakdown:
     """Add to the model's breakdown a row for each device with the uses beyond the fixed ones."""
     rows: tuple[Row, ...] = beyond(choice.fixed_uses, uses)
     return replace(breakdown, rows=(*breakdown.rows, *rows)) if rows else breakdown

@@ -99,10 +99,10 @@ def _with_context(state: SearchState, floor: int | None) -> Trial | None:
         return top
     if trial := settle_whole(state, top.params.n_ctx):
         return trial
-    return settle_partial(state, low) if top.params.n_ctx == low else _below(state, top, floor)
+    return settle_partial(state, low) if top.params.n_ctx == low else _best_below(state, top, floor)
 
 
-def _below(state: SearchState, top: Trial, floor: int | None) -> Trial | None:
+def _best_below(state: SearchState, top: Trial, floor: int | None) -> Trial | None:
     """Find the best trial with less context than ``top``, which is too large for the whole model on devices."""
     low, high = state.request.n_ctx_min, top.params.n_ctx
     bottom = state.trial(state.default, low)

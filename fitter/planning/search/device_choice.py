@@ -161,11 +161,11 @@ class Devices:
         """Whether a plan on the devices of ``state`` is worth its dummy loads, by the known compute buffers."""
         if is_small and len(state.devices) == 1:
             # known buffers include the pipeline's, which a single device does not need
-            return self._expected(state, best) is not None
-        rough = self._expected(state, best, is_plain=True)
+            return self._expected_plan(state, best) is not None
+        rough = self._expected_plan(state, best, is_plain=True)
         if rough is None or not self._beats((rough[0], rough[1] / _MOST_GAINED), best):
             return False
-        likely = self._expected(state, best)
+        likely = self._expected_plan(state, best)
         if likely is None:
             return False
         if is_small:
@@ -176,10 +176,10 @@ class Devices:
         if state.buffers.knows(False):
             return False
         # buffers of a whole model are larger: each device has several, to work ahead
-        most = self._expected(state, best, optimistic=True)
+        most = self._expected_plan(state, best, optimistic=True)
         return most is not None and self._beats((most[0], most[1] * (1 + _UNSURE)), best)
 
-    def _expected(
+    def _expected_plan(
         self, state: SearchState, best: Trial, *, is_plain: bool = False, optimistic: bool = False
     ) -> tuple[int, float] | None:
         state = state.with_buffers_of(self._states.get(_names(best.devices), self._first))
@@ -206,7 +206,7 @@ class Devices:
         has_idle = len(best.devices) - len(best.placement.idle) < len(self._first.devices)
         if not is_far and not (is_spilled and has_idle):
             return best
-        for count, (likely, state) in enumerate(self._others(best)):
+        for count, (likely, state) in enumerate(self._untested(best)):
             is_promising = likely is not None and self._beats(likely, best)
             if count >= (_MAX_OTHERS if is_promising else _LEAST_OTHERS if is_far else 0):
                 break
@@ -271,7 +271,7 @@ class Devices:
             self._distances[best.seconds] = bound.times if bound else 1.0
         return self._distances[best.seconds]
 
-    def _others(self, best: Trial) -> list[tuple[tuple[int, float] | None, SearchState]]:
+    def _untested(self, best: Trial) -> list[tuple[tuple[int, float] | None, SearchState]]:
         """List untested choices of devices, each with its expected context and seconds, the most promising first."""
         speeds = self._request.speeds
         states: dict[tuple[int, float] | None, SearchState] = {}
@@ -282,7 +282,7 @@ class Devices:
             if kinds not in alike and _names(devices) not in self._trials:
                 alike.add(kinds)
                 state = self._first.on(devices)
-                states.setdefault(self._expected(state, best), state)
+                states.setdefault(self._expected_plan(state, best), state)
 
         def order(one: tuple[int, float] | None, other: tuple[int, float] | None) -> int:
             return ordered(self._request, one, other)

@@ -135,7 +135,7 @@ def improve(
     for change in changes(request):
         if _is_idle(change, best):
             continue
-        more = (*_without(made, change), change)
+        more = (*_without_change(made, change), change)
         candidate = attempted(more)
         if candidate is not None and justifies_concession(
             candidate.request, candidate.priced, best.priced, gives_context=change.kind == "n_ctx"
@@ -144,16 +144,16 @@ def improve(
             on_better(best)
     for change in made[:-1] if best.trial.fits else ():
         # a later change can make an earlier one superfluous
-        fewer = _without(made, change)
+        fewer = _without_change(made, change)
         candidate = attempted(fewer)
         if candidate is not None and does_as_well(candidate.priced, best.priced):
             made, best = fewer, candidate
             on_better(best)
-    chosen = _chosen(request, best, others)
+    chosen = _describe_choice(request, best, others)
     return best if chosen is None else replace(best, choices=(*best.choices, chosen))
 
 
-def _chosen(request: Request, best: Candidate, others: Sequence[Candidate]) -> Choice | None:
+def _describe_choice(request: Request, best: Candidate, others: Sequence[Candidate]) -> Choice | None:
     """Describe the choice of concessions; ``None`` without other candidates or without prices."""
 
     def text(candidate: Candidate) -> str:
@@ -166,7 +166,7 @@ def _chosen(request: Request, best: Candidate, others: Sequence[Candidate]) -> C
     return Choice("what is given up", text(best), best.seconds, text(runner_up), runner_up.seconds)
 
 
-def _without(made: tuple[Change, ...], change: Change) -> tuple[Change, ...]:
+def _without_change(made: tuple[Change, ...], change: Change) -> tuple[Change, ...]:
     return tuple(other for other in made if other.kind != change.kind)
 
 

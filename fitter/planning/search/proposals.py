@@ -159,7 +159,7 @@ def swap_caches_for_weights(at: Situation, placement: Placement) -> Placement:
         if first in seconds_from or not 0 <= first < n_units:
             return
         seconds_from[first] = math.inf
-        for candidate in _filled(at, first):
+        for candidate in _fillings(at, first):
             seconds = prices.seconds(candidate)
             if seconds < seconds_from[first] and seconds * prices.busy(candidate) <= limit:
                 seconds_from[first] = seconds
@@ -177,7 +177,7 @@ def swap_caches_for_weights(at: Situation, placement: Placement) -> Placement:
     return best
 
 
-def _filled(at: Situation, first: int) -> list[Placement]:
+def _fillings(at: Situation, first: int) -> list[Placement]:
     """Place layers from ``first`` on on devices, and fill the room with weights of the others in each possible way."""
     assert at.prices is not None
     prices = at.prices.all

@@ -236,7 +236,7 @@ class SearchState:
         """Measure a placement with a dummy load, once."""
         params = self.params_of(placement, n_ctx)
         if params not in self._trials:
-            trial = self._trials[params] = self._measured(placement, params)
+            trial = self._trials[params] = self._measure_trial(placement, params)
             self._learn(trial)
             if trial.fits and (self._best is None or rank(trial) > rank(self._best)):
                 self._best = trial
@@ -245,7 +245,7 @@ class SearchState:
         self._last = self._trials[params]
         return self._last
 
-    def _measured(self, placement: Placement, params: Params) -> Trial:
+    def _measure_trial(self, placement: Placement, params: Params) -> Trial:
         breakdown = self._ask(self.callbacks.measure, params)
         missing = missing_of(self.request, breakdown, self.devices)
         expected = self.seconds(placement) if self.can_price else None

@@ -147,9 +147,9 @@ class _Search:
         try:
             is_widest = is_set or request.n_ctx_max <= least
             if request.objective == "context" and not is_widest:
-                return self._widest(way, trial if trial.fits else self._spilled(way, trial, least))
+                return self._widest(way, trial if trial.fits else self._spill_least(way, trial, least))
             if not trial.fits:
-                return self._spilled(way, trial, least)
+                return self._spill_least(way, trial, least)
             return trial if is_widest else self._with_more_context(way, trial)
         except TimeLimitError:
             if self.best is None:
@@ -246,7 +246,7 @@ class _Search:
 
         def attempt(n_ctx: int) -> Trial | None:
             result = self._allowed(way, n_ctx)
-            return self._spilled(*result, n_ctx) if result and not result[1].fits else result and result[1]
+            return self._spill_least(*result, n_ctx) if result and not result[1].fits else result and result[1]
 
         low, high, best = trial.params.n_ctx, request.n_ctx_max, trial
         if not trial.fits or ((top := attempt(high)) and top.fits):
@@ -268,7 +268,7 @@ class _Search:
         slacks = [float(device.target - trial.breakdown.on(device.name).used) for device in way.devices]
         return min(slacks) * len(slacks) if "tensor_split" in self._request.fixed else sum(slacks)
 
-    def _spilled(self, way: _Way, trial: Trial, n_ctx: int) -> Trial:
+    def _spill_least(self, way: _Way, trial: Trial, n_ctx: int) -> Trial:
         """Find the trial with the least on the host that fits, or where none does the one that lacks least."""
         count = len(self._units)
         is_free = "n_gpu_layers" not in self._request.fixed
@@ -344,7 +344,7 @@ class _Search:
             breakdown = self._measure(params)
             missing = missing_of(self._request, breakdown, way.devices)
             n_units, used = self._request.n_layer + 1, units_on_devices(self._request) - way.layers_on_host
-            moved = tuple((item, HOST) for unit in self._parted(way) for item in unit.items)
+            moved = tuple((item, HOST) for unit in self._split_units(way) for item in unit.items)
             placement = Placement(n_units - used, (used, *(0 for _ in way.devices[1:])), moved)
             seconds = self._seconds(params, breakdown, placement)
             self._trials[params] = Trial(placement, way.devices, params, breakdown, missing, seconds, seconds)
@@ -357,13 +357,13 @@ class _Search:
             params = replace(params, tensor_split=way.shares)
         if "n_gpu_layers" not in request.fixed:
             params = replace(params, n_gpu_layers=request.n_layer + 1 - way.layers_on_host)
-        parted = self._parted(way)
+        parted = self._split_units(way)
         if not parted:
             return params
         to_host = TensorBuftOverride(pattern_for([item for unit in parted for item in unit.items]), "CPU")
         return replace(params, tensor_buft_overrides=merge_overrides((*request.params.tensor_buft_overrides, to_host)))
 
-    def _parted(self, way: _Way) -> tuple[Unit, ...]:
+    def _split_units(self, way: _Way) -> tuple[Unit, ...]:
         if not way.parted:
             return ()
         return tuple(unit for unit in self._units[: way.parted] if unit.index >= way.layers_on_host)

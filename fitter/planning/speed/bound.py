@@ -318,7 +318,7 @@ def _items(places: _Places, pieces: Pieces, units: Sequence[Unit]) -> _Items:
     for layer, attention, state, unit in zip(pieces.facts.layers, pieces.attention, pieces.states, units, strict=False):
         # a recurrent state is read like weights, and written
         state_bytes = round(2 * state)
-        free, fixed, slowest = _sorted(layer.tensors, pieces, places, state_bytes)
+        free, fixed, slowest = _free_tensors(layer.tensors, pieces, places, state_bytes)
         items.add_fixed(fixed)
         projections = free[: layer.n_attention]
         is_free = len(free) - len(projections) == len(layer.tensors) - layer.n_attention
@@ -352,7 +352,7 @@ def _items(places: _Places, pieces: Pieces, units: Sequence[Unit]) -> _Items:
         items.heads[head] = items.heads.get(head, 0) + count
     for sort, size in weights.items():
         items.add_bytes(places.weights(sort), size)
-    free, fixed, slowest = _sorted(pieces.facts.output, pieces, places, 0)
+    free, fixed, slowest = _free_tensors(pieces.facts.output, pieces, places, 0)
     items.add_fixed(fixed)
     seconds = places.layer(None, False)
     for tensor in free:
@@ -362,7 +362,7 @@ def _items(places: _Places, pieces: Pieces, units: Sequence[Unit]) -> _Items:
     return items
 
 
-def _sorted(
+def _free_tensors(
     tensors: Sequence[WeightFacts], pieces: Pieces, places: _Places, state_bytes: int
 ) -> tuple[list[WeightFacts], float, tuple[_Slowest, _Slowest]]:
     """Return the tensors that have a choice, the cost of the others, and the slowest steps without and with experts.

@@ -199,18 +199,18 @@ def marked(cells: Sequence[ExploredCell], cost: str) -> tuple[ExploredCell, ...]
     """Mark the cells that are best trade-offs."""
     groups: dict[tuple[object, ...], list[tuple[float, ...]]] = {}
     for cell in cells:
-        if (point := _point(cell, cost)) is not None:
+        if (point := _figures_of(cell, cost)) is not None:
             groups.setdefault((cell.model, cell.file_type), []).append(point)
 
     def is_best(cell: ExploredCell) -> bool:
-        point = _point(cell, cost)
+        point = _figures_of(cell, cost)
         rivals = groups.get((cell.model, cell.file_type), ())
         return point is not None and not any(_beats(rival, point) for rival in rivals)
 
     return tuple(replace(cell, is_best=is_best(cell)) for cell in cells)
 
 
-def _point(cell: ExploredCell, cost: str) -> tuple[float, ...] | None:
+def _figures_of(cell: ExploredCell, cost: str) -> tuple[float, ...] | None:
     """Return the figures to compare (more is better); ``None`` if one is unknown."""
     price = cell.memory if cost == "memory" else cell.cost
     if not cell.fits or price is None or cell.tokens_per_second is None or cell.n_ctx is None:
