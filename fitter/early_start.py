@@ -75,7 +75,7 @@ def begin(args: Sequence[str]) -> bool:
         local = model
         loader = prestart(lambda word: load(local, word))
         # where a header was kept takes imports to find out, so that is told later
-        model = model or kept(url or "")
+        model = model or stored_header(url or "")
         description, is_held = _guess(model, specs) if model else ("", False)
         if loader is not None:
             of = f"{_OF}{model}" if description and not local else ""
@@ -109,12 +109,12 @@ def _is_address(before: str, word: str) -> bool:
     return before not in _FILES and "://" in word and ".gguf" in word and not word.startswith("-")
 
 
-def kept(url: str) -> str | None:
+def stored_header(url: str) -> str | None:
     """Return the last fetched header of a remote model, which may be outdated."""
     try:
         from fitter.model.files import remote_files
 
-        files = remote_files.kept(url)
+        files = remote_files.stored_files(url)
     except Exception:
         # It will be said when it is asked for.
         return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fitter import api
 from fitter.api.checked_call import checked_worker_call
-from fitter.api.repeat_load import missing_of, same_load, without_timeout
+from fitter.api.repeat_load import load_keywords, missing_of, without_timeout
 from fitter.errors import FitterError, UsageError
 from fitter.llama.build.build_folder import find
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
@@ -150,7 +150,7 @@ def _measure_again(
 ) -> OnBuild:
     """Measure the parameters of ``planned`` with another build."""
     try:
-        breakdown = api.measure(planned.model.path, worker=worker, **same_load(planned, told))
+        breakdown = api.measure(planned.model.path, worker=worker, **load_keywords(planned, told))
         shared = _measure_companions(planned, told, worker, say)
         lacking = missing_of(planned, breakdown, shared)
         return OnBuild(build, worker.llama_cpp(), breakdown, shared, lacking)

@@ -12,7 +12,7 @@ from fitter import programs
 from fitter.api import choose_split_mode, early_load
 from fitter.api.call_worker import answering, fetch_all, limited, questions_of, with_addresses, worker_for
 from fitter.api.checked_call import checked_worker_call
-from fitter.api.server_memory import Keeper, facts_of_program
+from fitter.api.server_memory import ServerMemory, facts_of_program
 from fitter.api.shared_models import check_mtp, choices, open_draft
 from fitter.llama.client import Worker
 from fitter.llama.types import RPC
@@ -111,18 +111,18 @@ def fit(
         known_of_program = facts_of_program(ask.program, llama_cpp, worker.llama_cpp_for(ask.llama_cpp))
         ask = ask.with_facts(known_of_program)
         request = request_of(ask, opened, machine, questions_of(ask, worker, machine), calibrations)
-        keeper = Keeper(ask, worker, opened, drafts, known_of_program)
+        server_memory = ServerMemory(ask, worker, opened, drafts, known_of_program)
         plan = planning.fit(
             request,
             ModelSummary.of(opened),
             early_load.llama_for(worker, second, opened, ask.skeleton, drafts),
             on_progress or (lambda _: None),
             ask.is_described,
-            choices(ask.sharing, worker, opened, drafts, machine, request, keeper.reserved(request)),
+            choices(ask.sharing, worker, opened, drafts, machine, request, server_memory.reserved(request)),
             limits_beside(ask, opened, machine, request, calibrations),
             deadline,
         )
-        plan = keeper.with_server_memory(plan)
+        plan = server_memory.with_server_memory(plan)
         is_free = known_of_program.has_load_mode and "load_mode" not in ask.given
         plan = with_its_mode(plan, request, opened, is_free=is_free)
         if ask.margin is not None:

@@ -17,7 +17,7 @@ from fitter.programs import LlamaCppPython
 from fitter.text import mib_up
 
 
-def same_load(plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
+def load_keywords(plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keywords of ``measure`` for exactly the load of ``plan``.
 
     Args:
@@ -48,7 +48,7 @@ def with_every_output(plan: Plan, measure: Callable[..., Breakdown]) -> Plan:
     """
     if plan.program != LlamaCppPython.name or not plan.params.n_outputs_max or not plan.fit_keywords:
         return plan
-    keywords = {**same_load(plan, plan.fit_keywords), "n_outputs_max": 0}
+    keywords = {**load_keywords(plan, plan.fit_keywords), "n_outputs_max": 0}
     breakdown = measure(plan.model.path, timeout=plan.fit_keywords.get("timeout"), **keywords)
     for name, lacking in missing_of(plan, breakdown, plan.shared).items():
         where = "the host" if name == HOST_NAME else name

@@ -18,7 +18,7 @@ from fitter.planning.request.request import Request
 from fitter.planning.request.shared import LATER, later_of
 from fitter.planning.request.summary import SharedUse
 from fitter.programs import PROGRAMS, Facts, LlamaServer, facts
-from fitter.programs.later import Keeps, Later, fitted, keeps
+from fitter.programs.later import Later, ServerCaches, reduce_to, server_caches
 from fitter.programs.outputs import output_bytes
 from fitter.programs.state import SequenceState, state_of
 
@@ -35,7 +35,7 @@ def facts_of_program(program: str, build: LlamaCpp, llama_cpp: str | None) -> Fa
 
 
 @dataclass(frozen=True)
-class Keeper:
+class ServerMemory:
     """The memory that the program of ``ask`` fills after loading ``model`` and its ``drafts``."""
 
     ask: Ask
@@ -87,7 +87,7 @@ class Keeper:
         room = left_for_host(pools, host)
         if room is not None:
             given = self.ask.given
-            kept = fitted(
+            kept = reduce_to(
                 caches,
                 room,
                 is_cache_fixed="cache_ram" in given,
@@ -135,18 +135,18 @@ class Keeper:
             size += output_bytes(params.n_seq_max, self.drafts.model.n_vocab)
         return (Later("logits", size, size // rows, rows),)
 
-    def _own(self, params: Params) -> Keeps:
+    def _own(self, params: Params) -> ServerCaches:
         """Return the caches with the user's limits or the program's own. Raises ``LlamaCppError``."""
         return self._limits_in_room(params, () if params.embeddings else self._states(params))
 
-    def _limits_in_room(self, params: Params, states: tuple[SequenceState, ...]) -> Keeps:
+    def _limits_in_room(self, params: Params, states: tuple[SequenceState, ...]) -> ServerCaches:
         is_rolled_back = any(state.needs_checkpoints for state in states[:1])
         drafted = self.ask.sharing.drafted(self.known)
         takes_back = any(
             state.removal == "whole" or (state.removal == "bounded" and drafted > state.caches.n_rs_seq)
             for state in states
         )
-        return keeps(
+        return server_caches(
             self.known,
             params.n_seq_max,
             sum(state.largest for state in states),

@@ -25,7 +25,7 @@ class Later:
 
 
 @dataclass(frozen=True)
-class Keeps:
+class ServerCaches:
     """The caches of a server for its slots.
 
     Attributes:
@@ -86,7 +86,7 @@ class Keeps:
         return tuple(lines)
 
 
-def keeps(
+def server_caches(
     facts: Facts,
     n_slots: int,
     state: int,
@@ -95,9 +95,9 @@ def keeps(
     ctx_checkpoints: int | None = None,
     cache_idle_slots: bool | None = None,
     drafting: int = 0,
-) -> Keeps:
+) -> ServerCaches:
     """Build the caches of a server, with its own limits where none are set (``None``)."""
-    return Keeps(
+    return ServerCaches(
         n_slots,
         state,
         checkpoint,
@@ -108,7 +108,7 @@ def keeps(
     )
 
 
-def fitted(wanted: Keeps, room: int, *, is_cache_fixed: bool, are_checkpoints_fixed: bool) -> Keeps:
+def reduce_to(wanted: ServerCaches, room: int, *, is_cache_fixed: bool, are_checkpoints_fixed: bool) -> ServerCaches:
     """Reduce the limits of ``wanted`` to ``room`` bytes.
 
     Fixed limits stay. Checkpoints get half of the room, and the rest that the prompt cache leaves: without checkpoints,

@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 from fitter.text import MIB
 
 Kind = Literal["model", "context", "compute", "lora", "output"]
-_Kept = TypeVar("_Kept")
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -188,9 +188,9 @@ class Listener:
                 return
 
     @staticmethod
-    def _keep(kept: dict[_Kept, None], value: _Kept) -> None:
-        if len(kept) < _MOST_KEPT:
-            kept[value] = None
+    def _keep(values: dict[_Value, None], value: _Value) -> None:
+        if len(values) < _MOST_KEPT:
+            values[value] = None
 
     @property
     def said(self) -> Said:

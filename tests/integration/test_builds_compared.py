@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import fitter
-from fitter.api.compare_builds import same_load
+from fitter.api.compare_builds import load_keywords
 from fitter.cli import main
 from fitter.regression import build_report
 from fitter.regression.check_cases import check, lock
@@ -153,7 +153,7 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("told", LOADS.values(), ids=LOADS)
 def test_the_same_parameters_are_the_same_load(told: dict[str, Any], moe: Path) -> None:
     plan = fitter.fit(moe, **told)
-    again = fitter.measure(moe, **same_load(plan, told))
+    again = fitter.measure(moe, **load_keywords(plan, told))
     assert (again.rows, again.n_ctx, again.devices) == (
         plan.breakdown.rows,
         plan.breakdown.n_ctx,

@@ -374,14 +374,14 @@ def test_a_kept_header_is_begun_to_be_loaded_and_left_where_it_has_changed(serve
         assert done.returncode == 0, done.stderr
         return {key: value for key, value in json.loads(done.stdout).items() if key not in ("model", "search")}
 
-    assert early_start.kept(url) is None
+    assert early_start.stored_header(url) is None
     small = planned(url)
-    assert early_start.kept(url) is not None
+    assert early_start.stored_header(url) is not None
     assert planned(url) == small == planned(str(path))
     shapes.write_shape(shapes.SHAPES["llama-3.1-8b"], path)
     assert planned(url) == planned(str(path)) != small
     for odd in ("http://", "http://[/x.gguf", f"{url}/", "hf://org", f"{server.url}/a%0Ab.gguf"):
-        assert early_start.kept(odd) is None
+        assert early_start.stored_header(odd) is None
 
 
 @pytest.mark.parametrize("tags", ["last changed", "none"])

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fitter.programs import facts
-from fitter.programs.later import Keeps, Later, fitted, keeps
+from fitter.programs.later import Later, ServerCaches, reduce_to, server_caches
 from tests.support.plans import GIB, MIB
 
-OWN = Keeps(n_slots=4, state=100 * MIB, checkpoint=10 * MIB, cache_ram=8192, ctx_checkpoints=32)
+OWN = ServerCaches(n_slots=4, state=100 * MIB, checkpoint=10 * MIB, cache_ram=8192, ctx_checkpoints=32)
 """1280 MiB of checkpoints, and 8 GiB of prompt cache."""
 
 
@@ -22,7 +22,7 @@ def test_sizes() -> None:
     assert (endless.prompt_cache, endless.checkpoints, endless.bytes) == (None, 1280 * MIB, 1280 * MIB)
 
 
-LINES: dict[str, tuple[Keeps, tuple[Later, ...]]] = {
+LINES: dict[str, tuple[ServerCaches, tuple[Later, ...]]] = {
     "both": (
         OWN,
         (
@@ -46,7 +46,7 @@ LINES: dict[str, tuple[Keeps, tuple[Later, ...]]] = {
 
 
 @pytest.mark.parametrize(("kept", "expected"), LINES.values(), ids=LINES)
-def test_lines(kept: Keeps, expected: tuple[Later, ...]) -> None:
+def test_lines(kept: ServerCaches, expected: tuple[Later, ...]) -> None:
     assert kept.lines() == expected
 
 
@@ -62,20 +62,20 @@ LIMITS: dict[str, tuple[int | None, int | None, tuple[int, int]]] = {
 
 @pytest.mark.parametrize(("cache_ram", "ctx_checkpoints", "expected"), LIMITS.values(), ids=LIMITS)
 def test_the_servers_own_limits(cache_ram: int | None, ctx_checkpoints: int | None, expected: tuple[int, int]) -> None:
-    found = keeps(facts("llama-server"), 4, 100, 10, cache_ram, ctx_checkpoints, cache_idle_slots=None)
+    found = server_caches(facts("llama-server"), 4, 100, 10, cache_ram, ctx_checkpoints, cache_idle_slots=None)
     assert found.saves_idle
-    assert not keeps(facts("llama-server"), 4, 100, 10, cache_idle_slots=False).saves_idle
+    assert not server_caches(facts("llama-server"), 4, 100, 10, cache_idle_slots=False).saves_idle
     assert (found.n_slots, found.state, found.checkpoint) == (4, 100, 10)
     assert (found.cache_ram, found.ctx_checkpoints) == expected
 
 
-def fit(own: Keeps, room: int, cache: bool = False, checkpoints: bool = False) -> tuple[int, int]:
-    found = fitted(own, room, is_cache_fixed=cache, are_checkpoints_fixed=checkpoints)
+def fit(own: ServerCaches, room: int, cache: bool = False, checkpoints: bool = False) -> tuple[int, int]:
+    found = reduce_to(own, room, is_cache_fixed=cache, are_checkpoints_fixed=checkpoints)
     assert (found.n_slots, found.state, found.checkpoint) == (own.n_slots, own.state, own.checkpoint)
     return found.cache_ram, found.ctx_checkpoints
 
 
-ROOMS: dict[str, tuple[Keeps, int, tuple[int, int]]] = {
+ROOMS: dict[str, tuple[ServerCaches, int, tuple[int, int]]] = {
     "more than enough": (OWN, 100 * GIB, (8192, 32)),
     "just enough": (OWN, 8 * GIB + 1280 * MIB, (8192, 32)),
     "a byte less": (OWN, 8 * GIB + 1280 * MIB - 1, (8191, 32)),
@@ -93,7 +93,7 @@ ROOMS: dict[str, tuple[Keeps, int, tuple[int, int]]] = {
 
 
 @pytest.mark.parametrize(("own", "room", "expected"), ROOMS.values(), ids=ROOMS)
-def test_the_room_is_shared_out(own: Keeps, room: int, expected: tuple[int, int]) -> None:
+def test_the_room_is_shared_out(own: ServerCaches, room: int, expected: tuple[int, int]) -> None:
     assert fit(own, room) == expected
 
 
@@ -112,7 +112,7 @@ def test_what_the_user_sets_stays(room: int, cache: bool, checkpoints: bool, exp
 
 
 KEEPS = st.builds(
-    Keeps,
+    ServerCaches,
     n_slots=st.integers(1, 16),
     state=st.integers(0, 4 * GIB),
     checkpoint=st.just(0) | st.integers(1, 300 * MIB),
@@ -128,16 +128,16 @@ def limit(cache_ram: int) -> int:
 
 
 @given(own=KEEPS, room=ROOM)
-def test_never_beyond_the_room_nor_the_programs_own(own: Keeps, room: int) -> None:
-    found = fitted(own, room, is_cache_fixed=False, are_checkpoints_fixed=False)
+def test_never_beyond_the_room_nor_the_programs_own(own: ServerCaches, room: int) -> None:
+    found = reduce_to(own, room, is_cache_fixed=False, are_checkpoints_fixed=False)
     assert found.bytes <= max(0, room)
     assert 0 <= found.cache_ram <= limit(own.cache_ram)
     assert 0 <= found.ctx_checkpoints <= own.ctx_checkpoints
 
 
 @given(own=KEEPS, room=ROOM, cache=st.booleans())
-def test_what_is_fixed_stays_and_the_rest_fits_beside_it(own: Keeps, room: int, cache: bool) -> None:
-    found = fitted(own, room, is_cache_fixed=cache, are_checkpoints_fixed=not cache)
+def test_what_is_fixed_stays_and_the_rest_fits_beside_it(own: ServerCaches, room: int, cache: bool) -> None:
+    found = reduce_to(own, room, is_cache_fixed=cache, are_checkpoints_fixed=not cache)
     if cache:
         assert found.cache_ram == own.cache_ram
         assert found.checkpoints <= max(0, room - (own.prompt_cache or 0))
@@ -147,8 +147,8 @@ def test_what_is_fixed_stays_and_the_rest_fits_beside_it(own: Keeps, room: int, 
 
 
 @given(own=KEEPS, room=ROOM)
-def test_nothing_is_left_that_one_more_would_fit_in(own: Keeps, room: int) -> None:
-    found = fitted(own, room, is_cache_fixed=False, are_checkpoints_fixed=False)
+def test_nothing_is_left_that_one_more_would_fit_in(own: ServerCaches, room: int) -> None:
+    found = reduce_to(own, room, is_cache_fixed=False, are_checkpoints_fixed=False)
     left = max(0, room) - found.bytes
     if found.cache_ram < limit(own.cache_ram):
         assert left < MIB
@@ -157,17 +157,17 @@ def test_nothing_is_left_that_one_more_would_fit_in(own: Keeps, room: int) -> No
 
 
 @given(own=KEEPS, room=ROOM, more=st.integers(0, 8 * GIB))
-def test_more_room_takes_nothing_away(own: Keeps, room: int, more: int) -> None:
-    small = fitted(own, room, is_cache_fixed=False, are_checkpoints_fixed=False)
-    large = fitted(own, room + more, is_cache_fixed=False, are_checkpoints_fixed=False)
+def test_more_room_takes_nothing_away(own: ServerCaches, room: int, more: int) -> None:
+    small = reduce_to(own, room, is_cache_fixed=False, are_checkpoints_fixed=False)
+    large = reduce_to(own, room + more, is_cache_fixed=False, are_checkpoints_fixed=False)
     assert large.ctx_checkpoints >= small.ctx_checkpoints
     # a checkpoint more for each slot may take from the cache what a checkpoint has
     assert large.cache_ram >= small.cache_ram - own.n_slots * own.checkpoint // MIB - 1
 
 
 @given(own=KEEPS)
-def test_all_of_it_where_all_has_room(own: Keeps) -> None:
+def test_all_of_it_where_all_has_room(own: ServerCaches) -> None:
     own = replace(own, cache_ram=max(0, own.cache_ram))
     if own.checkpoint == 0:
         own = replace(own, ctx_checkpoints=0)
-    assert fitted(own, own.bytes, is_cache_fixed=False, are_checkpoints_fixed=False) == own
+    assert reduce_to(own, own.bytes, is_cache_fixed=False, are_checkpoints_fixed=False) == own

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from fitter.api import compare_builds
-from fitter.api.compare_builds import OnBuild, same_load
+from fitter.api.compare_builds import OnBuild, load_keywords
 from fitter.errors import LibraryError, LlamaCppError, UsageError
 from fitter.llama.types import Row, TensorBuftOverride
 from fitter.output.pictures import chart
@@ -237,7 +237,7 @@ def test_the_same_load_is_said_in_full() -> None:
         type_k="q8_0",
     )
     told = {"gpus": ["24GiB"], "llama_cpp": "new", "timeout": 9.0, "n_ctx": 7, "fit_ctx": 8, "prompt": 3, "margin": 1}
-    found = same_load(replace(plan, params=params), told)
+    found = load_keywords(replace(plan, params=params), told)
     assert {name: found[name] for name in ("gpus", "llama_cpp", "n_ctx", "n_gpu_layers", "tensor_split")} == {
         "gpus": ["24GiB"],
         "llama_cpp": "new",

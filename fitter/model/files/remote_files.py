@@ -121,7 +121,7 @@ def _alone(mine: threading.Lock, name: str, patience: Patience, say: Say) -> Ite
         mine.release()
 
 
-def kept(url: str) -> tuple[Path, ...]:
+def stored_files(url: str) -> tuple[Path, ...]:
     """Return the files that were last fetched from ``url``, without asking for changes; empty if none.
 
     Raises ``ModelError`` if it is no address of a file.

@@ -25,7 +25,7 @@ _ABOUT, _FILES, _PIECE = "about.json", "files", 1 << 20
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredFile:
     """A stored file: its name, tag and length, and length and digest of its header."""
 
     name: str
@@ -45,9 +45,9 @@ class Header:
     data: bytes
 
     @property
-    def kept(self) -> Kept:
+    def stored_file(self) -> StoredFile:
         """Its description for ``about.json``."""
-        return Kept(self.name, self.tag, self.file_bytes, len(self.data), hashlib.sha256(self.data).hexdigest())
+        return StoredFile(self.name, self.tag, self.file_bytes, len(self.data), hashlib.sha256(self.data).hexdigest())
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Entry:
     """The stored headers of a model, in ``folder``."""
 
     folder: Path
-    files: tuple[Kept, ...]
+    files: tuple[StoredFile, ...]
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -109,7 +109,7 @@ def newest(model: Sequence[Address]) -> Entry | None:
 
 def keep(model: Sequence[Address], headers: Sequence[Header]) -> Entry:
     """Store the headers of all files of a model. Raises ``ModelError`` if they cannot be written."""
-    kept = tuple(header.kept for header in headers)
+    kept = tuple(header.stored_file for header in headers)
     words = json.dumps([asdict(each) for each in kept], indent=1)
     place = folder() / f"{_digest(model)}-{hashlib.sha256(words.encode()).hexdigest()[:32]}"
     entry = Entry(place, kept)
@@ -152,13 +152,13 @@ def _content_folders(model: Sequence[Address]) -> list[Path]:
 def _read(place: Path) -> Entry | None:
     try:
         about = json.loads(read(place / _ABOUT))
-        files = tuple(Kept(**each) for each in about)
+        files = tuple(StoredFile(**each) for each in about)
     except (OSError, ValueError, TypeError, RecursionError):
         return None
     return Entry(place, files) if all(map(_is_possible, files)) else None
 
 
-def _is_possible(kept: Kept) -> bool:
+def _is_possible(kept: StoredFile) -> bool:
     texts, sizes = (kept.name, kept.tag, kept.digest), (kept.file_bytes, kept.header_bytes)
     is_typed = all(isinstance(text, str) for text in texts) and all(isinstance(size, int) for size in sizes)
     return is_typed and 0 <= kept.header_bytes <= kept.file_bytes

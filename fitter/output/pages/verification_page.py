@@ -24,7 +24,7 @@ class _Taken:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _LaterRow:
     """Memory that a llama-server took after the load."""
 
     name: str
@@ -59,10 +59,10 @@ def _taken(verification: Verification) -> Iterator[_Taken]:
                 yield _Taken(row.real.buffer_type, kind, predicted, taken_text(row, kind), more, each in exceeding)
 
 
-def _later_rows(verification: Verification) -> Iterator[_Kept]:
+def _later_rows(verification: Verification) -> Iterator[_LaterRow]:
     exceeding = verification.exceeding_later
     for each in () if verification.server is None else verification.server.later:
         name = LATER[each.kind] + ("" if each.tokens is None else f" of {each.tokens:,} tokens")
         name += f" ({each.count} prompts)" if each.kind == "prompt cache" else ""
         real = "none said" if each.real is None else f"{each.real:,} ± {each.rounding:,}"
-        yield _Kept(name, each.predicted, real, each.most, each in exceeding)
+        yield _LaterRow(name, each.predicted, real, each.most, each in exceeding)
