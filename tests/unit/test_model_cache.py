@@ -3,9 +3,12 @@ that is in use."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -136,6 +139,18 @@ def test_what_is_used_again_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     header_cache.use(entry(header_cache.SHAPES, "again", 100))
     size = taken(entry(header_cache.SHAPES, "not", 90))
     assert look_after(monkeypatch, size) and left() == {"again"}
+
+
+def test_what_another_process_is_removing_needs_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes are still there when they are counted, behind a lock that says that somebody has it."""
+    leaving = entry(header_cache.HEADERS, "leaving", 100)
+    lock = os.open(leaving, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    gone = threading.Timer(0.05, shutil.rmtree, (leaving,))
+    gone.start()
+    assert look_after(monkeypatch, 0)
+    gone.join()
+    os.close(lock)
 
 
 def test_what_has_no_room_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,7 +27,9 @@ MOST_ENTRIES = 4096
 """Most entries; each write reads all of them, in 0.1 seconds."""
 _PARTIAL, _LEAVING = ".partial-", ".leaving-"
 _TRIES = 10
-"""Most tries to replace a damaged entry, while other processes may do the same."""
+"""Most tries to replace a damaged entry or to make room, while other processes may do the same."""
+_PAUSE = 0.02
+"""Seconds between two tries to make room: removing an entry takes less, unless the disk is slow."""
 
 _here = threading.local()
 """``held``: entries that this thread reads, with the descriptors of their locks."""
@@ -108,11 +111,22 @@ def remove(entry: Path) -> bool:
 def look_after() -> bool:
     """Remove entries that nobody reads, the least recently used first, until the rest takes at most ``MOST``.
 
-    Leftovers of killed processes are removed first.
+    Leftovers of killed processes are removed first. What another process is about to remove is counted again shortly
+    after.
 
     Returns:
         Whether the rest is within the limits.
     """
+    for left in range(_TRIES - 1, -1, -1):
+        if _remove_least_recent():
+            return True
+        if left:
+            time.sleep(_PAUSE)
+    return False
+
+
+def _remove_least_recent() -> bool:
+    """Count all entries once, and do what ``look_after`` promises."""
     entries = sorted(each for name in (HEADERS, SHAPES) for each in _entries(cache_folder(name)))
     size, count = sum(each for _, _, each in entries), len(entries)
     for _, entry, taken in entries:
