@@ -147,6 +147,10 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'fitter' has no attribute '{name}'")
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 __all__ = [
     "AnswerError",
     "Array",

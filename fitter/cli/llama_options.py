@@ -1,4 +1,4 @@
-"""llama.cpp's options that are no parameters of fitter: each is passed on, ignored or refused.
+"""llama.cpp's options that are no parameters of fitter: each is passed on, translated, ignored or refused.
 
 ``llama_options.toml`` lists them.
 """
@@ -18,7 +18,7 @@ _META = "fitter.llama_options"
 
 _REFUSALS = {
     "memory": "changes what llama.cpp allocates, and fitter cannot plan for it: leave it out",
-    "model": "makes llama.cpp download a model, but fitter needs a file: give it as MODEL, or with -m FILE",
+    "model": "makes llama.cpp download a model: give it as MODEL (a file, or hf://org/repo/file.gguf)",
     "removed": "was removed from llama.cpp: leave it out",
     "other": "belongs to another llama.cpp program, but the plan is for llama-server: leave it out",
 }
@@ -138,6 +138,9 @@ def split(words: Sequence[str], fitter_options: dict[str, int], *, refuses: bool
             if values and values[0] in option.same:
                 rest += option.same[values[0]].split()
                 continue
+            if option.use == "hub":
+                rest += _on_hub(name, values[0], fitter_options)
+                continue
             if refuses:
                 _check(option, name)
             instead = option.instead.split() if option.use == "renamed" else []
@@ -162,6 +165,14 @@ def _values(option: LlamaOption, name: str, given: list[str] | None, left: list[
     if len(given) > option.values:
         raise click.BadOptionUsage(name, f"Option '{name}' does not take a value.")
     return given
+
+
+def _on_hub(name: str, value: str, fitter_options: Mapping[str, int]) -> list[str]:
+    """Write ``ORG/REPO[:TYPE]`` as an address, and the type as an option."""
+    repository, colon, file_type = value.partition(":")
+    if colon and "--type" not in fitter_options:
+        raise click.UsageError(f"{name} {value}: this command takes a file: write hf://{repository}/FILE.gguf")
+    return [f"hf://{repository}", *(["--type", file_type] if colon else [])]
 
 
 def _check(option: LlamaOption, name: str) -> None:

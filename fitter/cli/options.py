@@ -5,6 +5,7 @@ An absent option is ``None`` and is not passed on: only ``fitter.parameters.tabl
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from itertools import pairwise
@@ -50,8 +51,12 @@ class Command(click.Command):
             _check_model_option(self, ctx, words)
             rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            name = next((word for word in words if word.startswith(error.option_name)), error.option_name)
-            raise click.NoSuchOption(name.partition("=")[0], ctx=ctx) from None
+            word = next((word for word in words if word.startswith(error.option_name)), error.option_name)
+            name = word.partition("=")[0]
+            meant = _similar_option(self, ctx, name)
+            raise click.NoSuchOption(
+                name, meant and f"No such option '{name}': did you mean {meant}?", ctx=ctx
+            ) from None
         _take_model_option(self, ctx)
         return rest
 
@@ -200,6 +205,20 @@ def words_after(command: click.Command, ctx: click.Context) -> dict[str, int]:
         if isinstance(param, click.Option)
         for name in (*param.opts, *param.secondary_opts)
     }
+
+
+def _similar_option(command: click.Command, ctx: click.Context, name: str) -> str | None:
+    """Find the option that was likely meant: of that beginning, of that name in Python, or spelt almost so."""
+    if not name.startswith("--"):
+        return None
+    options: dict[str, str] = {}
+    for param in command.get_params(ctx):
+        if isinstance(param, click.Option) and (long := [word for word in param.opts if word.startswith("--")]):
+            in_python = "--" + (param.name or "").replace("_", "-")
+            options |= {in_python: long[0], **{word: word for word in (*long, *param.secondary_opts)}}
+    longer = [word for word in options if word.startswith(name)]
+    close = sorted(longer, key=len) or difflib.get_close_matches(name, options, n=1, cutoff=0.8)
+    return options[close[0]] if close else None
 
 
 def _check_model_option(command: click.Command, ctx: click.Context, words: Sequence[str]) -> None:

@@ -38,7 +38,7 @@ OLDEST_ROCM = gpu_catalogue.AMD_OFFSET + 0x803
 _UNNAMED = ""
 """The name of a device until ``parse_gpus`` numbers all of them."""
 
-_COUNT = re.compile(r"([0-9]{1,6})\s*[x×*]\s*(.*)", re.IGNORECASE | re.DOTALL)
+_COUNT = re.compile(r"([0-9]{1,6})\s*[x×*]\s*(?!tx?\b)(.*)", re.IGNORECASE | re.DOTALL)
 _FORMS = "name a GPU (rtx-4090), a size (24GiB), cuda:8.9:24GiB, rocm:gfx1100:24GiB, vulkan:24GiB or metal:64GiB"
 
 
@@ -56,7 +56,7 @@ def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
 
     It may begin with a count (``2x``) and end with the free memory (``:free=20GiB``). By default a GPU of the catalogue
     has as much free memory as an idle card, and other GPUs have all their memory free. ``none`` alone is a machine
-    without a GPU.
+    without a GPU. Several descriptions may stand in one text, with ``+`` or a comma between them.
 
     For a GPU that uses the machine's memory, the size is the machine's. ``:free=`` then sets the part that the system
     lets the GPU use, and ``:available=`` the memory for programs and GPU together; by default both are as on an idle
@@ -65,6 +65,7 @@ def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
     Raises:
         UsageError: A description is not valid, there are more than 16 devices, or several share one machine's memory.
     """
+    specs = [part for spec in specs for part in split_gpus(spec)]
     if any(spec.strip().lower() == NO_GPU for spec in specs):
         if len(specs) > 1:
             raise UsageError(f"--gpu {specs[-1]!r}: {NO_GPU} means a machine without a GPU: leave out the other GPUs")
@@ -83,6 +84,18 @@ def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
         devices.append(replace(kind, name=f"{prefix}{numbers[prefix]}"))
         numbers[prefix] += 1
     return tuple(devices)
+
+
+def split_gpus(text: str) -> list[str]:
+    """Split a text into descriptions of one GPU, or several alike, at each ``+`` and comma.
+
+    Raises:
+        UsageError: A description is missing beside one of them.
+    """
+    parts = [part.strip() for part in re.split("[+,]", text)]
+    if len(parts) > 1 and not all(parts):
+        raise UsageError(f"--gpu {text!r}: name a GPU on both sides of each + or comma, such as 'rtx-4090 + rtx-3090'")
+    return parts
 
 
 def virtual_devices(gpus: str | VirtualDevice | Sequence[str | VirtualDevice]) -> tuple[VirtualDevice, ...]:
@@ -107,7 +120,7 @@ def cards_of(spec: str) -> tuple[str, ...]:
     count, _ = _parse(spec)
     rest = match[2] if (match := _COUNT.fullmatch(spec.strip())) else spec.strip()
     body = _split_options(rest)[0]
-    card = gpu_catalogue.find(body) or (gpu_catalogue.find(body.rpartition(":")[0]) if ":" in body else None)
+    card = gpu_catalogue.find_as_written(body.rpartition(":")[0] or body)
     return (card.key if card and ":" not in body else body.lower(),) * count
 
 
@@ -193,15 +206,15 @@ def _parse_options(options: list[str]) -> dict[str, int]:
 def _parse_kind(body: str) -> VirtualDevice:
     if ":" in body:
         name, _, memory = body.rpartition(":")
-        if body.partition(":")[0].strip().lower() in PROFILES or not (gpu := gpu_catalogue.find(name)):
+        if body.partition(":")[0].strip().lower() in PROFILES or not (gpu := gpu_catalogue.find_as_written(name)):
             return _parse_profile(body)
         return _parse_unified(gpu, memory)
     if (match := SIZE.fullmatch(body)) and match[2].lower() in UNITS:
         return _parse_memory(body)
-    if gpu := gpu_catalogue.find(body):
+    if gpu := gpu_catalogue.find_as_written(body):
         return _device_of_card(gpu, gpu.total)
     names = gpu_catalogue.similar(body)
-    if body[:1].isdigit() and not (body.isdigit() and names):
+    if body[:1].isdigit() and not (re.match("[0-9]{3}", body) and names):
         return _parse_memory(body)
     if not body:
         raise UsageError(f"no GPU: {_FORMS}")

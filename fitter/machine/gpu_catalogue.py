@@ -158,6 +158,25 @@ def find(name: str) -> CatalogueGpu | None:
     return matches[0] if len(matches) == 1 else None
 
 
+def find_as_written(name: str) -> CatalogueGpu | None:
+    """Find a card as ``find`` does, or by a shorter spelling that only one card has: ``RTX4090``, ``4090``, ``4060ti``.
+
+    For words that a person wrote. A driver's name is found by ``find``, which guesses less.
+    """
+    if card := find(name):
+        return card
+    keys = _spelt_so(name)
+    return gpus()[keys[0]] if len(keys) == 1 else None
+
+
+def _spelt_so(name: str) -> list[str]:
+    """List the keys that ``name`` spells without some hyphens, without the series, or without the memory size."""
+    letters = _normal(name).replace("-", "")
+    series = "(?:[a-z]+-)?" if re.match("[0-9]{3}", letters) else ""
+    spelling = re.compile(series + "-?".join(map(re.escape, letters)) + "(-[0-9]+gb)?")
+    return [key for key in gpus() if letters and spelling.fullmatch(key)]
+
+
 def similar(name: str) -> list[str]:
     """Return up to three keys similar to ``name``, the most similar first."""
     import difflib
@@ -165,7 +184,7 @@ def similar(name: str) -> list[str]:
     key = _normal(name)
     longer = [other for other in gpus() if key and f"-{key}-" in f"-{other}-"]
     close = difflib.get_close_matches(key, list(gpus()), n=3, cutoff=0.6)
-    return list(dict.fromkeys([*longer, *close]))[:3]
+    return list(dict.fromkeys([*_spelt_so(name), *longer, *close]))[:3]
 
 
 def _normal(name: str) -> str:

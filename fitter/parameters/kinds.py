@@ -13,12 +13,14 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 from fitter.errors import PlanError, UsageError
 from fitter.parameters.values import (
     MAX_DEVICES,
+    SIZE,
     Lora,
     TensorBuftOverride,
     check_timeout,
     items,
     number,
     parse_overrides,
+    parse_size,
     parse_whole,
     path,
     plain_pattern,
@@ -193,6 +195,15 @@ class Whole(Kind):
 
 
 @dataclass(frozen=True)
+class Tokens(Whole):
+    """A number of tokens. On the command line ``32k`` is 32 times 1024."""
+
+    def parse(self, word: str) -> int | None:
+        thousands = word[:-1] if word[-1:] in ("k", "K") else ""
+        return super().parse(str(parse_whole(thousands) * 1024) if thousands.isdecimal() else word)
+
+
+@dataclass(frozen=True)
 class Layers(Whole):
     """A number of layers; -1 means all. On the command line ``auto`` leaves the choice to the fit."""
 
@@ -289,25 +300,33 @@ class Size(Kind):
 
     Attributes:
         is_list: Whether several values are allowed.
-        in_mib: Whether the command-line option takes MiB.
+        in_mib: Whether the command-line option takes MiB where a number has no unit.
+        least: The fewest bytes above 0: a smaller number is likely to be of another unit.
     """
 
     is_list: bool = False
     in_mib: bool = False
+    least: int = 0
 
     def check(self, called: str, value: Any) -> int | tuple[int, ...]:
         if self.is_list and isinstance(value, Iterable) and not isinstance(value, str):
             return tuple(size(called, item) for item in items(called, value, "bytes, or one number for all"))
-        return size(called, value)
+        checked = size(called, value)
+        if 0 < checked < self.least:
+            raise UsageError(f'{called} is {checked} bytes: write a unit, such as "64GiB"')
+        return checked
 
     def parse(self, word: str) -> Any:
         if not self.in_mib:
             return word
         parts = split_list(word)
-        if not all(part.isascii() and part.isdigit() for part in parts) or (len(parts) > 1 and not self.is_list):
+        matches = [SIZE.fullmatch(part) for part in parts]
+        if not all(match and (match[2] or part.isdigit()) for match, part in zip(matches, parts, strict=True)) or (
+            len(parts) > 1 and not self.is_list
+        ):
             example = "1024 or 1024,512" if self.is_list else "1024"
             raise UsageError(f"'{word}' is not a number of MiB such as {example}")
-        sizes = tuple(parse_whole(part) * MIB for part in parts)
+        sizes = tuple(parse_whole(part) * MIB if part.isdigit() else parse_size(part) for part in parts)
         return sizes if len(sizes) > 1 else sizes[0]
 
     def read(self, where: str, value: Any) -> int | tuple[int, ...]:

@@ -13,7 +13,7 @@ from os import PathLike
 from typing import Annotated, Any, Literal, TypedDict
 
 from fitter.parameters import kinds
-from fitter.parameters.kinds import Described, Flag, Kind, Layers, Number, Seconds, Size, Texts, Whole
+from fitter.parameters.kinds import Described, Flag, Kind, Layers, Number, Seconds, Size, Texts, Tokens, Whole
 from fitter.parameters.values import MAX_DEVICES
 from fitter.text import MIB
 
@@ -293,7 +293,7 @@ class LimitsKeywords(TypedDict, total=False):
     host_memory: Annotated[
         AnySize | None,
         Parameter(
-            Size("SIZE"),
+            Size("SIZE", least=MIB),
             options=("--host-memory",),
             is_ours=True,
             section=DEVICES,
@@ -329,7 +329,7 @@ class LimitsKeywords(TypedDict, total=False):
     fit_ctx: Annotated[
         int | None,
         Parameter(
-            Whole(least=1, most=LARGEST),
+            Tokens(least=1, most=LARGEST),
             4096,
             options=("-fitc", "--fit-ctx"),
             env="LLAMA_ARG_FIT_CTX",
@@ -372,7 +372,7 @@ class LoadKeywords(TypedDict, total=False):
     n_ctx: Annotated[
         int | None,
         Parameter(
-            Whole(most=LARGEST),
+            Tokens(most=LARGEST),
             0,
             "context",
             ("-c", "--ctx-size"),
@@ -496,7 +496,7 @@ class LoadKeywords(TypedDict, total=False):
     n_batch: Annotated[
         int | None,
         Parameter(
-            Whole(least=1, most=MAX_TOKENS),
+            Tokens(least=1, most=MAX_TOKENS),
             2048,
             "context",
             ("-b", "--batch-size"),
@@ -509,7 +509,7 @@ class LoadKeywords(TypedDict, total=False):
     n_ubatch: Annotated[
         int | None,
         Parameter(
-            Whole(least=1, most=MAX_TOKENS),
+            Tokens(least=1, most=MAX_TOKENS),
             512,
             "context",
             ("-ub", "--ubatch-size"),
@@ -672,7 +672,7 @@ class LoadKeywords(TypedDict, total=False):
     kv_unified_per_slot: Annotated[
         int | None,
         Parameter(
-            Whole(least=1, most=LARGEST),
+            Tokens(least=1, most=LARGEST),
             None,
             "program",
             ("--kv-unified-per-slot",),
@@ -760,7 +760,7 @@ class ServerKeywords(TypedDict, total=False):
     checkpoint_min_step: Annotated[
         int | None,
         Parameter(
-            Whole(most=LARGEST),
+            Tokens(most=LARGEST),
             None,
             "program",
             ("-cms", "--checkpoint-min-step"),
@@ -893,7 +893,7 @@ class RawKeywords(TypedDict, total=False):
     n_outputs_max: Annotated[
         int | None,
         Parameter(
-            Whole(most=MAX_TOKENS),
+            Tokens(most=MAX_TOKENS),
             0,
             "context",
             help="Tokens of a batch that get an output; 0 is all.",
@@ -1043,7 +1043,7 @@ class PricingKeywords(TypedDict, total=False):
     prompt: Annotated[
         int | None,
         Parameter(
-            Whole(least=1, most=LARGEST),
+            Tokens(least=1, most=LARGEST),
             options=("--prompt",),
             is_ours=True,
             section=SPEED,
@@ -1054,7 +1054,7 @@ class PricingKeywords(TypedDict, total=False):
     generate: Annotated[
         int | None,
         Parameter(
-            Whole(least=1, most=LARGEST),
+            Tokens(least=1, most=LARGEST),
             options=("--generate",),
             is_ours=True,
             section=SPEED,

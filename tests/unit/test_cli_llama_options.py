@@ -228,8 +228,8 @@ def test_the_model_may_be_an_option(calls: list[tuple[str, dict[str, Any]]], wor
         ("m.gguf --spec-default", "leave it out, or use --spec-type ngram-mod"),
         ("m.gguf --no-repack", "changes what llama.cpp allocates"),
         (
-            "m.gguf -hf user/repo",
-            "-hf makes llama.cpp download a model, but fitter needs a file: give it as MODEL, or with -m FILE",
+            "-hff model.gguf",
+            "-hff makes llama.cpp download a model: give it as MODEL (a file, or hf://org/repo/file.gguf)",
         ),
         ("m.gguf --draft-max 4", "was removed from llama.cpp: leave it out, or use --spec-draft-n-max"),
         ("m.gguf -npp 4", "belongs to another llama.cpp program"),

@@ -71,6 +71,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
         ("-fitc 8192", {"fit_ctx": 8192}),
         ("--fit-target 512", {"margin": 512 * MIB}),
         ("-fitt 512,0", {"margin": (512 * MIB, 0)}),
+        ("-fitt 2GiB,512", {"margin": (2 * GIB, 512 * MIB)}),
+        ("-fitt 1.5GiB --host-margin 4GiB", {"margin": GIB + 512 * MIB, "host_margin": 4 * GIB}),
+        ("-c 32k --fit-ctx 8K --prompt 2k -ub 1k", {"n_ctx": 32768, "fit_ctx": 8192, "prompt": 2048, "n_ubatch": 1024}),
         ("--gpu rtx-4090 --gpu 24GiB", {"gpus": ("rtx-4090", "24GiB")}),
         ("--gpu none", {"gpus": ("none",)}),
         ("--gpu rtx-4090 --profile library:/d", {"gpus": ("rtx-4090",), "profile": "library:/d"}),
@@ -114,6 +117,8 @@ def test_options_reach_the_api(calls: list[tuple[str, dict[str, Any]]], words: s
         ("fit model.gguf", "model.gguf"),
         ("-c 4096 model.gguf", "model.gguf"),
         ("./fit", "./fit"),
+        ("./llama-3.1-8b", "./llama-3.1-8b"),
+        ("-hf org/repo", "hf://org/repo"),
         ("fit devices", "devices"),
         ("-- -odd.gguf", "-odd.gguf"),
     ],
@@ -138,6 +143,19 @@ def test_fit_is_the_default(calls: list[tuple[str, dict[str, Any]]], words: str,
         ("m.gguf -ts 3,x", "'3,x' is not a list of numbers"),
         ("m.gguf -ctk q9", "'q9' is not one of 'f32'"),
         ("m.gguf -fa yes", "'yes' is not one of 'on'"),
+        ("m.gguf -c k", "'k' is not a whole number"),
+        ("m.gguf -c 1.5k", "'1.5k' is not a whole number"),
+        ("m.gguf -c -1k", "'-1k' is not a whole number"),
+        ("m.gguf --gpuu rtx-4090", "No such option '--gpuu': did you mean --gpu?"),
+        ("m.gguf --gpus=rtx-4090", "No such option '--gpus': did you mean --gpu?"),
+        ("m.gguf --ctx 4096", "No such option '--ctx': did you mean --ctx-size?"),
+        ("m.gguf --n-ctx 4096", "No such option '--n-ctx': did you mean --ctx-size?"),
+        ("devices --catalog", "No such option '--catalog': did you mean --catalogue?"),
+        ("m.gguf --nonsense", "No such option '--nonsense' (see fitter fit --help)"),
+        ("fleet --help", "there is no command 'fleet'"),
+        ("llama-3.1-8b --gpu rtx-4090", "to plan the published shape of that name, write --shape llama-3.1-8b"),
+        ("Llama-3.1-8B:Q8_0", "write --shape Llama-3.1-8B:Q8_0"),
+        ("m.gguf -fitt 2GiB,1.5", "'2GiB,1.5' is not a number of MiB"),
         ("m.gguf -fitt 1.5", "'1.5' is not a number of MiB such as 1024 or 1024,512"),
         ("m.gguf --host-margin 1,2", "'1,2' is not a number of MiB such as 1024"),
         ("m.gguf -dev CUDA0,,CUDA1", "has an empty name"),
@@ -187,6 +205,12 @@ def test_help_is_on_stdout(capsys: pytest.CaptureFixture[str], words: list[str])
     out, err = capsys.readouterr()
     assert out.startswith("Usage: fitter")
     assert err == ""
+
+
+@pytest.mark.parametrize(("words", "usage"), [("help", "fitter MODEL [OPTIONS]"), ("help check", "fitter check ")])
+def test_the_word_help(capsys: pytest.CaptureFixture[str], words: str, usage: str) -> None:
+    assert main(words.split()) == 0
+    assert f"Usage: {usage}" in capsys.readouterr().out
 
 
 def test_help_of_fit_has_its_options_in_sections(capsys: pytest.CaptureFixture[str]) -> None:

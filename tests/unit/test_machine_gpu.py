@@ -190,6 +190,32 @@ def test_gpus_of_amd(spec: str, description: str, number: int) -> None:
     assert (device.description, device.compute_capability) == (description, number)
 
 
+@pytest.mark.parametrize(
+    ("text", "cards"),
+    [
+        ("RTX4090", ["rtx-4090"]),
+        ("4090", ["rtx-4090"]),
+        ("3060", ["rtx-3060-12gb"]),
+        ("4060ti-16gb", ["rtx-4060-ti-16gb"]),
+        ("7900xtx", ["rx-7900-xtx"]),
+        ("7900 XT", ["rx-7900-xt"]),
+        ("M2Ultra:64GiB", ["m2-ultra:64GiB"]),
+        ("2x3090", ["rtx-3090", "rtx-3090"]),
+        ("4090:free=20GiB", ["rtx-4090:free=20GiB"]),
+        ("rtx-4090 + 2x rtx-3090", ["rtx-4090", "rtx-3090", "rtx-3090"]),
+        ("rtx-4090,3090", ["rtx-4090", "rtx-3090"]),
+        ("24GiB,8GiB", ["24GiB", "8GiB"]),
+    ],
+)
+def test_what_can_only_mean_one_card_is_understood(text: str, cards: list[str]) -> None:
+    assert parse_gpus([text]) == parse_gpus(cards)
+
+
+def test_a_drivers_name_is_not_guessed() -> None:
+    """Speeds of a real card are never those of another one with a similar name."""
+    assert gpu_catalogue.find("4090") is None and gpu_catalogue.find("RTX4090") is None
+
+
 def test_every_backend_numbers_its_own_devices() -> None:
     devices = parse_gpus(["rtx-4090", "2x mi210", "rtx-3090"])
     assert [device.name for device in devices] == ["CUDA0", "ROCm0", "ROCm1", "CUDA1"]
@@ -209,7 +235,12 @@ def test_every_backend_numbers_its_own_devices() -> None:
         pytest.param(["arc-b850"], "did you mean arc-b580", id="digits swapped"),
         pytest.param(["a100"], "did you mean a100-40gb or a100-80gb", id="two that it may be"),
         pytest.param(["rtx-4060-ti"], "did you mean rtx-4060-ti-8gb or rtx-4060-ti-16gb", id="8 or 16 GB"),
-        pytest.param(["4090"], "did you mean rtx-4090", id="a bare model number"),
+        pytest.param(["4060ti"], "did you mean rtx-4060-ti-8gb or rtx-4060-ti-16gb", id="a number of two cards"),
+        pytest.param(["5090d"], "did you mean rtx-5090", id="a number that no card has"),
+        pytest.param(["rtx-4090 +"], "on both sides of each . or comma", id="nothing beside a plus"),
+        pytest.param(["rtx-4090,,rtx-3090"], "on both sides of each . or comma", id="nothing between commas"),
+        pytest.param(["rtx-4090 + none"], "none means a machine without a GPU", id="a card and none"),
+        pytest.param(["8x 1GiB, 9x 1GiB"], "16 devices at most", id="too many in one text"),
         pytest.param(["nonsense!"], "name a GPU .rtx-4090., a size", id="nonsense"),
         pytest.param([""], "no GPU", id="empty"),
         pytest.param(["2x"], "no GPU", id="a count of nothing"),

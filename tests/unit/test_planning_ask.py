@@ -14,6 +14,7 @@ from fitter.llama.types import Params, TensorBuftOverride, VirtualDevice
 from fitter.machine.gpu import parse_gpus
 from fitter.parameters.table import PARAMETERS, Estimating, Fitting, LoadKeywords, taken_by
 from fitter.planning.request.ask import Ask, Sharing
+from fitter.text import MIB
 
 CARD = parse_gpus(["24GiB"])[0]
 
@@ -120,6 +121,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no bandwidth of the host": ({"host_bandwidth": "fast"}, "'fast' is not a bandwidth"),
     "a bandwidth of nothing remote": ({"rpc_bandwidth": "9GB/s"}, "without an rpc-server: name one with --rpc"),
     "no bandwidth of what is remote": ({"rpc": ["a:1"], "rpc_bandwidth": ["fast"]}, "'fast' is not a bandwidth"),
+    "a number of GiB": ({"host_memory": 64}, 'host_memory (--host-memory) is 64 bytes: write a unit, such as "64GiB"'),
+    "just below a MiB": ({"host_memory": MIB - 1}, "write a unit"),
     "a host without memory": ({"host_memory": 0}, "--host-memory is 0 bytes"),
 }
 
@@ -132,8 +135,8 @@ def test_what_is_refused(words: dict[str, Any], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_host_may_have_a_byte() -> None:
-    assert ask(host_memory=1).host_memory == 1
+def test_a_host_may_have_a_mebibyte() -> None:
+    assert ask(host_memory=MIB).host_memory == MIB
 
 
 def test_libllama_is_not_needed() -> None:

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fitter.api.explore.grid import split_machine
 from fitter.errors import UsageError
-from fitter.machine.gpu import cards_of
+from fitter.machine.gpu import cards_of, split_gpus
 from fitter.output.tables.exploration_table import csv_text, exploration_table
 from fitter.planning.tables.exploration import (
     Exploration,
@@ -140,9 +139,9 @@ def test_words_that_are_not(text: str) -> None:
 
 
 def test_machines_of_several_cards() -> None:
-    assert split_machine("rtx-4090 + 2x rtx-3090") == ["rtx-4090", "2x rtx-3090"]
+    assert split_gpus("rtx-4090 + 2x rtx-3090") == ["rtx-4090", "2x rtx-3090"]
     with pytest.raises(UsageError, match="name a GPU on both sides of each"):
-        split_machine("rtx-4090 +")
+        split_gpus("rtx-4090 +")
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_every_error_is_exported() -> None:
 
 
 def test_every_name_is_there_and_documented() -> None:
-    assert sorted(fitter.__all__) == fitter.__all__
+    assert sorted(fitter.__all__) == fitter.__all__ and set(fitter.__all__) <= set(dir(fitter))
     for name in fitter.__all__:
         member = getattr(fitter, name)
         assert name == "__version__" or inspect.getdoc(member), name

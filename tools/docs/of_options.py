@@ -210,13 +210,17 @@ _USES = {
     "passed": ("Passed on", "They do not change what is allocated: they are printed with the plan's arguments."),
     "renamed": ("Passed on by another name", "Spellings of other versions of llama.cpp."),
     "ignored": ("Ignored", "They change nothing that llama-server does with a plan. One line on stderr names them."),
+    "hub": (
+        "Taken as `MODEL`",
+        "`org/repo:Q4_K_M` is `hf://org/repo --type Q4_K_M`. Fitter reads headers, and downloads nothing else.",
+    ),
     "memory": (
         "Refused: they change what is allocated",
         "Fitter cannot plan for them. The exit status is 2.",
     ),
     "model": (
         "Refused: they name a model",
-        "Fitter needs a file, as `MODEL` or with `-m FILE`. The exit status is 2.",
+        "Fitter needs a file or an address, as `MODEL` or with `-m`. The exit status is 2.",
     ),
     "removed": ("Refused: llama.cpp has removed them", "The exit status is 2."),
     "other": (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fitter.errors import UsageError
-from fitter.machine.gpu import cards_of, parse_gpus
+from fitter.machine.gpu import cards_of, parse_gpus, split_gpus
 from fitter.model.location import called
 from fitter.parameters.table import PARAMETERS, Fitting, taken_by
 from fitter.parameters.values import shown
@@ -70,7 +70,7 @@ def grid_of(models: Any, machines: Any, types: Any, parameters: Mapping[str, Any
     file_types = tuple(dict.fromkeys(each_type))
     axes = {name: _values(name, parameters.get(name)) for name in AXES}
     _check_count(names, places, file_types, axes, most)
-    described = {text: tuple(split_machine(text)) for text in places}
+    described = {text: tuple(split_gpus(text)) for text in places}
     fixed = {name: PARAMETERS[name].check(value) for name, value in parameters.items() if name not in AXES}
     for text, gpus in described.items():
         try:
@@ -106,20 +106,8 @@ def _called(names: list[str]) -> dict[str, str]:
     return names_of
 
 
-def split_machine(text: str) -> list[str]:
-    """Split a machine into its GPUs as ``--gpu`` of ``fit`` takes them, such as ``rtx-4090 + 2x rtx-3090``.
-
-    Raises:
-        UsageError: A GPU is missing beside a ``+``.
-    """
-    parts = [part.strip() for part in text.split("+")]
-    if not all(parts):
-        raise UsageError(f"--gpu {text!r}: name a GPU on both sides of each +, such as 'rtx-4090 + rtx-3060-12gb'")
-    return parts
-
-
 def _machine(text: str) -> str:
-    return " + ".join(" ".join(part.split()) for part in split_machine(text))
+    return " + ".join(" ".join(part.split()) for part in split_gpus(text))
 
 
 def _several(called: str, given: Any, kinds: tuple[Any, ...] = ()) -> list[Any]:
