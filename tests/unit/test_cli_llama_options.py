@@ -11,7 +11,7 @@ import pytest
 from fitter import api
 from fitter.cli import main, options
 from fitter.cli.fit import fit
-from fitter.cli.llama_options import all_options
+from fitter.cli.llama_options import Used, all_options, split
 from fitter.llama.types import Params
 from tests.support.plans import make_plan
 from tests.support.upstream_options import SOURCE, UpstreamOption, read_options
@@ -270,3 +270,20 @@ def test_a_model_is_no_misspelt_command(
     (tmp_path / "lokc").touch()
     assert main([model]) == 0
     assert calls[0][0] == model
+
+
+@pytest.mark.parametrize(
+    ("words", "model"),
+    [
+        ("-hf org/repo", "hf://org/repo"),
+        ("--hf-repo=org/repo -c 4096", "hf://org/repo -c 4096"),
+        ("-hfr org/repo:Q4_K_M", "hf://org/repo --type Q4_K_M"),
+    ],
+)
+def test_a_repository_of_the_hub_is_the_model(words: str, model: str) -> None:
+    assert split(words.split(), {"--type": 1, "-c": 1}) == (model.split(), Used())
+
+
+def test_a_type_is_of_no_use_to_a_command_that_plans_one_file() -> None:
+    with pytest.raises(click.UsageError, match="write hf://org/repo/FILE.gguf"):
+        split(["-hf", "org/repo:Q4_K_M"], {})

@@ -118,7 +118,6 @@ def test_options_reach_the_api(calls: list[tuple[str, dict[str, Any]]], words: s
         ("-c 4096 model.gguf", "model.gguf"),
         ("./fit", "./fit"),
         ("./llama-3.1-8b", "./llama-3.1-8b"),
-        ("-hf org/repo", "hf://org/repo"),
         ("fit devices", "devices"),
         ("-- -odd.gguf", "-odd.gguf"),
     ],
