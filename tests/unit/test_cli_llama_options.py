@@ -285,5 +285,5 @@ def test_a_repository_of_the_hub_is_the_model(words: str, model: str) -> None:
 
 
 def test_a_type_is_of_no_use_to_a_command_that_plans_one_file() -> None:
-    with pytest.raises(click.UsageError, match="write hf://org/repo/FILE.gguf"):
+    with pytest.raises(click.UsageError, match=r"write hf://org/repo/FILE\.gguf"):
         split(["-hf", "org/repo:Q4_K_M"], {})

@@ -213,7 +213,7 @@ def test_what_can_only_mean_one_card_is_understood(text: str, cards: list[str]) 
 
 @pytest.mark.parametrize("text", ["rtx-4090 +", "+", ",rtx-4090", "rtx-4090,,rtx-3090"])
 def test_a_list_without_a_card(text: str) -> None:
-    with pytest.raises(UsageError, match="name a GPU on both sides of each . or comma") as caught:
+    with pytest.raises(UsageError, match=r"name a GPU on both sides of each \+ or comma") as caught:
         parse_gpus([text])
     assert repr(text) in str(caught.value)
 
