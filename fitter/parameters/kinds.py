@@ -321,9 +321,11 @@ class Size(Kind):
             return word
         parts = split_list(word)
         matches = [SIZE.fullmatch(part) for part in parts]
-        if not all(match and (match[2] or part.isdigit()) for match, part in zip(matches, parts, strict=True)) or (
-            len(parts) > 1 and not self.is_list
-        ):
+        is_each = [
+            part.isascii() and (part.isdigit() or bool(match and match[2]))
+            for match, part in zip(matches, parts, strict=True)
+        ]
+        if not all(is_each) or (len(parts) > 1 and not self.is_list):
             example = "1024 or 1024,512" if self.is_list else "1024"
             raise UsageError(f"'{word}' is not a number of MiB such as {example}")
         sizes = tuple(parse_whole(part) * MIB if part.isdigit() else parse_size(part) for part in parts)

@@ -153,6 +153,22 @@ def test_what_another_process_is_removing_needs_no_room(monkeypatch: pytest.Monk
     os.close(lock)
 
 
+def test_an_entry_that_another_process_reads_is_not_replaced() -> None:
+    """It may have become whole since it was found damaged."""
+    one = entry(header_cache.HEADERS, "one", 0, size=KIB)
+
+    def fill(partial: Path) -> None:
+        (partial / "new").write_bytes(b"")
+
+    with read_by_another_process(one), pytest.raises(OSError, match="one"):
+        header_cache.put(one, fill, lambda: False)
+    assert (one / "x.gguf").exists()
+    with header_cache.reading():
+        assert header_cache.use(one), "one's own reading is in no way"
+        header_cache.put(one, fill, (one / "new").exists)
+    assert os.listdir(one) == ["new"]
+
+
 def test_what_has_no_room_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     read = entry(header_cache.SHAPES, "read", 100)
     monkeypatch.setattr(header_cache, "MOST", 100 * KIB)

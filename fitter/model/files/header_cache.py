@@ -72,8 +72,6 @@ def put(entry: Path, fill: Callable[[Path], object], is_whole: Callable[[], bool
 
     An existing entry that is not ``is_whole`` is replaced. Raises ``OSError``, and ``ModelError`` if there is no room.
     """
-    import shutil
-
     make_private(entry.parent)
     with _partial(entry.parent) as partial:
         fill(partial)
@@ -85,15 +83,17 @@ def put(entry: Path, fill: Callable[[Path], object], is_whole: Callable[[], bool
         for left in range(_TRIES - 1, -1, -1):
             try:
                 partial.rename(entry)
-                break
             except OSError:
                 # another process was quicker, or the entry is damaged
-                if is_whole():
-                    break
-                if not left:
-                    raise
-                shutil.rmtree(entry, ignore_errors=True)
-        use(entry)
+                if not is_whole():
+                    if not left:
+                        raise
+                    _let_go(entry)
+                    if not remove(entry):
+                        time.sleep(_PAUSE)
+                    continue
+            if use(entry):
+                break
 
 
 def remove(entry: Path) -> bool:
@@ -136,6 +136,13 @@ def _remove_least_recent() -> bool:
         if remove(entry):
             size, count = size - taken, count - 1
     return size <= MOST
+
+
+def _let_go(entry: Path) -> None:
+    """Give up this thread's lock of an entry."""
+    held: dict[Path, int] = getattr(_here, "held", None) or {}
+    if (lock := held.pop(entry, None)) is not None:
+        os.close(lock)
 
 
 def _locked(entry: Path, how: int) -> int | None:
