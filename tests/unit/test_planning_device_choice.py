@@ -153,10 +153,6 @@ STEPS: dict[str, tuple[SyntheticModel, tuple[int, ...], tuple[DeviceSpeed, ...],
         *(MODEL, (350, 900, 450, 900), (NARROW, CARD, CARD, NARROW), "prompt"),
         ((("CUDA0", "CUDA1", "CUDA2", "CUDA3"), 22016),) + ((("CUDA1", "CUDA3"), 22016),) * 2,
     ),
-    "only those that hold less than others need for buffers": (
-        *(MODEL, (450, 350, 100, 250), (CARD, NARROW, NARROW, CARD), "prompt"),
-        ((("CUDA0", "CUDA1", "CUDA2", "CUDA3"), 4096), (("CUDA0", "CUDA1", "CUDA3"), 4096), (BOTH, 4096)),
-    ),
     "one of two leaves where the others have nothing": (
         *(MODEL, (1300, 350, 450, 600), (CARD, NARROW, NARROW, SLOW_CARD), "prompt"),
         ((("CUDA0", "CUDA2"), 22528),) * 2 + ((("CUDA0",), 22528),),

@@ -186,17 +186,6 @@ def test_attention_is_priced_as_it_was_measured(flash: bool | None) -> None:
     assert found.seconds(FIRST, measured) == found.seconds(FIRST, with_it)
 
 
-def test_every_sequence_at_once_takes_longer() -> None:
-    assert prices(CARD, n_seq_max=8).busy(FIRST) > prices(CARD, n_seq_max=8).seconds(FIRST)
-    assert prices(CARD).busy(FIRST) == prices(CARD).seconds(FIRST)
-
-
-@pytest.mark.parametrize("placement", [FIRST, ON_HOST], ids=["device", "host"])
-def test_each_sequence_attends_to_its_own_cache(placement: Placement) -> None:
-    one, two, eight = (prices(CARD, n_seq_max=count).busy(placement) for count in (1, 2, 8))
-    assert eight - one == pytest.approx(7 * (two - one)) and two > one
-
-
 def test_a_slower_link_streams_longer() -> None:
     found = prices(CARD, replace(CARD, pcie=8e9)).all
     assert found.streaming(1) > found.streaming(0) > 0

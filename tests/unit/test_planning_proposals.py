@@ -253,13 +253,6 @@ def test_large_caches_give_way_to_what_is_on_the_host(mib: int, tensors_on_host:
     assert at.prices.seconds(better) < at.prices.seconds(found)
 
 
-@pytest.mark.parametrize(("n_seq_max", "first"), [(1, 2), (4, 1)], ids=["one request", "four at once"])
-def test_caches_give_way_where_all_requests_gain_together(n_seq_max: int, first: int) -> None:
-    """A seventh of the time is gained by one request, a fifth is lost where four read a cache each at once."""
-    at = situation(500, model=TWO_LAYERS, params=Params(n_seq_max=n_seq_max))
-    assert swap_caches_for_weights(at, Placement(1, (2,))).first == first
-
-
 def test_a_device_without_a_cache_has_more_room() -> None:
     at = situation(700, model=CACHES)
     at = replace(at, room=Room((90 * MIB,), (700 * MIB,)))

@@ -207,8 +207,8 @@ ELEMENT = 8 * (256 + 256)
         pytest.param(8192, Params(), 1536, 1024, id="window and micro batch"),
         pytest.param(8192, Params(n_ubatch=2048), 3072, 1024, id="larger micro batch"),
         pytest.param(1792, Params(), 1536, 1024, id="just more than a window's cells"),
-        pytest.param(1536, Params(), 1536, 0, id="no more than a window's cells"),
-        pytest.param(8192, Params(swa_full=True), 8192, 0, id="full size"),
+        pytest.param(1536, Params(), 1536, 1024, id="no more than a window's cells"),
+        pytest.param(8192, Params(swa_full=True), 8192, 1024, id="full size"),
         pytest.param(8192, Params(n_seq_max=2), 2 * 1536, 1024, id="two sequences"),
         pytest.param(8192, Params(n_seq_max=2, kv_unified=True), 2560, 1024, id="two in one cache"),
     ],
@@ -220,12 +220,31 @@ def test_a_sliding_window_shows_in_the_cache(n_ctx: int, params: Params, cells: 
     assert seen == {(2 * ELEMENT, 0), (2 * ELEMENT, window)}
 
 
+@pytest.mark.parametrize(
+    ("architecture", "keys", "windowed"),
+    [
+        pytest.param("gemma3", {}, {0, 1, 2, 3, 4, 6, 7}, id="the architecture's period"),
+        pytest.param("gemma3", {"sliding_window_pattern": 2}, {0, 2, 4, 6}, id="the header's period"),
+        pytest.param("gemma3", {"sliding_window_pattern": 0}, {0, 1, 2, 3, 4, 6, 7}, id="no period"),
+        pytest.param("smallthinker", {}, {1, 2, 3, 5, 6, 7}, id="the first of a period is dense"),
+        pytest.param("of-tomorrow", {}, set(), id="an architecture that nobody knows"),
+    ],
+)
+def test_which_layers_have_a_window(architecture: str, keys: dict[str, int], windowed: set[int]) -> None:
+    metadata = {f"{architecture}.attention.{key}": value for key, value in {"sliding_window": 512, **keys}.items()}
+    found = facts_of(replace(model_of(SHAPES["gemma3-12b"]), architecture=architecture, metadata=metadata))
+    assert {i for i, layer in enumerate(found.layers[:8]) if layer.is_windowed} == windowed
+    assert all(layer.is_windowed is not None for layer in found.layers) is bool(windowed)
+
+
 def test_a_quantized_window_is_not_taken_for_a_full_cache() -> None:
     params = Params(type_k="q8_0", type_v="q8_0")
     size = ELEMENT * 34 // 32
     for n_ctx in (2048, 65536):
         caches = [size * 1536, size * n_ctx]
-        found = pieces_of(facts("gemma3-12b"), units("gemma3-12b", *caches), n_ctx, params)
+        found = pieces_of(
+            facts("gemma3-12b", attention__sliding_window_pattern=2), units("gemma3-12b", *caches), n_ctx, params
+        )
         assert [a.window for a in found.attention if a] == [1024, 0] * 24
 
 

@@ -2,9 +2,10 @@
 
     python -m tools.search.check [--machines 1000] [--first 0] [--jobs 2] [--upstream 4] [--output build/search.json]
 
-No card added, no memory freed and no limit raised makes a plan worse; equal cards with other names get the same plan; a
-plan that leaves a device idle could not use it for a layer; no plan is worse than upstream's own that keeps the margins
-(asked on every fourth machine, for that takes most of the time); no plan is beyond twice its bound without the reason.
+No card added, no memory freed and no limit raised makes a plan worse; a set context is no slower than
+twice of it; equal cards with other names get the same plan; a plan that leaves a device idle could not use it for a
+layer; no plan is worse than upstream's own that keeps the margins (asked on every fourth machine, for that takes most
+of the time); no plan is beyond twice its bound without the reason.
 The exit status is 1 where one is not kept.
 """
 
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from fitter.llama.client import Worker
 from tools.search.machines import Machine, better, draw, renamed
-from tools.search.outcomes import Asking, Outcome, worse
+from tools.search.outcomes import SAME, Asking, Outcome, worse
 
 TWICE = 2.0
 
@@ -46,6 +47,11 @@ def check(machine: Machine, asking: Asking, with_upstream: bool = False) -> Chec
         is_other = len(more.cards) > len(machine.cards)
         if said := worse(asking.fit(more), plan, is_other=is_other):
             broken.append(f"{what}: {said}")
+    if plan.fits and (n_ctx := machine.options.get("n_ctx")):
+        asked += 1
+        larger = asking.fit(machine, n_ctx=2 * n_ctx)
+        if larger.fits and (plan.seconds or 0.0) > (larger.seconds or 0.0) * (1 + SAME):
+            broken.append(f"twice the context: {plan.seconds} -> {larger.seconds} s")
     if gpus := renamed(machine):
         asked += 1
         other = asking.fit(machine, gpus)

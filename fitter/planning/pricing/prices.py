@@ -95,21 +95,6 @@ class Prices:
             self._flash[flash] = self._pieces if is_same else replace(self._pieces, attention=attention)
         return self._flash[flash]
 
-    def busy(self, placement: Placement) -> float:
-        """Estimate ``seconds`` with a request in every sequence: weights are read once for all, each cache apart."""
-        return self.of(price(work_of(self._busy_pieces, placement), self._devices, self._host, self._request.workload))
-
-    @cached_property
-    def _busy_pieces(self) -> Pieces:
-        count = self._request.params.n_seq_max
-        return replace(
-            self._pieces,
-            attention=tuple(
-                each and replace(each, kv_bytes=each.kv_bytes * count, flops=each.flops * count)
-                for each in self._pieces.attention
-            ),
-        )
-
     def of(self, estimate: Estimate) -> float:
         """Return the objective of an estimate."""
         return objective_seconds(self._request, estimate)
@@ -245,11 +230,6 @@ class PriceList:
         """Estimate the objective with ``placement``; see ``Prices.seconds``."""
         prices, on_used = self._prices_of(placement)
         return prices.seconds(on_used, measured)
-
-    def busy(self, placement: Placement) -> float:
-        """Estimate the objective with a request in every sequence; see ``Prices.busy``."""
-        prices, on_used = self._prices_of(placement)
-        return prices.busy(on_used)
 
     def _prices_of(self, placement: Placement) -> tuple[Prices, Placement]:
         used = tuple(devices_in_use(self._request, self._devices, placement))

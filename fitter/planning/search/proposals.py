@@ -25,9 +25,6 @@ _STARTS = 8
 
 _WAYS_TO_BRING: tuple[Literal["items", "layers", "all"], ...] = ("items", "layers", "all")
 
-_CACHE_SHARE = 0.2
-"""Caches of at least this share of the devices' room may be worth less there than weights, as with many slots."""
-
 
 @dataclass(frozen=True)
 class Situation:
@@ -141,17 +138,12 @@ def avoid_remote_tensors(at: Situation, placement: Placement) -> Placement:
 def swap_caches_for_weights(at: Situation, placement: Placement) -> Placement:
     """Move layers to the host if that is faster, so that tensors of any layer take the room of their caches.
 
-    Where caches are large, as with many slots, a layer's weights alone gain more on a device than the whole layer. But
-    a cache on the host costs more the more requests run at once: the share of time that one request gains must not be
-    below the share that all requests at once lose.
+    Where caches are large, a layer's weights alone gain more on a device than the whole layer.
     """
-    is_on_host = placement.first > 0 or any(target == HOST for _, target in placement.moved)
-    room = sum(max(0, budget) for budget in at.room.with_caches)
-    if at.prices is None or not is_on_host or sum(unit.cache for unit in at.units) < _CACHE_SHARE * room:
+    if at.prices is None or _most_saved(at, at.prices, placement) < GAIN * at.prices.seconds(placement):
         return placement
     n_units, prices = len(at.units), at.prices
-    best, best_seconds = placement, prices.seconds(placement)
-    limit = best_seconds * prices.busy(placement)
+    best, best_seconds = placement, (before := prices.seconds(placement))
     seconds_from: dict[int, float] = {}
 
     def attempt(first: int) -> None:
@@ -161,7 +153,7 @@ def swap_caches_for_weights(at: Situation, placement: Placement) -> Placement:
         seconds_from[first] = math.inf
         for candidate in _fillings(at, first):
             seconds = prices.seconds(candidate)
-            if seconds < seconds_from[first] and seconds * prices.busy(candidate) <= limit:
+            if seconds < seconds_from[first]:
                 seconds_from[first] = seconds
                 if seconds < best_seconds:
                     best, best_seconds = candidate, seconds
@@ -174,7 +166,17 @@ def swap_caches_for_weights(at: Situation, placement: Placement) -> Placement:
         around = min(seconds_from, key=lambda first: seconds_from[first])
         attempt(around - stride)
         attempt(around + stride)
-    return best
+    return best if best_seconds < (1 - GAIN) * before else placement
+
+
+def _most_saved(at: Situation, prices: PriceList, placement: Placement) -> float:
+    """Estimate the seconds that weights on the host would save if they had the room of all caches on devices."""
+    on_host = sum(unit.weights for unit in at.units) - sum(weights_on(at.units, placement))
+    caches = sum(caches_on(at.units, placement))
+    # without a layer on devices, all of their room
+    room = min(on_host, caches if placement.n_gpu_layers else sum(max(0, size) for size in at.room.without))
+    largest = max(at.units, key=lambda unit: unit.movable)
+    return room * max(prices.all.saved_by_byte(largest, d) for d in range(len(at.devices))) if room > 0 else 0.0
 
 
 def _fillings(at: Situation, first: int) -> list[Placement]:

@@ -18,6 +18,7 @@ from fitter.parameters.table import MAPPED, PARAMETERS
 from fitter.planning.placing.layer_sizes import HOST, Unit
 from fitter.planning.placing.placement import Placement, llama_placement
 from fitter.planning.speed.cost import Attention, Layer, Weights, Work
+from fitter.storage.data_files import read_data
 
 _FLOATS = ("f32", "f16", "bf16")
 
@@ -135,14 +136,13 @@ def facts_of(model: Model) -> ModelFacts:
         output += [tensor for tensor in lookup if tensor.name == "token_embd.weight"]
     read = _reader(model.metadata, model.architecture)
     n_embd = read("embedding_length", 0)
-    pattern = model.metadata.get(f"{model.architecture}.attention.sliding_window_pattern")
-    windowed = pattern.values if isinstance(pattern, Array) else ()
     window = read("attention.sliding_window", 0)
+    windowed = _windowed(model) if window else ()
     computed = model.n_layer - model.n_layer_nextn
     return ModelFacts(
         n_layer=model.n_layer,
         layers=tuple(
-            _layer_facts(read, i, tensors, n_embd, bool(windowed[i]) if i < len(windowed) else None)
+            _layer_facts(read, i, tensors, n_embd, windowed[i] if i < len(windowed) else None)
             for i, tensors in enumerate(layers[:computed])
         ),
         output=tuple(output),
@@ -151,6 +151,23 @@ def facts_of(model: Model) -> ModelFacts:
         n_expert_used=min(read("expert_used_count", 0), model.n_expert) or model.n_expert,
         window=window,
     )
+
+
+def _windowed(model: Model) -> tuple[bool, ...]:
+    """Say of each layer whether its attention has a sliding window; empty where that is unknown.
+
+    As llama.cpp's ``load_swa_pattern``: by the header's list, or by its period or the architecture's (``work.toml``).
+    """
+    pattern = model.metadata.get(f"{model.architecture}.attention.sliding_window_pattern")
+    if isinstance(pattern, Array):
+        return tuple(map(bool, pattern.values))
+    data = read_data(__file__)
+    default = data["period"].get(model.architecture)
+    period = pattern if isinstance(pattern, int) and pattern > 0 else default
+    if default is None:
+        return ()
+    dense = 0 if model.architecture in data["dense_first"] else period - 1
+    return tuple(layer % period != dense for layer in range(model.n_layer))
 
 
 def _reader(metadata: Mapping[str, MetadataValue], architecture: str) -> Callable[..., int]:
