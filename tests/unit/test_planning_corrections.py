@@ -26,12 +26,16 @@ ON_BOTH, ON_THE_FIRST, ON_THE_SECOND = Placement(0, (5, 4)), Placement(0, (9, 0)
 
 
 def known(
-    *mib: int, speeds: tuple[DeviceSpeed, ...] = (CARD,), is_priced: bool = True, host_mib: int | None = None
+    *mib: int,
+    speeds: tuple[DeviceSpeed, ...] = (CARD,),
+    is_priced: bool = True,
+    host_mib: int | None = None,
+    model: SyntheticModel = MODEL,
 ) -> tuple[SearchState, SyntheticLlama]:
     devices = limits(*mib)
-    llama = SyntheticLlama(MODEL, devices)
-    asked = request(MODEL, devices, host_mib=host_mib)
-    asked = priced(asked, MODEL, *speeds) if is_priced else asked
+    llama = SyntheticLlama(model, devices)
+    asked = request(model, devices, host_mib=host_mib)
+    asked = priced(asked, model, *speeds) if is_priced else asked
     found = SearchState(asked, devices, Callbacks(llama.measure, llama.record))
     found.units(N_CTX)
     return found, llama
@@ -238,7 +242,7 @@ def test_layers_are_in_one_place_where_flash_attention_is_lost_otherwise() -> No
 
 def test_where_the_weights_go_is_said_with_the_other_way() -> None:
     said: list[Choice] = []
-    found, _ = known(900)
+    found, _ = known(900, model=replace(MODEL, cache=256))
     found = SearchState(found.original_request, found.devices, replace(found.callbacks, on_choice=said.append), found)
     trial = settle_partial(found, N_CTX)
     (choice,) = said

@@ -125,8 +125,8 @@ def settle_partial(state: SearchState, n_ctx: int) -> Trial | None:
         trial = trial and fill(state, trial)
         if trial is not None and (best is None or rank(trial) > rank(best)):
             best, chosen = trial, spread
-    if state.has_lost_flash and not state.is_plain and (best is None or not best.breakdown.flash_attn):
-        # caches apart from their layers turned flash attention off; that takes much more memory
+    if state.has_lost_flash and not state.is_plain:
+        # caches apart from their layers turned flash attention off: that takes much more memory, which was learned
         plain = state.on(state.devices)
         plain.be_plain()
         trial = settle_partial(plain, n_ctx)
