@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import resource
-import shutil
 from pathlib import Path
 
 import pytest
 
 from fitter.errors import ModelError
-from fitter.model.files import stored_headers
+from fitter.model.files import header_cache, stored_headers
 from fitter.model.files.addresses import Address
 from fitter.model.files.stored_headers import Entry, Header, keep, newest
 
@@ -32,18 +31,19 @@ def damaged() -> Entry:
 
 @pytest.mark.parametrize("times", [1, 5])
 def test_another_one_replaces_it_too(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    entry, remove, left = damaged(), shutil.rmtree, [times]
+    entry, remove, left = damaged(), header_cache.remove, [times]
 
-    def removed(path: Path, ignore_errors: bool = False) -> None:
-        remove(path, ignore_errors=ignore_errors)
+    def removed(path: Path) -> bool:
+        is_gone = remove(path)
         if path == entry.folder and left[0]:
             # another process was quicker, and what it left was damaged again
             left[0] -= 1
             path.mkdir()
             (path / "files").mkdir()
             (path / "files" / "m.gguf").touch()
+        return is_gone
 
-    monkeypatch.setattr(shutil, "rmtree", removed)
+    monkeypatch.setattr(header_cache, "remove", removed)
     assert keep(MODEL, [HEADER]).is_whole() and left == [0]
     assert [path.name for path in entry.folder.parent.iterdir()] == [entry.folder.name]
 
@@ -95,8 +95,8 @@ def test_what_is_said_of_it_is_damaged(changed: dict[str, object]) -> None:
 
 
 def test_what_cannot_be_replaced_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    entry, remove = damaged(), shutil.rmtree
-    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: None if path == entry.folder else remove(path))
+    entry, remove = damaged(), header_cache.remove
+    monkeypatch.setattr(header_cache, "remove", lambda path: path != entry.folder and remove(path))
     with pytest.raises(ModelError) as caught:
         keep(MODEL, [HEADER])
     assert str(caught.value) == (
