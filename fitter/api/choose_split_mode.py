@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any, cast
 
 from fitter.errors import LibraryError, LlamaCppError, TimeLimitError, UsageError
-from fitter.parameters.table import Fitting
+from fitter.parameters.table import PARAMETERS, Fitting
 from fitter.planning.plan.plan import Plan
-from fitter.planning.pricing.objective import GAIN, better_for, seconds_for
+from fitter.planning.pricing.objective import GAIN, best_pair, longest_for, seconds_for
 from fitter.planning.pricing.split_price import pipelined
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.request import Progress
@@ -61,7 +61,7 @@ def either(
             reason = _without_remedy(error)
     else:
         reason = "the time limit was over"
-    plan = by_layer if by_tensor is None else _better(by_layer, by_tensor, parameters.get("objective") or Ask.objective)
+    plan = by_layer if by_tensor is None else _better(by_layer, by_tensor, parameters)
     if reason:
         plan = replace(plan, notes=(*plan.notes, f"planned with split mode 'layer' alone: {reason}"))
     search = _joined_searches(
@@ -75,15 +75,17 @@ def either(
     return replace(plan, search=search, fit_keywords=told)
 
 
-def _better(by_layer: Plan, by_tensor: Plan, objective: str) -> Plan:
+def _better(by_layer: Plan, by_tensor: Plan, parameters: Fitting) -> Plan:
     """Return the better plan, with the other one as its alternative."""
+    objective, context_cost = parameters.get("objective") or Ask.objective, parameters.get("context_cost")
+    longest = Ask.context_cost if context_cost is None else PARAMETERS["context_cost"].check(context_cost)
     if not (by_layer.fits and by_tensor.fits):
         return by_tensor if by_tensor.fits else by_layer
     layer, tensor = (seconds_of(plan, objective) for plan in (by_layer, by_tensor))
     if layer is None or tensor is None:
         return by_layer
-    by_figures = (by_tensor.params.n_ctx, tensor), (by_layer.params.n_ctx, layer * (1 - GAIN))
-    is_better = better_for(objective, *by_figures)
+    by_figures = ((by_layer.params.n_ctx, layer * (1 - GAIN)), (by_tensor.params.n_ctx, tensor))
+    is_better = best_pair(by_figures, lambda quickest: longest_for(objective, longest, quickest)) != by_figures[0]
     chosen, seconds, other = (by_tensor, tensor, layer) if is_better else (by_layer, layer, tensor)
     modes = MODES[::-1] if is_better else MODES
     choice = Choice("how the model is split over the devices", f"by {modes[0]}", seconds, f"by {modes[1]}", other)

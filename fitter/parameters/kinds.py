@@ -5,6 +5,7 @@ A kind knows no parameter by name; ``fitter.parameters.table`` gives each parame
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -292,6 +293,38 @@ class Seconds(Kind):
             return float(word)
         except ValueError:
             raise UsageError(f"'{word}' is not a number of seconds, such as 60") from None
+
+
+@dataclass(frozen=True)
+class Share(Kind):
+    """A share of 0 or more, such as 0.1 or ``10%``; ``none`` is no limit."""
+
+    metavar: str | None = "SHARE"
+
+    def check(self, called: str, value: Any) -> float:
+        if isinstance(value, str):
+            return self._read(called, value)
+        share = number(called, value)
+        if not share >= 0:
+            raise UsageError(f"{called} is {shown(value)}: give 0 or more")
+        return share
+
+    def parse(self, word: str) -> float:
+        return self._read("the share", word)
+
+    def read(self, where: str, value: Any) -> float:
+        return self.check(where, value)
+
+    def _read(self, called: str, word: str) -> float:
+        if word == "none":
+            return math.inf
+        try:
+            share = float(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
+        except ValueError:
+            share = math.nan
+        if not 0 <= share < math.inf:
+            raise UsageError(f"{called} is {shown(word)}: give 0 or more, such as 0.1 or 10%, or 'none'")
+        return share
 
 
 @dataclass(frozen=True)

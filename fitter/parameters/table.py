@@ -13,7 +13,7 @@ from os import PathLike
 from typing import Annotated, Any, Literal, TypedDict
 
 from fitter.parameters import kinds
-from fitter.parameters.kinds import Described, Flag, Kind, Layers, Number, Seconds, Size, Texts, Tokens, Whole
+from fitter.parameters.kinds import Described, Flag, Kind, Layers, Number, Seconds, Share, Size, Texts, Tokens, Whole
 from fitter.parameters.values import MAX_DEVICES
 from fitter.text import MIB
 
@@ -379,7 +379,7 @@ class LoadKeywords(TypedDict, total=False):
             "LLAMA_ARG_CTX_SIZE",
             CONTEXT,
             "Context in tokens; 0 is the model's own.",
-            unset="the largest that fits",
+            unset="the largest with which the request takes at most --context-cost longer",
             is_always=True,
             is_keyword_of_llama=True,
         ),
@@ -1100,6 +1100,18 @@ class ChoosingKeywords(TypedDict, total=False):
             section=SPEED,
             help="What to optimize: request (prompt and generation together), generation, prompt, or context (the "
             "largest).",
+        ),
+    ]
+    context_cost: Annotated[
+        float | str | None,
+        Parameter(
+            Share(),
+            0.1,
+            options=("--context-cost",),
+            is_ours=True,
+            section=SPEED,
+            help="How much longer the request may take for more context than with the quickest context, such as 10%; "
+            "0 for the quickest, none for the largest that fits.",
         ),
     ]
     strategy: Annotated[

@@ -312,7 +312,7 @@ def test_what_lacks_is_said_with_what_to_do(asked: Request, messages: list[str])
 
 def planned(asked: Request, llama: SyntheticLlama, record: Callable[[Params], Layout] | None = None) -> Plan:
     calls = LoadCalls(DummyLoads(llama.measure, record or llama.record), lambda: len(llama.asked))
-    return fit(asked, SUMMARY, calls, lambda progress: None, True)
+    return fit(replace(asked, context_cost=0.0), SUMMARY, calls, lambda progress: None, True)
 
 
 PRICED: dict[str, tuple[Request, float]] = {

@@ -12,18 +12,22 @@ from fitter.llama.types import Breakdown, Params, Row
 from fitter.machine.speed import DeviceSpeed
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.placing.placement import Placement
+from fitter.planning.pricing.objective import longest_seconds
+from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import SHARED_ROW, DeviceLimit, HostLimit, Request
+from fitter.planning.request.shared import remembered
 from fitter.planning.search.capacity import context_in_total, is_tight, is_too_large, total_target
-from fitter.planning.search.context_choice import best_on
+from fitter.planning.search.context_choice import best_at
 from fitter.planning.search.corrections import fill, settle, settle_partial, settle_whole
 from fitter.planning.search.expectations import (
     expected_partial,
     expected_plan,
+    expected_whole,
     last_true,
     likely_fits_host,
-    likely_fits_whole,
     spill_styles,
 )
+from fitter.planning.search.search_order import search
 from fitter.planning.search.search_state import Callbacks, SearchState
 from tests.support.synthetic import (
     CARD,
@@ -43,7 +47,7 @@ MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB))
 
 def known_of(asked: Request, model: SyntheticModel, llama: SyntheticLlama | None = None) -> SearchState:
     llama = llama or SyntheticLlama(model, asked.devices)
-    return SearchState(asked, asked.devices, Callbacks(llama.measure, llama.record))
+    return SearchState(asked, asked.devices, Callbacks(remembered(llama.measure), llama.record))
 
 
 def known(
@@ -60,29 +64,34 @@ def known(
     return known_of(replace(priced(made, model, *speeds), **more), model)  # type: ignore[arg-type]
 
 
+def chosen(state: SearchState) -> Trial:
+    return search(state.original_request, state.callbacks.measure, state.callbacks.record)
+
+
 @pytest.mark.parametrize(
-    ("found", "floor", "n_ctx", "is_whole"),
+    ("found", "n_ctx", "is_whole"),
     [
-        pytest.param(known(8000), None, 32768, True, id="everything"),
-        pytest.param(known(1500), None, 11264, True, id="less-context"),
-        pytest.param(known(3500, 3000, model=MOE), None, 13312, False, id="more-of-it-for-a-tensor-on-the-host"),
-        pytest.param(known(900), None, 4096, False, id="the-smallest-and-weights-on-the-host"),
-        pytest.param(known(900), 8192, 8192, False, id="from-a-floor-on"),
-        pytest.param(known(1215, host_mib=600), None, 4096, False, id="next-to-no-room-beside-it"),
-        pytest.param(known(512, 423, 543, host_mib=300), 8192, 8192, False, id="from-a-floor-on-where-more-would-fit"),
-        pytest.param(known(640, 1019, host_mib=600, objective="context"), None, 27392, False, id="what-the-host-holds"),
-        pytest.param(known(740, 740, host_mib=300), 32768, 4096, False, id="a-floor-that-no-memory-is-left-for"),
-        pytest.param(known(900, n_ctx=5120), None, 5120, False, id="the-users"),
-        pytest.param(known(1500, objective="context"), None, 32768, False, id="the-most"),
+        pytest.param(known(8000), 32768, True, id="everything"),
+        pytest.param(known(1500), 11264, True, id="as much as the whole model leaves room for"),
+        pytest.param(known(3500, 3000, model=MOE), 16640, False, id="more of it for a tensor on the host"),
+        pytest.param(known(900), 5632, False, id="a tenth of the time is for more context"),
+        pytest.param(known(900, context_cost=0.0), 4096, False, id="the quickest"),
+        pytest.param(known(900, context_cost=math.inf), 32768, False, id="no limit"),
+        pytest.param(known(900, objective="context"), 32768, False, id="context is the objective"),
+        pytest.param(known(900, strategy="llama.cpp"), 4096, False, id="as upstream"),
+        pytest.param(known(1500, strategy="llama.cpp"), 11264, True, id="as upstream, the whole model"),
+        pytest.param(known(1215, host_mib=600), 4096, False, id="next to no room beside it"),
+        pytest.param(known(640, 1019, host_mib=600, objective="context"), 27392, False, id="what the host holds"),
+        pytest.param(known(900, n_ctx=5120), 5120, False, id="the user's"),
+        pytest.param(known(1500, objective="context"), 32768, False, id="the most"),
         # at 32768 tokens even the output alone is 27 MiB too much for its buffer
-        pytest.param(known(220, objective="context"), None, 32768, False, id="the-most-with-nothing-on-the-device"),
-        pytest.param(known(150, 150, objective="context"), None, 32768, False, id="nothing-on-either"),
-        pytest.param(known(host_mib=1400), None, 7168, False, id="on-the-host"),
-        pytest.param(known(host_mib=1400), 4096, 4096, False, id="on-the-host-at-a-floor"),
+        pytest.param(known(220, objective="context"), 32768, False, id="the most with nothing on the device"),
+        pytest.param(known(150, 150, objective="context"), 32768, False, id="nothing on either"),
+        pytest.param(known(host_mib=1400), 7168, False, id="on the host"),
     ],
 )
-def test_best_on(found: SearchState, floor: int | None, n_ctx: int, is_whole: bool) -> None:
-    trial = best_on(found, floor)
+def test_chosen_context(found: SearchState, n_ctx: int, is_whole: bool) -> None:
+    trial = chosen(found)
     assert trial.fits and trial.params.n_ctx == n_ctx
     assert (trial.placement.first == 0 and not trial.placement.moved) is is_whole
 
@@ -90,26 +99,56 @@ def test_best_on(found: SearchState, floor: int | None, n_ctx: int, is_whole: bo
 def test_what_llama_cpp_does_by_itself_is_enough_where_nothing_can_be_priced() -> None:
     devices = limits(8000, 4000)
     found = known_of(request(DENSE, devices, params=Params(n_ctx=4096), fixed=("n_ctx",)), DENSE)
-    assert best_on(found).placement == found.default == Placement(0, (6, 3))
+    assert chosen(found).placement == found.default == Placement(0, (6, 3))
 
 
 def test_no_plan_has_more_context_than_the_largest() -> None:
-    assert not best_on(known(640, 1019, host_mib=600, n_ctx=27392 + 256)).fits
+    assert not chosen(known(640, 1019, host_mib=600, n_ctx=27392 + 256)).fits
 
 
 def test_what_lacks_least_is_looked_for_at_the_smallest_context() -> None:
-    trial = best_on(known(3332, model=MOE, host_mib=300, objective="context"))
+    trial = chosen(known(3332, model=MOE, host_mib=300, objective="context"))
     assert not trial.fits and trial.params.n_ctx == 4096
 
 
 @pytest.mark.parametrize("mib", range(1300, 2100, 90))
 def test_the_next_larger_context_leaves_no_room_for_the_whole_model(mib: int) -> None:
-    n_ctx = best_on(known(mib)).params.n_ctx
+    n_ctx = chosen(known(mib, context_cost=0.0)).params.n_ctx
     assert settle_whole(known(mib), n_ctx) is not None and settle_whole(known(mib), n_ctx + 256) is None
 
 
+SCANNED = {
+    "one card": known(900),
+    "one card, nearly the whole model": known(1200),
+    "one card, experts": known(2500, model=MOE),
+    "two cards": known(500, 600),
+    "a slow card": known(900, 600, speeds=(CARD, SLOW_CARD)),
+    "a slow card holds the rest": known(1300, 3000, speeds=(CARD, SLOW_CARD)),
+    "three cards, experts": known(1500, 1000, 1200, model=MOE, speeds=(CARD, SLOW_CARD, CARD)),
+    "for prompts": known(900, objective="prompt"),
+    "half as long again": known(900, context_cost=0.5),
+    "little host memory": known(900, host_mib=700),
+}
+
+
+@pytest.mark.parametrize("found", SCANNED.values(), ids=SCANNED)
+def test_the_chosen_context_is_the_scans(found: SearchState) -> None:
+    """No context by steps of an eighth is larger, and takes no longer than the rule allows."""
+    trial, asked = chosen(found), found.original_request
+    n_ctx, seconds = 4096, {}
+    while n_ctx <= asked.n_ctx_max:
+        at = chosen(found.at(n_ctx))
+        if at.fits and at.seconds:
+            seconds[n_ctx] = at.seconds
+        n_ctx = max(n_ctx + 256, n_ctx * 9 // 8 // 256 * 256)
+    longest = longest_seconds(asked, min(seconds.values()))
+    largest = max(n_ctx for n_ctx in seconds if seconds[n_ctx] <= longest)
+    assert trial.fits and trial.seconds and trial.seconds <= longest * 1.001
+    assert largest <= trial.params.n_ctx < max(largest + 256, largest * 9 / 8 + 256)
+
+
 def test_where_nothing_fits_it_is_what_lacks_least() -> None:
-    trial = best_on(known(900, host_mib=100))
+    trial = chosen(known(900, host_mib=100))
     assert not trial.fits and trial.deficit > 0
 
 
@@ -125,8 +164,8 @@ class Crashing(SyntheticLlama):
 @pytest.mark.parametrize("objective", ["request", "context"])
 def test_a_crash_is_a_context_too_large(objective: str) -> None:
     devices = limits(8000)
-    asked = replace(request(DENSE, devices), objective=objective)
-    trial = best_on(known_of(asked, DENSE, Crashing(DENSE, devices)))
+    asked = replace(priced(request(DENSE, devices), DENSE, CARD), objective=objective)
+    trial = chosen(known_of(asked, DENSE, Crashing(DENSE, devices)))
     assert trial.fits and 19000 < trial.params.n_ctx <= 20000
 
 
@@ -183,7 +222,7 @@ def test_what_is_promised_is_what_then_fits() -> None:
     found = known(1500)
     found.trial(found.default, 4096)
     found.trial(found.default, 32768)
-    largest = last_true(16, 129, lambda n: likely_fits_whole(found, 256 * n)) * 256
+    largest = last_true(16, 129, lambda n: expected_whole(found, 256 * n) < math.inf) * 256
     assert settle_whole(found, largest) is not None and settle_whole(found, largest + 256) is None
 
 
@@ -208,7 +247,6 @@ def test_a_host_holds_what_was_measured_there(more: int, paging: bool, expected:
     found.trial(found.default, 4096)
     found.trial(found.default, 32768)
     assert likely_fits_host(found, 32768) is expected
-    assert likely_fits_whole(found, 32768) is expected
 
 
 @pytest.mark.parametrize(("free", "expected"), [(8 * MIB, True), (8 * MIB - 1, False)])
@@ -248,15 +286,12 @@ def test_the_more_promising_way_comes_first(mib: int) -> None:
     assert len(ways) == 2 and first <= second < math.inf
 
 
-SMALL = replace(DENSE, n_ctx_train=4096)
-
-
 @pytest.mark.parametrize(
     ("model", "mib", "speeds", "kept"),
     [
         pytest.param(DENSE, (900, 8000), (CARD, SLOW_CARD), 1, id="all-of-it-on-a-slow-one"),
-        pytest.param(SMALL, (900, 700), (CARD,), 0, id="a-part-of-it-on-the-first"),
-        pytest.param(SMALL, (900, 700), (CARD,), 1, id="a-part-of-it-on-the-second"),
+        pytest.param(DENSE, (900, 700), (CARD,), 0, id="a-part-of-it-on-the-first"),
+        pytest.param(DENSE, (900, 700), (CARD,), 1, id="a-part-of-it-on-the-second"),
         pytest.param(MOE, (2500, 3000), (CARD,), 0, id="experts-on-the-first"),
         pytest.param(MOE, (2500, 3000), (CARD, SLOW_CARD), 1, id="experts-on-the-second"),
     ],
@@ -265,15 +300,14 @@ def test_a_plan_is_expected_as_it_then_is(
     model: SyntheticModel, mib: tuple[int, ...], speeds: tuple[DeviceSpeed, ...], kept: int
 ) -> None:
     devices = limits(*mib)
-    both = known_of(priced(request(model, devices), model, *speeds), model)
-    assert expected_plan(both, best_on(known(900))) is None, "nothing is known"
-    best = best_on(both)
+    both = known_of(priced(request(model, devices), model, *speeds), model).at(4096)
+    assert expected_plan(both, 4096) is None, "nothing is known"
+    best_at(both)
     alone = both.on(devices[kept : kept + 1]).with_buffers_of(both)
-    likely, hoped = (expected_plan(alone, best, optimistic=optimistic) for optimistic in (False, True))
-    trial = best_on(alone)
-    assert likely is not None and likely[0] == trial.params.n_ctx
-    assert likely[1] == pytest.approx(trial.expected, rel=0.05)
-    assert hoped is not None and hoped[1] <= likely[1]
+    likely, hoped = (expected_plan(alone, 4096, optimistic=optimistic) for optimistic in (False, True))
+    trial = best_at(alone)
+    assert likely == pytest.approx(trial.expected, rel=0.05)
+    assert likely is not None and hoped is not None and hoped <= likely
 
 
 def test_settling_corrects_until_it_fits() -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from fitter.llama.types import Breakdown, Params
 from fitter.machine.speed import DeviceSpeed
-from fitter.planning.pricing.objective import is_better
+from fitter.planning.pricing.objective import rank
 from fitter.planning.request.request import HostLimit
 from fitter.planning.request.shared import remembered
-from fitter.planning.search.context_choice import best_on
+from fitter.planning.search.context_choice import best_at
 from fitter.planning.search.device_choice import Devices, in_better_order
 from fitter.planning.search.remote_devices import worth_their_network
 from fitter.planning.search.search_state import Callbacks, SearchState
@@ -40,12 +40,14 @@ def known(
     speeds: tuple[DeviceSpeed, ...] = (CARD,),
     fixed: tuple[str, ...] = (),
     model: SyntheticModel = MODEL,
+    n_ctx: int = 4096,
     **more: object,
 ) -> tuple[SearchState, list[Choice]]:
     devices = limits(*mib)
     llama, said = SyntheticLlama(model, devices), list[Choice]()
     asked = replace(priced(request(model, devices, fixed=fixed), model, *speeds), **more)  # type: ignore[arg-type]
-    return SearchState(asked, devices, Callbacks(remembered(llama.measure), llama.record, on_choice=said.append)), said
+    callbacks = Callbacks(remembered(llama.measure), llama.record, on_choice=said.append)
+    return SearchState(asked, devices, callbacks).at(n_ctx), said
 
 
 @pytest.mark.parametrize(
@@ -91,17 +93,15 @@ def test_layers_that_the_user_wants_keep_a_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "n_ctx", "names"),
+    ("n_ctx", "names"),
     [
-        pytest.param(8192, 32768, ("CUDA1",), id="the-other-takes-more"),
-        pytest.param(32768, 32768, ("CUDA0",), id="no-limit-to-speak-of"),
+        pytest.param(8192, ("CUDA0",), id="as much as both take"),
+        pytest.param(16384, ("CUDA1",), id="only the other takes so much"),
     ],
 )
-def test_with_more_context(limit: int, n_ctx: int, names: tuple[str, ...]) -> None:
-    found, _ = known(4000, 4000, context_limits={"CUDA0": limit})
-    devices = Devices(found)
-    best = devices.with_more_context(devices.without_idle(found))
-    assert (best.params.n_ctx, best.params.devices) == (n_ctx, names)
+def test_devices_that_take_a_context(n_ctx: int, names: tuple[str, ...]) -> None:
+    found, _ = known(4000, 4000, context_limits={"CUDA0": 8192}, n_ctx=n_ctx)
+    assert Devices(found).without_idle(found).params.devices == names
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_with_more_context(limit: int, n_ctx: int, names: tuple[str, ...]) -> No
     ],
 )
 def test_no_step_makes_a_plan_worse(mib: tuple[int, ...], speeds: tuple[DeviceSpeed, ...]) -> None:
-    found, _ = known(*mib, speeds=speeds, n_ctx_train=4096)
+    found, _ = known(*mib, speeds=speeds)
     devices = Devices(found)
     steps = [devices.without_idle(found)]
     steps.append(devices.without_doubtful(steps[-1]))
@@ -125,62 +125,61 @@ def test_no_step_makes_a_plan_worse(mib: tuple[int, ...], speeds: tuple[DeviceSp
 LARGE_BUFFERS = replace(MODEL, compute=200 * MIB)
 BOTH = ("CUDA0", "CUDA1")
 
-# devices and context without what is idle, without what is doubtful, and on others
-Steps = tuple[tuple[tuple[str, ...], int], ...]
-STEPS: dict[str, tuple[SyntheticModel, tuple[int, ...], tuple[DeviceSpeed, ...], str, Steps]] = {
-    # a fifth of the context for nearly half of the time
+MID_BUFFERS = replace(MODEL, compute=120 * MIB)
+ALL_FOUR = (*BOTH, "CUDA2", "CUDA3")
+
+# devices without what is idle, without what is doubtful, and on others
+Steps = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+STEPS: dict[str, tuple[SyntheticModel, tuple[int, ...], tuple[DeviceSpeed, ...], str, int, Steps]] = {
     "a slow one leaves": (
-        *(MODEL, (1250, 2000), (SLOW_CARD, CARD), "request"),
-        ((BOTH, 32768), (("CUDA1",), 26624), (("CUDA1",), 26624)),
+        *(LARGE_BUFFERS, (1250, 3200), (CARD, SLOW_CARD), "prompt", 4096),
+        (BOTH, ("CUDA0",), ("CUDA0",)),
     ),
-    "the slow second one leaves": (
-        *(MODEL, (2000, 2050), (CARD, SLOW_CARD), "request"),
-        ((BOTH, 32768), (("CUDA0",), 26624), (("CUDA0",), 26624)),
+    "the slow one of three leaves": (
+        *(LARGE_BUFFERS, (1450, 1500, 1400), (CARD, SLOW_CARD, CARD), "prompt", 32768),
+        ((*BOTH, "CUDA2"), ("CUDA0", "CUDA2"), ("CUDA0", "CUDA2")),
     ),
-    "a slow one with large buffers leaves": (
-        *(LARGE_BUFFERS, (1500, 600), (CARD, SLOW_CARD), "request"),
-        ((BOTH, 4096), (("CUDA0",), 4096), (("CUDA0",), 4096)),
-    ),
-    "a fast one comes first": (
-        *(MODEL, (400, 200, 500), (SLOW_CARD, CARD, SLOW_CARD), "request"),
-        ((("CUDA0", "CUDA1", "CUDA2"), 4096),) * 2 + ((("CUDA1", "CUDA0", "CUDA2"), 4096),),
-    ),
-    "it does so for generation": (
-        *(LARGE_BUFFERS, (1100, 650), (SLOW_CARD, CARD), "generation"),
-        ((BOTH, 4096), (BOTH, 4096), (("CUDA1", "CUDA0"), 4096)),
-    ),
-    "small ones leave together": (
-        *(MODEL, (350, 900, 450, 900), (NARROW, CARD, CARD, NARROW), "prompt"),
-        ((("CUDA0", "CUDA1", "CUDA2", "CUDA3"), 22016),) + ((("CUDA1", "CUDA3"), 22016),) * 2,
+    "a small one leaves": (
+        *(MODEL, (1000, 1250, 1050, 750), (CARD, SLOW_CARD, NARROW, NARROW), "generation", 32768),
+        (ALL_FOUR, ("CUDA0", "CUDA2", "CUDA3"), ("CUDA0", "CUDA2", "CUDA3")),
     ),
     "one of two leaves where the others have nothing": (
-        *(MODEL, (1300, 350, 450, 600), (CARD, NARROW, NARROW, SLOW_CARD), "prompt"),
-        ((("CUDA0", "CUDA2"), 22528),) * 2 + ((("CUDA0",), 22528),),
+        *(LARGE_BUFFERS, (400, 1400, 950, 1300), (CARD, SLOW_CARD, SLOW_CARD, CARD), "prompt", 4096),
+        (("CUDA1", "CUDA3"), ("CUDA3",), ("CUDA3",)),
     ),
-    "more context without what has nothing": (
-        *(LARGE_BUFFERS, (100, 1600), (CARD, CARD), "request"),
-        ((("CUDA1",), 9728),) * 3,
+    "a fast one comes first": (
+        *(LARGE_BUFFERS, (550, 600), (CARD, SLOW_CARD), "generation", 8192),
+        (BOTH, BOTH, ("CUDA1", "CUDA0")),
     ),
-    "and without a larger one": (
-        *(LARGE_BUFFERS, (1450, 350), (CARD, CARD), "generation"),
-        ((("CUDA0",), 5120),) * 3,
+    "an idle one is of use after all": (
+        *(LARGE_BUFFERS, (100, 1200), (CARD, NARROW), "request", 4096),
+        (("CUDA1",), ("CUDA1",), BOTH),
+    ),
+    "another one alone": (
+        *(MID_BUFFERS, (150, 550), (CARD, NARROW), "prompt", 16384),
+        (("CUDA1",), ("CUDA1",), ("CUDA0",)),
     ),
 }
 
 
-@pytest.mark.parametrize(("model", "mib", "speeds", "objective", "expected"), STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize(("model", "mib", "speeds", "objective", "n_ctx", "expected"), STEPS.values(), ids=STEPS)
 def test_devices_of_each_step(
-    model: SyntheticModel, mib: tuple[int, ...], speeds: tuple[DeviceSpeed, ...], objective: str, expected: Steps
+    model: SyntheticModel,
+    mib: tuple[int, ...],
+    speeds: tuple[DeviceSpeed, ...],
+    objective: str,
+    n_ctx: int,
+    expected: Steps,
 ) -> None:
-    found, said = known(*mib, speeds=speeds, model=model, objective=objective)
+    found, said = known(*mib, speeds=speeds, model=model, objective=objective, n_ctx=n_ctx)
     devices = Devices(found)
     first = devices.without_idle(found)
     second = devices.without_doubtful(first)
     third = devices.on_others(second)
     steps = (first, second, third)
-    assert tuple((step.params.devices, step.params.n_ctx) for step in steps) == expected
+    assert tuple(step.params.devices for step in steps) == expected
     for before, after in ((first, second), (second, third)):
-        assert after is before or is_better(found.request, after, before)
+        assert after is before or rank(after) > rank(before)
     assert all(step.breakdown.on(device.name).used <= device.free for step in steps for device in step.devices)
     if second is not first:
         assert "which devices take part" in [choice.subject for choice in said]
@@ -205,8 +204,8 @@ def test_the_users_devices_are_never_doubtful(fixed: str) -> None:
     ],
 )
 def test_worth_their_network(speed: DeviceSpeed, names: tuple[str, ...]) -> None:
-    found, said = known(600, 900, speeds=(CARD, speed), n_ctx_train=4096)
-    before = best_on(found)
+    found, said = known(600, 900, speeds=(CARD, speed))
+    before = best_at(found)
     assert before.params.devices == ("CUDA0", "CUDA1")
     best = worth_their_network(found, before)
     assert best.params.devices == names
@@ -215,46 +214,36 @@ def test_worth_their_network(speed: DeviceSpeed, names: tuple[str, ...]) -> None
 
 
 NEAR = replace(REMOTE_CARD, round_trip=1e-5, pcie=1e10)
-SMALLEST: dict[str, Any] = {"n_ctx_train": 4096}
 LITTLE = HostLimit(1000 * MIB, 1000 * MIB, 0)
 
 
 @pytest.mark.parametrize(
     ("mib", "speeds", "more", "names", "n_ctx"),
     [
-        pytest.param((500,) * 3, (CARD, FAR_AWAY, NEAR), SMALLEST, ("CUDA0", "CUDA2"), 4096, id="the-far-one-leaves"),
-        pytest.param((500,) * 3, (CARD, NEAR, FAR_AWAY), SMALLEST, ("CUDA0", "CUDA1"), 4096, id="the-far-one-is-last"),
-        pytest.param((500,) * 3, (CARD, FAR_AWAY, FAR_AWAY), SMALLEST, ("CUDA0",), 4096, id="both-leave"),
-        pytest.param((500,) * 3, (CARD, NEAR, NEAR), SMALLEST, ("CUDA0", "CUDA1", "CUDA2"), 4096, id="both-stay"),
+        pytest.param((500,) * 3, (CARD, FAR_AWAY, NEAR), {}, ("CUDA0", "CUDA2"), 4096, id="the-far-one-leaves"),
+        pytest.param((500,) * 3, (CARD, NEAR, FAR_AWAY), {}, ("CUDA0", "CUDA1"), 4096, id="the-far-one-is-last"),
+        pytest.param((500,) * 3, (CARD, FAR_AWAY, FAR_AWAY), {}, ("CUDA0",), 4096, id="both-leave"),
+        pytest.param((500,) * 3, (CARD, NEAR, NEAR), {}, ("CUDA0", "CUDA1", "CUDA2"), 4096, id="both-stay"),
         pytest.param(
-            *((600, 900), (CARD, FAR_AWAY), {**SMALLEST, "fixed": ("devices",)}, ("CUDA0", "CUDA1"), 4096),
+            *((600, 900), (CARD, FAR_AWAY), {"fixed": ("devices",)}, ("CUDA0", "CUDA1"), 4096),
             id="the-users-devices",
         ),
         pytest.param(
-            *((600, 900), (CARD, FAR_AWAY), {**SMALLEST, "pinned": {"blk.0.ffn_up.weight": 1}}),
+            *((600, 900), (CARD, FAR_AWAY), {"pinned": {"blk.0.ffn_up.weight": 1}}),
             *(("CUDA0", "CUDA1"), 4096),
             id="the-users-tensor-is-there",
         ),
+        pytest.param(*((600, 900), (CARD, FAR_AWAY), {"objective": "prompt"}, ("CUDA0",), 4096), id="for-a-prompt"),
+        pytest.param((600, 3000), (CARD, FAR_AWAY), {"host": LITTLE}, ("CUDA1",), 32768, id="more-than-on-the-host"),
+        pytest.param((600, 3000), (CARD, FAR_AWAY), {"host": LITTLE}, ("CUDA0",), 4096, id="no-more-than-on-the-host"),
         pytest.param(
-            *((600, 900), (CARD, FAR_AWAY), {**SMALLEST, "objective": "prompt"}, ("CUDA0",), 4096), id="for-a-prompt"
-        ),
-        pytest.param((600, 3000), (CARD, FAR_AWAY), {}, ("CUDA0",), 4096, id="no-context-from-what-is-that-slow"),
-        pytest.param(
-            *((600, 3000), (CARD, FAR_AWAY), {"objective": "context"}, ("CUDA0",), 32768), id="as-much-on-the-host"
-        ),
-        pytest.param(
-            *((600, 3000), (CARD, FAR_AWAY), {"objective": "context", "host": LITTLE}, ("CUDA1",), 32768),
-            id="more-than-on-the-host",
-        ),
-        pytest.param((600, 3000), (CARD, FAR_AWAY), {"host": LITTLE}, ("CUDA0",), 4096, id="more-that-is-not-wanted"),
-        pytest.param(
-            *((600, 900), (CARD, FAR_AWAY), {**SMALLEST, "fixed": ("n_gpu_layers",), "params": Params(n_gpu_layers=8)}),
+            *((600, 900), (CARD, FAR_AWAY), {"fixed": ("n_gpu_layers",), "params": Params(n_gpu_layers=8)}),
             *(("CUDA0", "CUDA1"), 4096),
             id="the-users-layers",
         ),
         pytest.param(
             *((600, 900), (CARD, FAR_AWAY)),
-            *({**SMALLEST, "fixed": ("tensor_split",), "params": Params(tensor_split=(1.0, 2.0))},),
+            *({"fixed": ("tensor_split",), "params": Params(tensor_split=(1.0, 2.0))},),
             *(("CUDA0", "CUDA1"), 4096),
             id="the-users-split",
         ),
@@ -265,15 +254,15 @@ LITTLE = HostLimit(1000 * MIB, 1000 * MIB, 0)
 def test_remotes_that_leave(
     mib: tuple[int, ...], speeds: tuple[DeviceSpeed, ...], more: dict[str, Any], names: tuple[str, ...], n_ctx: int
 ) -> None:
-    found, _ = known(*mib, speeds=speeds, **more)
-    before = best_on(found)
+    found, _ = known(*mib, speeds=speeds, n_ctx=n_ctx, **more)
+    before = best_at(found)
     best = worth_their_network(found, before)
     assert best.fits and (best.params.devices, best.params.n_ctx) == (names, n_ctx)
     assert (best.params == before.params) is (best.params.devices == before.params.devices)
 
 
 def test_remotes_that_were_not_worth_it_are_not_asked_for_again() -> None:
-    found, _ = known(600, 900, speeds=(CARD, FAR_AWAY), n_ctx_train=4096)
+    found, _ = known(600, 900, speeds=(CARD, FAR_AWAY))
     measured: list[Params] = []
 
     def measure(params: Params) -> Breakdown:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -54,13 +55,14 @@ CASES = {
 
 @pytest.mark.parametrize(("model", "mib", "expected"), CASES.values(), ids=CASES)
 def test_it_is_on_where_auto_would_turn_it_off(model: SyntheticModel, mib: int, expected: str) -> None:
-    trial, said = run(FlashLlama(model, limits(mib)))
+    context: dict[str, Any] = {"params": Params(n_ctx=4096), "fixed": ("n_ctx",)}
+    trial, said = run(FlashLlama(model, limits(mib)), **context)
     assert (trial.params.flash_attn, trial.breakdown.flash_attn) == (expected, True)
     if expected == "auto":
         assert said == []
         return
     (choice,) = said
-    auto, _ = run(FlashLlama(model, limits(mib), refusal=LlamaCppError("no")))
+    auto, _ = run(FlashLlama(model, limits(mib), refusal=LlamaCppError("no")), **context)
     assert (choice.chosen, choice.seconds) == ("on for every layer", trial.seconds)
     assert (choice.runner_up, choice.runner_up_seconds) == ("auto, which turns it off", auto.seconds)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cmp_to_key
+import math
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -12,15 +13,14 @@ from hypothesis import strategies as st
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import (
-    WORTH_OF_CONTEXT,
-    beats,
+    best_of,
+    best_pair,
     does_as_well,
-    is_better,
     is_worth_a_correction,
     is_worth_a_load,
     justifies_concession,
     lacks_less,
-    ordered,
+    longest_for,
     rank,
 )
 from fitter.planning.pricing.trial import Trial
@@ -31,6 +31,7 @@ from tests.support.synthetic import limits
 class _Wanting:
     def __init__(self, objective: str) -> None:
         self.objective = objective
+        self.context_cost = 0.1
 
 
 _REQUEST = cast(Request, _Wanting("request"))
@@ -38,52 +39,44 @@ _MOST_CONTEXT = cast(Request, _Wanting("context"))
 _PLANS = st.tuples(st.integers(1, 10**7), st.floats(1e-3, 1e5))
 
 
+def longest(context_cost: float = 0.1, objective: str = "request") -> Callable[[float], float]:
+    return lambda quickest: longest_for(objective, context_cost, quickest)
+
+
+QUICKEST = (4096, 10.0)
+
+
 @pytest.mark.parametrize(
-    ("n_ctx", "seconds", "expected"),
+    ("pairs", "cost", "expected"),
     [
-        pytest.param(9840, 8.0, True, id="a-fifth-of-the-time-for-a-sixtieth-of-the-context"),
-        pytest.param(9840, 9.68, True, id="a-thirtieth-of-the-time"),
-        pytest.param(9840, 9.69, False, id="less-than-that"),
-        pytest.param(9000, 8.0, True, id="a-tenth-of-the-context-for-a-fifth-of-the-time"),
-        pytest.param(9000, 8.2, False, id="for-less-than-that"),
-        pytest.param(5000, 2.4, True, id="half-of-the-context-for-three-quarters-of-the-time"),
-        pytest.param(5000, 2.6, False, id="for-less-than-three-quarters"),
-        pytest.param(9999, 10.0, False, id="no-time"),
-        pytest.param(9999, 11.0, False, id="slower"),
-        pytest.param(10000, 9.9, True, id="the-same-context"),
-        pytest.param(10001, 10.0, True, id="longer"),
+        pytest.param([(8192, 11.0)], 0.1, (8192, 11.0), id="a tenth longer"),
+        pytest.param([(8192, 11.01)], 0.1, QUICKEST, id="longer than a tenth"),
+        pytest.param([(8192, 10.5), (16384, 10.9), (32768, 12.0)], 0.1, (16384, 10.9), id="the largest of those"),
+        pytest.param([(8192, 10.09)], 0.0, (8192, 10.09), id="as quick but for a hundredth"),
+        pytest.param([(8192, 10.11)], 0.0, QUICKEST, id="slower by more"),
+        pytest.param([(8192, 99.0)], math.inf, (8192, 99.0), id="no limit"),
+        pytest.param([(4096, 9.9)], 0.1, (4096, 9.9), id="the same context"),
+        pytest.param([(2048, 9.0)], 0.1, (2048, 9.0), id="less context that is quicker by more than a tenth"),
+        pytest.param([(2048, 9.5)], 0.1, QUICKEST, id="less context that is hardly quicker"),
     ],
 )
-def test_a_shorter_context_is_better_where_it_saves_enough_time(n_ctx: int, seconds: float, expected: bool) -> None:
-    assert beats(_REQUEST, (n_ctx, seconds), (10000, 10.0)) is expected
-    assert beats(_REQUEST, (10000, 10.0), (n_ctx, seconds)) is not expected
-
-
-@given(_PLANS, _PLANS, _PLANS)
-def test_what_is_better_than_something_better_is_better(
-    one: tuple[int, float], other: tuple[int, float], third: tuple[int, float]
+def test_the_best_has_the_most_context_for_little_time(
+    pairs: list[tuple[int, float]], cost: float, expected: tuple[int, float]
 ) -> None:
-    assert not (beats(_REQUEST, one, other) and beats(_REQUEST, other, one))
-    if beats(_REQUEST, one, other) and beats(_REQUEST, other, third):
-        assert beats(_REQUEST, one, third)
+    for order in ([QUICKEST, *pairs], [*pairs, QUICKEST]):
+        assert best_pair(order, longest(cost)) == expected
 
 
-@given(_PLANS, _PLANS)
-def test_nothing_counts_more_than_context_where_it_is_the_objective(
-    one: tuple[int, float], other: tuple[int, float]
-) -> None:
-    if one[0] > other[0]:
-        assert beats(_MOST_CONTEXT, one, other)
+@given(st.lists(_PLANS, min_size=1), st.floats(0, 2), _PLANS)
+def test_the_best_is_never_dominated(plans: list[tuple[int, float]], cost: float, other: tuple[int, float]) -> None:
+    n_ctx, seconds = best_pair(plans, longest(cost))
+    assert not any(more >= n_ctx and less <= seconds and (more, less) != (n_ctx, seconds) for more, less in plans)
+    assert best_pair([*plans, other], longest(cost)) in (*plans, other)
 
 
-@pytest.mark.parametrize("seconds", [0.0, 5.0])
-def test_a_plan_without_a_time_is_compared_by_its_context(seconds: float) -> None:
-    assert beats(_REQUEST, (4097, 0.0), (4096, seconds))
-    assert not beats(_REQUEST, (4096, seconds), (4097, 0.0))
-
-
-def test_the_worth_of_context_is_what_the_readme_names() -> None:
-    assert WORTH_OF_CONTEXT == 2
+@given(st.lists(_PLANS, min_size=1))
+def test_nothing_counts_more_than_context_where_it_is_the_objective(plans: list[tuple[int, float]]) -> None:
+    assert best_pair(plans, longest(0.0, "context"))[0] == max(n_ctx for n_ctx, _ in plans)
 
 
 DEVICE = limits(1000)
@@ -110,15 +103,18 @@ def test_rank(better: Trial, worse: Trial) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "expected"),
+    ("one", "other", "is_one"),
     [
         pytest.param(trial(n_ctx=8448, seconds=99.0), trial(), False, id="context-that-costs-too-much"),
-        pytest.param(trial(n_ctx=8448, seconds=99.0), trial(seconds=None), True, id="one-without-a-price"),
+        pytest.param(trial(n_ctx=8448, seconds=10.5), trial(), True, id="context-that-costs-little"),
+        pytest.param(trial(n_ctx=4096), trial(n_ctx=8448, seconds=None), True, id="the-other-has-no-price"),
         pytest.param(trial(n_ctx=8448, seconds=99.0), trial(missing=(1,)), True, id="the-other-does-not-fit"),
+        pytest.param(trial(missing=(1,)), trial(missing=(2,)), True, id="the-other-lacks-more"),
     ],
 )
-def test_is_better_counts_time_against_context_where_both_fit(one: Trial, other: Trial, expected: bool) -> None:
-    assert is_better(_REQUEST, one, other) is expected
+def test_best_of_two(one: Trial, other: Trial, is_one: bool) -> None:
+    assert (best_of((one, other), _REQUEST) is one) is is_one
+    assert (best_of((other, one), _REQUEST) is one) is is_one
 
 
 @pytest.mark.parametrize(
@@ -180,14 +176,6 @@ def test_giving_up_for_context(n_ctx: int, gives_context: bool, expected: bool) 
 )
 def test_does_as_well(found: Trial, expected: bool) -> None:
     assert does_as_well(found, trial()) is expected
-
-
-def test_what_promises_most_is_tried_first() -> None:
-    expected = [(8192, 5.0), (8192, 6.0), (4096, 6.0), None]
-    found = sorted(
-        (expected[i] for i in (3, 1, 0, 2)), key=cmp_to_key(lambda one, other: ordered(_REQUEST, one, other))
-    )
-    assert found == expected
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import fitter
 from fitter.errors import FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import VirtualDevice
-from fitter.planning.pricing.objective import GAIN, loss
+from fitter.planning.pricing.objective import GAIN
 from fitter.planning.request.request import DEFAULT_HOST_MARGIN, DEFAULT_MARGIN
 from tools import shapes, upstream
 from tools.search.machines import MIB, Machine
@@ -154,6 +153,5 @@ def worse(after: Outcome, before: Outcome, *, is_other: bool = False, same: floa
     said = f"context {before.n_ctx} -> {after.n_ctx}, {b:.3f} -> {a:.3f} s"
     if not min(a, b):
         return said if (after.n_ctx, -a) < (before.n_ctx, -b) else ""
-    if after.n_ctx > before.n_ctx and not is_other:
-        return ""
-    return said if loss(after.n_ctx, a) > loss(before.n_ctx, b) + math.log1p(same) else ""
+    is_dominated = after.n_ctx <= before.n_ctx and a > b * (1 + same)
+    return said if is_dominated or (after.n_ctx < before.n_ctx * (1 - same) and a >= b) else ""

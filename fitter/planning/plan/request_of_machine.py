@@ -103,10 +103,21 @@ def request_of(
         host_speed=questions.host_speed(),
         workload=workload,
         objective=ask.objective,
+        context_cost=ask.context_cost,
         strategy=ask.strategy,
         allow=levers(ask.allow),
         pools=pools,
-        notes=_unused(machine, chosen) if named is None else (),
+        notes=(*_beyond_training(params, model), *(_unused(machine, chosen) if named is None else ())),
+    )
+
+
+def _beyond_training(params: Params, model: Model) -> tuple[str, ...]:
+    """Note a context of a sequence beyond the one that the model was trained for."""
+    if not model.n_ctx_train or not params.n_ctx or params.n_ctx // _streams(params) <= model.n_ctx_train:
+        return ()
+    return (
+        f"the context of {params.n_ctx // _streams(params)} tokens is beyond the {model.n_ctx_train} that the model was "
+        "trained for: its answers may be useless there",
     )
 
 

@@ -6,6 +6,7 @@ No other module compares plans. Times are estimated seconds of the request's obj
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import Request
@@ -14,8 +15,8 @@ from fitter.planning.speed.cost import Estimate, Workload
 GAIN = 0.02
 """A concession must save this share of the estimated time: an estimate is not more exact."""
 
-WORTH_OF_CONTEXT = 2
-"""A power: one percent of the context is worth so many percent of the time."""
+_AS_QUICK = 0.01
+"""Contexts are equally quick if their times differ by at most this share: the largest of them is the quickest."""
 
 WORTH_A_LOAD = 0.005
 """Another way to place is tried if it is expected to save this share of the time."""
@@ -50,38 +51,36 @@ def rank(trial: Trial) -> tuple[bool, int, int, float]:
     return trial.fits, -trial.deficit, trial.params.n_ctx, worth
 
 
-def is_better(request: Request, trial: Trial, than: Trial) -> bool:
-    """Whether ``trial`` is the better plan: by ``beats`` if both fit and have a price, else by ``rank``."""
-    if not (trial.fits and than.fits) or trial.seconds is None or than.seconds is None:
-        return rank(trial) > rank(than)
-    return beats(request, (trial.params.n_ctx, trial.seconds), (than.params.n_ctx, than.seconds))
+def longest_seconds(request: Request, quickest: float) -> float:
+    """Compute the longest time that a plan may take for more context, from the time with the quickest context."""
+    return longest_for(request.objective, request.context_cost, quickest)
 
 
-def beats(request: Request, one: tuple[int, float], other: tuple[int, float]) -> bool:
-    """Whether the first of two fitting plans, pairs of context and seconds, is the better one.
+def longest_for(objective: str, context_cost: float, quickest: float) -> float:
+    """Compute ``longest_seconds`` for an objective of ``OBJECTIVES``."""
+    return math.inf if objective == "context" else quickest * (1 + max(_AS_QUICK, context_cost))
 
-    More context is better unless it costs too much time: see ``loss``. The order is transitive.
+
+def best_of(trials: Sequence[Trial], request: Request) -> Trial:
+    """Return the best of several trials, the first of equal ones.
+
+    Of those that fit and have a price: the largest context that takes at most ``longest_seconds`` of the quickest.
+    Where none has a price, or none fits: the first by ``rank``.
     """
-    return better_for(request.objective, one, other)
+    pairs = {(trial.params.n_ctx, trial.seconds): trial for trial in reversed(trials) if trial.fits and trial.seconds}
+    if not pairs:
+        return max(trials, key=rank)
+    return pairs[best_pair([*pairs], lambda quickest: longest_seconds(request, quickest))]
 
 
-def better_for(objective: str, one: tuple[int, float], other: tuple[int, float]) -> bool:
-    """Compare as ``beats`` does, by an objective of ``OBJECTIVES``."""
-    if objective != "context" and one[0] != other[0] and min(one[1], other[1]) > 0:
-        return loss(*one) < loss(*other)
-    return (one[0], -one[1]) > (other[0], -other[1])
+def best_pair(pairs: Sequence[tuple[int, float]], longest: Callable[[float], float]) -> tuple[int, float]:
+    """Return the best of several plans that fit, pairs of context and seconds.
 
-
-def loss(n_ctx: int, seconds: float) -> float:
-    """Compute the loss of a plan: the logarithm of its time, less the worth of its context."""
-    return math.log(seconds) - WORTH_OF_CONTEXT * math.log(n_ctx)
-
-
-def ordered(request: Request, one: tuple[int, float] | None, other: tuple[int, float] | None) -> int:
-    """Compare for ``sorted``: below 0 if the first is better by ``beats``. ``None`` (not expected to fit) is last."""
-    if one is None or other is None:
-        return (one is None) - (other is None)
-    return beats(request, other, one) - beats(request, one, other)
+    Args:
+        longest: the longest time for more context, from the time of the quickest (``longest_seconds``).
+    """
+    most = longest(min(seconds for _, seconds in pairs))
+    return max((pair for pair in pairs if pair[1] <= most), key=lambda pair: (pair[0], -pair[1]))
 
 
 def lacks_less(trial: Trial, than: Trial) -> bool:
@@ -112,9 +111,9 @@ def justifies_concession(request: Request, trial: Trial, than: Trial, *, gives_c
     if not trial.fits:
         return False
     n_ctx, before = trial.params.n_ctx, than.params.n_ctx
-    if n_ctx > before and request.objective == "context":
+    if n_ctx > before and request.is_for_most_context:
         return True
-    if n_ctx < before and (not gives_context or request.objective == "context"):
+    if n_ctx < before and (not gives_context or request.is_for_most_context):
         return False
     return is_clearly_faster(trial, than)
 

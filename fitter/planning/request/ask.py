@@ -168,6 +168,7 @@ class Ask:
     host_bandwidth: float | str | None = DEFAULTS["host_bandwidth"]
     rpc_bandwidth: float | str | tuple[float | str, ...] | None = DEFAULTS["rpc_bandwidth"]
     objective: str = DEFAULTS["objective"]
+    context_cost: float = DEFAULTS["context_cost"]
     strategy: str = DEFAULTS["strategy"]
     words: Fitting = field(default_factory=lambda: Fitting(), compare=False, repr=False)
 

@@ -172,12 +172,12 @@ def _estimated_sizes(request: Request, sizes: _Sizes, n_ctx: int) -> Mapping[str
 def _without_hopeless(request: Request, sizes: _Sizes, most: int | None = None) -> Request:
     """Cap the contexts of ``request`` where caches alone exceed all devices.
 
-    No plan has such a context: contexts beyond the smallest are for models wholly on devices. A tensor above ``most``
-    stops the cap, because it comes first.
+    A plan with such a context is far slower than with a smaller one. A tensor above ``most`` stops the cap, because it
+    comes first.
     """
     low = request.n_ctx_min
     top = max(min(request.n_ctx_max, request.context_limits.get(d.name, request.n_ctx_max)) for d in request.devices)
-    if request.fixed & {"n_ctx", "n_gpu_layers"} or request.objective == "context" or top <= max(EXPENSIVE, 2 * low):
+    if request.fixed & {"n_ctx", "n_gpu_layers"} or request.is_for_most_context or top <= max(EXPENSIVE, 2 * low):
         return request
     target = sum(device.target for device in request.devices)
     expected, least = (sum(_estimated_sizes(request, sizes, n_ctx).values()) for n_ctx in (top, low))

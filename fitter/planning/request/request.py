@@ -136,6 +136,7 @@ class Request:
         workload: The request to price; every context from ``n_ctx_min`` up holds it.
         objective: The goal (``OBJECTIVES``).
         strategy: The way to place (``STRATEGIES``).
+        context_cost: The share of its time that the request may take longer for more context.
         allow: Levers that the fit may use.
         beside: Devices that keep their margin even without the model, because something else is on them.
         context_limits: By device name, the largest context that it accepts, if limited.
@@ -161,12 +162,18 @@ class Request:
     workload: Workload = field(default_factory=Workload)
     objective: str = "request"
     strategy: str = "fastest"
+    context_cost: float = DEFAULTS["context_cost"]
     allow: frozenset[str] = frozenset()
     beside: tuple[DeviceLimit, ...] = ()
     context_limits: dict[str, int] = field(default_factory=dict)
     n_ctx_cap: int | None = None
     pools: tuple[PoolLimit, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def is_for_most_context(self) -> bool:
+        """Whether any time may be spent on more context."""
+        return self.objective == "context" or math.isinf(self.context_cost)
 
     @property
     def n_streams(self) -> int:

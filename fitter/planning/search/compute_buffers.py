@@ -109,6 +109,10 @@ class Buffers:
         """Forget the buffers of placements that are not whole."""
         self._by_kind[False] = LearnedCompute()
 
+    def share_whole(self, other: Buffers) -> None:
+        """Learn the buffers of whole placements together with ``other``."""
+        self._by_kind[True] = other._by_kind[True]
+
     def on_host(self, n_ctx: int) -> int | None:
         """Estimate the host's bytes with the whole model on devices; ``None`` before a measurement."""
         return self._by_kind[True].at("host", n_ctx)

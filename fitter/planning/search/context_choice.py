@@ -1,239 +1,284 @@
-"""Choice of the context: the largest with the whole model on devices, or a longer one with weights on the host. Tokens.
+"""Choice of the context: the largest one with which the request takes little longer than with the quickest. Tokens.
 
-``device_choice`` asks for the best trial on each choice of devices. A ``floor`` is the least context of a plan with
-weights on the host; ``None`` to find it here.
+``search_order`` finds the best trial at one context. Estimates tell at which contexts it is asked to.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from fitter.errors import LlamaCppCrashError
-from fitter.planning.pricing.objective import GAIN, beats, is_better
+from fitter.planning.pricing.objective import longest_seconds
 from fitter.planning.pricing.trial import Trial
-from fitter.planning.search.capacity import context_in_total, is_tight, is_too_large, total_target, total_used
+from fitter.planning.request.given import is_whole
+from fitter.planning.search.capacity import context_in_total, is_tight, is_too_large
 from fitter.planning.search.corrections import settle_fastest, settle_partial, settle_whole
 from fitter.planning.search.expectations import (
-    expected_partial,
+    expected_seconds,
+    expected_whole,
     last_true,
     likely_fits_host,
-    likely_fits_whole,
-    spill_styles,
+    seconds_by_token,
 )
 from fitter.planning.search.search_state import SearchState
 
 _MAX_CONTEXTS = 40
-"""Most contexts to test between a fitting context and a larger one; the second half is a bisection."""
+"""Most contexts to test between an accepted context and a larger one; the second half is a bisection."""
+
 _MAX_CRASHES = 8
 """At most so many contexts are tried below one at which llama.cpp aborts."""
 
-_CONTEXTS_TO_SPILL = 8
-"""Number of contexts to estimate between the largest without spilling and the devices' total room."""
+_MAX_PARTIAL = 6
+"""Most contexts to test with weights on the host."""
 
-_MAX_SPILLED, _MAX_DISAPPOINTED = 5, 2
-"""At most so many of those are measured, and so many of them may disappoint."""
-
-_SMALL_SHARE = 0.004
-"""A smaller share of a context is not worth another estimate."""
+_SMALL_SHARE = 1 / 64
+"""With weights on the host, so small a share more of the context is not worth another test."""
 
 
-def best_on(state: SearchState, floor: int | None = None) -> Trial:
-    """Find the best trial on the devices of ``state``, or where none fits the one that lacks least."""
-    request = state.request
-    if "n_ctx" in request.fixed:
-        trial = _at_context(state, request.params.n_ctx)
-    elif not state.devices:
-        trial = _on_host(state, floor)
-    elif request.objective == "context" and state.is_priced:
-        trial = _most_context(state)
-    else:
-        trial = _with_context(state, floor)
-    return trial or state.least or state.trial(state.default, state.smallest_context)
+@dataclass(frozen=True)
+class Answer:
+    """The best trial at one context.
+
+    Attributes:
+        distance: its time as a multiple of its lower bound.
+        state: the search on its devices, with the compute buffers that they need.
+    """
+
+    trial: Trial
+    distance: float
+    state: SearchState
 
 
-def _at_context(state: SearchState, n_ctx: int) -> Trial | None:
-    """Find the best trial at one context."""
-    if is_too_large(state, n_ctx):
-        return settle_partial(state, n_ctx)
+At = Callable[[int], Answer]
+"""Finds the best trial at a context."""
+
+
+def best_at(state: SearchState) -> Trial:
+    """Find the best trial at the context of ``state`` on its devices, or where none fits the one that lacks least."""
+    n_ctx = state.request.params.n_ctx
+    trial = None if is_too_large(state, n_ctx) else _whole_at(state)
+    if trial is None and state.devices:
+        trial = settle_partial(state, n_ctx)
+    return trial or state.least or state.trial(state.default, n_ctx)
+
+
+def _whole_at(state: SearchState) -> Trial | None:
+    """Find the best trial with all of the model on devices; without devices on the host."""
+    n_ctx = state.request.params.n_ctx
     if state.chooses_devices and (fastest := settle_fastest(state, n_ctx)):
         return fastest
     trial = state.trial(state.default, n_ctx)
     if trial.fits or not state.devices:
-        return trial
-    return settle_whole(state, n_ctx) or settle_partial(state, n_ctx)
+        return trial if trial.fits else None
+    return settle_whole(state, n_ctx)
 
 
-def _most_context(state: SearchState) -> Trial | None:
-    """Find the trial with the largest context that any placement has room for."""
-    low, high = state.request.n_ctx_min, state.request.n_ctx_max
+class ContextChoice:
+    """The choice of the context for one request.
 
-    def attempt(n_ctx: int) -> Trial | None:
+    With prices, the request may take ``context_cost`` longer than with the quickest context. Without, weights leave the
+    devices only for a context that the devices hold in total, as with upstream's fit.
+
+    Args:
+        state: the search on all devices.
+        at: finds the best trial at a context.
+    """
+
+    def __init__(self, state: SearchState, at: At) -> None:
+        self._state = state
+        self._request = state.original_request
+        self._at = at
+        self._quickest = math.inf
+        self._in_total = 0
+        self._has_devices = bool(state.devices)
+
+    def best(self) -> Trial:
+        """Find the best trial at the largest context that the rule accepts, or the trial that lacks least."""
+        low, high = self._request.n_ctx_min, self._request.n_ctx_max
+        if low == high:
+            return self._at(high).trial
+        top = self._answer(high) if self._starts_high() else None
+        if top and top.trial.fits and self._is_certain(top):
+            return top.trial
+        bottom = self._at(low)
+        self._quickest, self._has_devices = self._seconds(bottom), bool(bottom.trial.devices)
+        if not bottom.trial.fits:
+            return bottom.trial
+        if top and self._accepts(top):
+            return top.trial
+        if self._is_for_most or not bottom.state.devices:
+            return self._most(bottom, high).trial
+        best = self._more_whole(bottom, high)
+        return (self._more_partial(best, high) if self._state.is_priced else self._more_in_total(best, high)).trial
+
+    def _starts_high(self) -> bool:
+        """Whether the largest context is worth a load before the smallest: it may cost no time."""
+        if self._is_for_most or not self._state.devices:
+            return True
+        if is_tight(self._state, self._request.n_ctx_min):
+            return False
+        at = self._state.at(self._request.n_ctx_max)
         try:
-            trial = _at_context(state, n_ctx)
+            return bool(at.devices) and _whole_at(at) is not None
+        except LlamaCppCrashError:
+            return False
+
+    @property
+    def _is_for_most(self) -> bool:
+        return self._state.is_priced and self._request.is_for_most_context
+
+    @property
+    def _limit(self) -> float:
+        return longest_seconds(self._request, self._quickest)
+
+    def _answer(self, n_ctx: int) -> Answer | None:
+        """Return the answer at ``n_ctx``; ``None`` where llama.cpp aborts, as for a tensor that is too large."""
+        try:
+            return self._at(n_ctx)
         except LlamaCppCrashError:
             return None
-        return trial if trial and trial.fits else None
 
-    best = attempt(high)
-    if best is not None or low == high:
+    def _seconds(self, answer: Answer) -> float:
+        """Return the seconds of an answer; 0 without prices."""
+        trial, state = answer.trial, answer.state
+        if trial.seconds is None and state.is_priced:
+            state.prices()
+            return state.seconds(trial.placement, trial.breakdown)
+        return trial.seconds or 0.0
+
+    def _is_certain(self, answer: Answer) -> bool:
+        """Whether the rule accepts an answer that fits, whatever is quickest: by its lower bound."""
+        if not self._state.is_priced:
+            return self._is_whole(answer.trial)
+        return answer.distance <= longest_seconds(self._request, 1.0)
+
+    def _accepts(self, answer: Answer) -> bool:
+        if self._state.is_priced or not answer.trial.fits:
+            return answer.trial.fits and self._seconds(answer) <= self._limit
+        return answer.trial.params.n_ctx <= self._in_total or self._is_whole(answer.trial)
+
+    def _is_whole(self, trial: Trial) -> bool:
+        return bool(trial.devices) is self._has_devices and is_whole(self._request, trial.devices, trial.placement)
+
+    def _or_larger(self, best: Answer, n_ctx: int) -> Answer:
+        """Return the answer at ``n_ctx`` if that is larger and accepted, else ``best``."""
+        answer = self._answer(n_ctx) if n_ctx > best.trial.params.n_ctx else None
+        return answer if answer and self._accepts(answer) else best
+
+    def _most(self, best: Answer, high: int) -> Answer:
+        """Find the answer at the largest context that any placement has room for."""
+
+        def attempt(n_ctx: int) -> bool:
+            nonlocal best
+            best = self._or_larger(best, n_ctx)
+            return best.trial.params.n_ctx == n_ctx
+
+        state = self._state
+        self._largest(best.trial.params.n_ctx, high, attempt, lambda n_ctx: likely_fits_host(state, n_ctx))
         return best
-    best = attempt(low)
-    return best and _largest_context(state, best, high, attempt, likely_fits_host)
 
+    def _more_whole(self, best: Answer, high: int) -> Answer:
+        """Find the answer at the largest context with the whole model on the devices in use, or on more of them."""
+        start, widest = best, self._state.at(high)
+        groups = start.trial.used[0], start.state.devices, self._state.devices, widest.devices
+        for devices in dict.fromkeys(groups):
+            state = start.state if devices == start.state.devices else start.state.on(devices)
+            if not devices or not state.with_buffers_of(start.state).buffers.knows(True):
+                continue
 
-def _with_context(state: SearchState, floor: int | None) -> Trial | None:
-    """Find the best trial with an open context."""
-    low, high = state.request.n_ctx_min, state.request.n_ctx_max
-    if is_too_large(state, low):
-        return settle_partial(state, max(low, floor or 0))
-    if low < high and is_tight(state, low):
-        bottom = state.trial(state.default, low)
-        if total_used(state, bottom, state.devices) >= total_target(state):
-            # a larger context has even less room
-            return settle_whole(state, low) or settle_partial(state, max(low, floor or 0))
-    if state.chooses_devices and (fastest := settle_fastest(state, high)):
-        return fastest
-    top = _top(state)
-    if top.fits:
-        return top
-    if trial := settle_whole(state, top.params.n_ctx):
-        return trial
-    return settle_partial(state, low) if top.params.n_ctx == low else _best_below(state, top, floor)
+            def attempt(n_ctx: int, state: SearchState = state) -> bool:
+                at = state.at(n_ctx)
+                trial = settle_fastest(at, n_ctx) if at.chooses_devices else _whole_at(at)
+                return trial is not None and self._accepts(Answer(trial, 1.0, at))
 
+            def promises(n_ctx: int, state: SearchState = state) -> bool:
+                return likely_fits_host(state, n_ctx) and expected_whole(state, n_ctx) <= self._limit
 
-def _best_below(state: SearchState, top: Trial, floor: int | None) -> Trial | None:
-    """Find the best trial with less context than ``top``, which is too large for the whole model on devices."""
-    low, high = state.request.n_ctx_min, top.params.n_ctx
-    bottom = state.trial(state.default, low)
-    least = floor or context_in_total(state, top, bottom)
-    best = bottom if bottom.fits else settle_whole(state, low)
-    if best is None:
-        return settle_partial(state, least) or (settle_partial(state, low) if least > low else None)
-    best = _largest_context(state, best, high, lambda n_ctx: settle_whole(state, n_ctx), likely_fits_whole)
-    return best if best.params.n_ctx >= least else _spilled_beyond(state, best, least, floor)
+            step = self._request.alignment
+            too_large = (min(high, state.request.n_ctx_max) // step + 1) * step
+            best = self._or_larger(best, self._largest(best.trial.params.n_ctx, too_large, attempt, promises))
+        return best
 
+    def _largest(
+        self, low: int, too_large: int, attempt: Callable[[int], bool], promises: Callable[[int], bool]
+    ) -> int:
+        """Find the largest context between ``low`` and ``too_large`` at which ``attempt`` succeeds.
 
-def _spilled_beyond(state: SearchState, whole: Trial, most: int, floor: int | None) -> Trial:
-    """Try contexts above that of ``whole``, up to ``most``, with weights on the host; return the best trial."""
-    alignment = state.request.alignment
-    best, tested, low, failed = whole, set[int](), whole.params.n_ctx, 0
-    while len(tested) < _MAX_SPILLED and failed < _MAX_DISAPPOINTED and most > low:
-        n_ctx = _worth_spilling(state, whole, most) if floor is None and state.can_price else most
-        if n_ctx in tested:
-            # newly learned compute buffers do not change the estimate any more
-            break
-        tested.add(n_ctx)
-        trial = settle_partial(state, n_ctx)
-        if trial is not None and is_better(state.request, trial, best):
-            best = trial
-            if n_ctx == most:
+        Ends when the next larger context was measured, and failed. ``promises`` guesses the first contexts.
+        """
+        step, crashes = self._request.alignment, 0
+        for tries in range(_MAX_CONTEXTS):
+            first, last = low // step, -(-too_large // step)
+            if last - first <= 1 or crashes > _MAX_CRASHES:
                 break
-        else:
-            failed += 1
-            most = (low + n_ctx) // 2 // alignment * alignment
-    return best
+            guess = (first + last) // 2
+            if tries < _MAX_CONTEXTS // 2 and not crashes:
+                guess = last_true(first, last, lambda n: promises(n * step))
+                guess = min(max(guess, first + 1), last - 1)
+            try:
+                is_success = attempt(guess * step)
+            except LlamaCppCrashError:
+                is_success, crashes = False, crashes + 1
+            if is_success:
+                low = guess * step
+            else:
+                too_large = guess * step
+        return low
 
+    def _more_partial(self, best: Answer, high: int) -> Answer:
+        """Find the answer at the largest context for which weights leave the devices.
 
-def _worth_spilling(state: SearchState, whole: Trial, most: int) -> int:
-    """Estimate which context above that of ``whole``, up to ``most``, promises the best plan.
+        The time grows about in proportion to the context: each byte of a cache takes the place of a byte of weights.
+        """
+        state, step = best.state, self._request.alignment
+        high = min(high, state.request.n_ctx_max)
+        if expected_seconds(state, high) <= self._limit and (top := self._or_larger(best, high)) is not best:
+            return top
+        low, seconds, too_large = best.trial.params.n_ctx, self._seconds(best), high + step
+        by_token = seconds_by_token(state, self._request.n_ctx_min, self._request.n_ctx_max)
+        aside = 1 / 8
+        for _ in range(_MAX_PARTIAL):
+            least, most = low, high
+            if too_large <= high:
+                # times rise in steps, so that a guess is never next to a tested context
+                least, most = (low + int(part * (too_large - low)) for part in (aside, 1 - aside))
+            guess = low + (self._limit - seconds) / by_token if by_token else math.inf
+            n_ctx = high if guess >= high == most else int(min(max(guess, least), most)) // step * step
+            if n_ctx <= low * (1 + _SMALL_SHARE):
+                break
+            longer = self._partial_seconds(state, n_ctx)
+            # the first weights to leave may be those that cost next to nothing
+            by_token = max((min(longer, 2 * self._limit) - seconds) / (n_ctx - low), by_token / 4)
+            if longer <= self._limit:
+                low, seconds = n_ctx, longer
+            elif too_large > high:
+                too_large = n_ctx
+            else:
+                too_large, aside = n_ctx, min(2 * aside, 1 / 2)
+        return self._or_larger(best, low)
 
-    A little more context can cost much time, where no tensor is small enough for the room that is left.
-    """
-    alignment, spread = state.request.alignment, spill_styles(state, most, is_plain=True)[0]
-    seconds: dict[int, float] = {}
-
-    def expect(n_ctx: int) -> None:
-        n_ctx = n_ctx // alignment * alignment if n_ctx < most else most
-        if whole.params.n_ctx < n_ctx and n_ctx not in seconds:
-            seconds[n_ctx] = expected_partial(state, n_ctx, spread, is_plain=True)
-
-    def best() -> int:
-        best_n_ctx = most
-        for n_ctx in seconds:
-            is_first = math.isinf(seconds[best_n_ctx])
-            if is_first or beats(state.request, (n_ctx, seconds[n_ctx]), (best_n_ctx, seconds[best_n_ctx])):
-                best_n_ctx = n_ctx
-        return best_n_ctx
-
-    expect(most)
-    if whole.seconds is not None and seconds[most] <= whole.seconds * (1 + GAIN):
-        # the whole context costs no time
-        return most
-    stride = max(alignment, (most - whole.params.n_ctx) // _CONTEXTS_TO_SPILL)
-    for n in range(_CONTEXTS_TO_SPILL):
-        expect(most - n * stride)
-    while stride > max(alignment, _SMALL_SHARE * most):
-        stride //= 2
-        around = best()
-        expect(around - stride)
-        expect(around + stride)
-    return best()
-
-
-def _largest_context(
-    state: SearchState,
-    best: Trial,
-    too_large: int,
-    attempt: Callable[[int], Trial | None],
-    promises: Callable[[SearchState, int], bool],
-) -> Trial:
-    """Find the largest context at which ``attempt`` succeeds, between that of ``best`` and ``too_large``.
-
-    Ends when the next larger context was measured and does not fit. ``promises`` guesses the first contexts.
-    """
-    step = state.request.alignment
-    for tries in range(_MAX_CONTEXTS):
-        low, high = best.params.n_ctx // step, -(-too_large // step)
-        if high - low <= 1:
-            break
-        guess = (low + high) // 2
-        if tries < _MAX_CONTEXTS // 2:
-            guess = last_true(low, high, lambda n: promises(state, n * step))
-            guess = min(max(guess, low + 1), high - 1)
-        trial = attempt(guess * step)
-        if trial is None:
-            too_large = guess * step
-        else:
-            best = trial
-    return best
-
-
-def _top(state: SearchState) -> Trial:
-    """Measure the default placement at the largest context at which llama.cpp does not abort.
-
-    It aborts, for example, where the cache of a layer is larger than a tensor may be on the device.
-    """
-    low, high = state.request.n_ctx_min, state.request.n_ctx_max
-    try:
-        return state.trial(state.default, high)
-    except LlamaCppCrashError:
-        if low == high:
-            raise
-    best, too_large, step = state.trial(state.default, low), high, state.request.alignment
-    for _ in range(_MAX_CRASHES):
-        n_ctx = (best.params.n_ctx + too_large) // 2 // step * step
-        if n_ctx <= best.params.n_ctx:
-            break
+    def _partial_seconds(self, state: SearchState, n_ctx: int) -> float:
+        """Measure weights on the host at ``n_ctx``, on the devices of ``state``; infinite where nothing fits."""
+        at = state.at(n_ctx)
         try:
-            best = state.trial(state.default, n_ctx)
+            trial = settle_partial(at, n_ctx)
         except LlamaCppCrashError:
-            too_large = n_ctx
-    return best
+            return math.inf
+        return self._seconds(Answer(trial, 1.0, at)) if trial and trial.fits else math.inf
 
-
-def _on_host(state: SearchState, floor: int | None) -> Trial | None:
-    """Find the trial with the largest context without devices."""
-
-    def attempt(n_ctx: int) -> Trial | None:
-        trial = state.trial(state.default, n_ctx)
-        return trial if trial.fits else None
-
-    if floor is not None:
-        return attempt(floor)
-    low = state.request.n_ctx_min
-    top = _top(state)
-    if top.fits or top.params.n_ctx == low:
-        return top
-    bottom = state.trial(state.default, low)
-    return _largest_context(state, bottom, top.params.n_ctx, attempt, likely_fits_host) if bottom.fits else None
+    def _more_in_total(self, best: Answer, high: int) -> Answer:
+        """Try the context that the devices hold in total, as upstream's fit does, and one between it and ``best``."""
+        low, state = best.trial.params.n_ctx, self._state
+        high = min(high, state.request.n_ctx_max)
+        try:
+            top, bottom = (state.trial(state.default, n_ctx) for n_ctx in (high, self._request.n_ctx_min))
+        except LlamaCppCrashError:
+            return best
+        most = self._in_total = context_in_total(state, top, bottom)
+        for n_ctx in (most, (low + most) // 2 // self._request.alignment * self._request.alignment):
+            larger = self._or_larger(best, n_ctx)
+            if larger is not best:
+                return larger
+        return best

@@ -5,22 +5,21 @@ Steps of ``search_order``. ``context_choice`` finds the best trial on each choic
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import cmp_to_key
 
 from fitter.errors import LlamaCppError, TimeLimitError
 from fitter.planning.placing.layer_sizes import HOST
-from fitter.planning.pricing.objective import GAIN, beats, is_better, is_worth_a_load, ordered
+from fitter.planning.pricing.objective import GAIN, is_worth_a_load, rank
 from fitter.planning.pricing.pricing import bound_of, host_only_everywhere
 from fitter.planning.pricing.trial import Trial
-from fitter.planning.request import context_limit
 from fitter.planning.request.given import user_chose_devices, wants_layers_on_devices
 from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search import choices
 from fitter.planning.search.capacity import is_too_large
-from fitter.planning.search.context_choice import best_on
+from fitter.planning.search.context_choice import best_at
 from fitter.planning.search.expectations import expected_partial, expected_plan
 from fitter.planning.search.search_state import CutShort, SearchState
 from fitter.planning.speed.explain import FAR
@@ -39,9 +38,6 @@ _MAX_FOR_LAST = 3
 
 _UNSURE = 0.05
 """With unknown compute buffers, an optimistic estimate must be better by this share of its time."""
-
-_MAX_UNUSED = 2
-"""So many idle devices, the largest first, are tested one at a time: together they can be in each other's way."""
 
 _MAX_OTHERS, _LEAST_OTHERS = 5, 2
 """So many other choices of devices are tested where they promise to be better, and where none does."""
@@ -78,21 +74,20 @@ class Devices:
     def __init__(self, state: SearchState) -> None:
         self._request = state.original_request
         self._first = state
-        self._floor: int | None = None
         self._states: dict[tuple[str, ...], SearchState] = {}
         self._trials: dict[tuple[str, ...], Trial] = {}
         self._distances: dict[float, float] = {}
 
-    def _best_on(self, state: SearchState, *, is_free: bool = False) -> Trial:
-        """Find the best trial on these devices. Unless ``is_free``, spill only for the context of the best so far."""
+    def _best_on(self, state: SearchState) -> Trial:
+        """Find the best trial on the devices of ``state``, once."""
         names = _names(state.devices)
         if names not in self._trials:
-            trial = best_on(state, None if is_free else self._floor and min(self._floor, state.request.n_ctx_max))
-            self._states[names], self._trials[names] = state, trial
-            if trial.fits:
-                # fewer devices must not get more context than all of them by spilling weights
-                self._floor = max(self._floor or 0, trial.params.n_ctx)
+            self._states[names], self._trials[names] = state, best_at(state)
         return self._trials[names]
+
+    def state_of(self, trial: Trial) -> SearchState:
+        """Return the state of the search on the devices of ``trial``."""
+        return self._states.get(_names(trial.devices), self._first)
 
     def without_idle(self, state: SearchState) -> Trial:
         """Find the best trial on the devices of ``state``, or on those that it has a use for."""
@@ -104,30 +99,9 @@ class Devices:
                 break
             state = state.on(useful)
             trial = self._best_on(state)
-            if not is_better(self._request, best, trial):
+            if rank(best) <= rank(trial):
                 best = trial
-        return self._without_unused(state, best)
-
-    def _without_unused(self, state: SearchState, best: Trial) -> Trial:
-        """Try for more context by leaving out the devices on which ``best`` has nothing."""
-        used = tuple(d for d in best.devices if d.name in (best.params.devices or ()))
-        is_open = "n_ctx" not in self._request.fixed and best.params.n_ctx < self._request.n_ctx_max
-        if user_chose_devices(self._request) or not best.fits or not is_open or not 0 < len(used) < len(best.devices):
-            return best
-        unused = sorted((d for d in best.devices if d not in used), key=lambda device: -device.target)
-        for added in (None, *unused[:_MAX_UNUSED]):
-            devices = tuple(device for device in best.devices if device in used or device == added)
-            trial = self._best_on(state.on(devices), is_free=True)
-            best = trial if is_better(self._request, trial, best) else best
         return best
-
-    def with_more_context(self, best: Trial) -> Trial:
-        """Try a plan without the devices that take no more context than ``best`` has."""
-        others = context_limit.wider(self._request, best.devices, best.params.n_ctx) if best.fits else ()
-        if not others:
-            return best
-        trial = self.without_idle(self._first.on(others))
-        return trial if is_better(self._request, trial, best) else best
 
     def without_doubtful(self, best: Trial) -> Trial:
         """Leave out doubtful devices, whose part in every graph may cost too much, as long as the plan gets better."""
@@ -135,7 +109,7 @@ class Devices:
             doubtful = self._doubtful(best)
             state = next((state for state, is_small in doubtful if self._promises(state, best, is_small)), None)
             trial = None if state is None else self.without_idle(state)
-            if trial is None or not is_better(self._request, trial, best):
+            if trial is None or rank(trial) <= rank(best):
                 break
             self._say_devices(trial, best)
             best = trial
@@ -163,7 +137,7 @@ class Devices:
             # known buffers include the pipeline's, which a single device does not need
             return self._expected_plan(state, best) is not None
         rough = self._expected_plan(state, best, is_plain=True)
-        if rough is None or not self._beats((rough[0], rough[1] / _MOST_GAINED), best):
+        if rough is None or not self._beats(rough / _MOST_GAINED, best):
             return False
         likely = self._expected_plan(state, best)
         if likely is None:
@@ -171,22 +145,22 @@ class Devices:
         if is_small:
             return self._beats(likely, best)
         # without a slow device much changes, so the estimate is rough
-        if self._beats((likely[0], likely[1] * (1 - GAIN)), best):
+        if self._beats(likely * (1 - GAIN), best):
             return True
         if state.buffers.knows(False):
             return False
         # buffers of a whole model are larger: each device has several, to work ahead
         most = self._expected_plan(state, best, optimistic=True)
-        return most is not None and self._beats((most[0], most[1] * (1 + _UNSURE)), best)
+        return most is not None and self._beats(most * (1 + _UNSURE), best)
 
     def _expected_plan(
         self, state: SearchState, best: Trial, *, is_plain: bool = False, optimistic: bool = False
-    ) -> tuple[int, float] | None:
-        state = state.with_buffers_of(self._states.get(_names(best.devices), self._first))
-        return expected_plan(state, best, is_plain=is_plain, optimistic=optimistic)
+    ) -> float | None:
+        state = state.with_buffers_of(self.state_of(best))
+        return expected_plan(state, best.params.n_ctx, is_plain=is_plain, optimistic=optimistic)
 
-    def _beats(self, likely: tuple[int, float], best: Trial) -> bool:
-        return best.expected is None or beats(self._request, likely, (best.params.n_ctx, best.expected))
+    def _beats(self, likely: float, best: Trial) -> bool:
+        return best.expected is None or likely < best.expected
 
     def forget_remotes(self, best: Trial) -> None:
         """Leave out of all further choices the remote devices that ``best`` does without."""
@@ -211,12 +185,12 @@ class Devices:
             if count >= (_MAX_OTHERS if is_promising else _LEAST_OTHERS if is_far else 0):
                 break
             trial = self.without_idle(state)
-            if is_better(self._request, trial, best):
+            if rank(trial) > rank(best):
                 self._say_devices(trial, best)
                 best = trial
                 is_far = self.distance(best) > FAR
         upstream = self._upstream() if is_far else None
-        return upstream if upstream is not None and is_better(self._request, upstream, best) else best
+        return upstream if upstream is not None and rank(upstream) > rank(best) else best
 
     def with_the_last_layer(self, best: Trial) -> Trial:
         """Try the last layer on a device where ``best`` has nothing on any.
@@ -245,19 +219,19 @@ class Devices:
 
     def _or_last_layer(self, best: Trial) -> Trial:
         """Try the last layer alone on each of the fastest devices; return the best trial."""
-        request, n_ctx = self._request, best.params.n_ctx
+        request = self._request
         last = replace(
             request,
-            params=replace(request.params, n_ctx=n_ctx, n_gpu_layers=1),
-            fixed=request.fixed | {"n_ctx", "n_gpu_layers"},
+            params=replace(request.params, n_gpu_layers=1),
+            fixed=request.fixed | {"n_gpu_layers"},
             context_limits={},
         )
         by_speed = sorted(request.devices, key=lambda device: -request.speeds[device.name].bandwidth)
         for device in by_speed[:_MAX_FOR_LAST]:
             # a time limit that is reached here keeps the best so far
             with suppress(LlamaCppError, CutShort, TimeLimitError):
-                trial = best_on(self._first.on((device,), last))
-                best = trial if is_better(request, trial, best) else best
+                trial = best_at(self._first.on((device,), last))
+                best = trial if rank(trial) > rank(best) else best
         return best
 
     def distance(self, best: Trial) -> float:
@@ -271,10 +245,10 @@ class Devices:
             self._distances[best.seconds] = bound.times if bound else 1.0
         return self._distances[best.seconds]
 
-    def _untested(self, best: Trial) -> list[tuple[tuple[int, float] | None, SearchState]]:
-        """List untested choices of devices, each with its expected context and seconds, the most promising first."""
+    def _untested(self, best: Trial) -> list[tuple[float | None, SearchState]]:
+        """List untested choices of devices, each with its expected seconds, the most promising first."""
         speeds = self._request.speeds
-        states: dict[tuple[int, float] | None, SearchState] = {}
+        states: dict[float | None, SearchState] = {}
         alike: set[tuple[object, ...]] = set()
         # of choices with the same expectation the smallest counts: more devices are of no use
         for devices in sorted(self._other_orders(best), key=len):
@@ -283,11 +257,7 @@ class Devices:
                 alike.add(kinds)
                 state = self._first.on(devices)
                 states.setdefault(self._expected_plan(state, best), state)
-
-        def order(one: tuple[int, float] | None, other: tuple[int, float] | None) -> int:
-            return ordered(self._request, one, other)
-
-        return [(likely, states[likely]) for likely in sorted(states, key=cmp_to_key(order))]
+        return sorted(states.items(), key=lambda each: math.inf if each[0] is None else each[0])
 
     def _other_orders(self, best: Trial) -> list[tuple[DeviceLimit, ...]]:
         """List choices of devices: some in the user's order, and all by size and by speed."""
@@ -307,7 +277,7 @@ class Devices:
     def _upstream(self) -> Trial | None:
         """Make the plan of upstream's own rules on all devices, with its price; ``None`` if it does not fit."""
         state = self._first.on(self._first.devices, replace(self._request, strategy="llama.cpp"))
-        trial = best_on(state, self._floor and min(self._floor, state.request.n_ctx_max))
+        trial = best_at(state)
         if not trial.fits:
             return None
         return replace(trial, seconds=self._first.on(trial.devices).seconds(trial.placement, trial.breakdown))

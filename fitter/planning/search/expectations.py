@@ -8,51 +8,50 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from fitter.planning.pricing.objective import beats
-from fitter.planning.pricing.trial import Trial
 from fitter.planning.search.proposals import place_fastest, place_whole
 from fitter.planning.search.search_state import SearchState
 
 
-def expected_plan(
-    state: SearchState, best: Trial, *, is_plain: bool = False, optimistic: bool = False
-) -> tuple[int, float] | None:
-    """Estimate context and seconds of the best plan on the state's devices; ``None`` where nothing is priced.
+def expected_plan(state: SearchState, n_ctx: int, *, is_plain: bool = False, optimistic: bool = False) -> float | None:
+    """Estimate the seconds of the best plan on the state's devices; ``None`` where nothing is priced or fits.
 
     Args:
-        best: a trial on other devices. The same kind of plan is expected here.
+        n_ctx: the context.
         is_plain: expect whole layers only.
         optimistic: count no compute buffers that were not measured for this kind of plan.
     """
     if not state.can_price:
         return None
-    on_devices = _expected_whole(state, best)
-    n_ctx = max(state.smallest_context, best.params.n_ctx)
-    if on_devices is not None and on_devices[0] >= n_ctx:
-        return on_devices
+    if state.buffers.knows(True) and (whole := expected_whole(state, n_ctx)) < math.inf:
+        return whole
     spread = spill_styles(state, n_ctx, is_plain=is_plain)[0]
     situation = state.situation(n_ctx, state.room(n_ctx, False, optimistic))
     placement = state.place_partial(situation, spread, is_plain=is_plain)
-    spilled = None if placement is None else (n_ctx, state.seconds(placement))
-    if on_devices is None or spilled is None:
-        return on_devices or spilled
-    return on_devices if beats(state.request, on_devices, spilled) else spilled
+    return None if placement is None else state.seconds(placement)
 
 
-def _expected_whole(state: SearchState, best: Trial) -> tuple[int, float] | None:
-    """Estimate the plan with all of the model on devices; ``None`` where it is not likely to fit."""
-    if not state.buffers.knows(True):
-        return None
-    request, low = state.request, state.smallest_context
-    n_ctx, step = best.params.n_ctx, request.alignment
-    if "n_ctx" not in request.fixed:
-        top = -(-request.n_ctx_max // step)
-        n_ctx = step * last_true(low // step, top + 1, lambda n: likely_fits_whole(state, n * step))
-        n_ctx = max(low, min(n_ctx, request.n_ctx_max))
-    state.prices()
+def expected_seconds(state: SearchState, n_ctx: int) -> float:
+    """Estimate the seconds of the best plan on the state's devices; infinite where none is expected to fit."""
+    seconds = expected_plan(state, n_ctx)
+    return math.inf if seconds is None else seconds
+
+
+def expected_whole(state: SearchState, n_ctx: int) -> float:
+    """Estimate the seconds with all of the model on devices, 0 without prices; infinite where it cannot be."""
+    if state.is_priced:
+        state.prices()
     propose = place_fastest if state.chooses_devices else place_whole
     placement = propose(state.situation(n_ctx, state.room(n_ctx, True)))
-    return None if placement is None else (n_ctx, state.seconds(placement))
+    if placement is None:
+        return math.inf
+    return state.seconds(placement) if state.is_priced else 0.0
+
+
+def seconds_by_token(state: SearchState, low: int, high: int) -> float:
+    """Estimate the seconds that each token of context costs, if its caches take the place of weights on a device."""
+    units, larger = state.units(low), state.units(high)
+    growth = sum(b.cache - a.cache for a, b in zip(units, larger, strict=True)) / (high - low)
+    return growth * state.prices().saved_by_byte(max(units, key=lambda unit: unit.movable))
 
 
 def expected_partial(state: SearchState, n_ctx: int, spread: bool, *, is_plain: bool = False) -> float:
@@ -72,11 +71,6 @@ def spill_styles(state: SearchState, n_ctx: int, *, is_plain: bool = False) -> l
         return [request.is_expert_model]
     seconds = {spread: expected_partial(state, n_ctx, spread, is_plain=is_plain) for spread in (False, True)}
     return sorted(seconds, key=lambda spread: seconds[spread])
-
-
-def likely_fits_whole(state: SearchState, n_ctx: int) -> bool:
-    """Whether the whole model is likely to fit on devices at ``n_ctx``."""
-    return likely_fits_host(state, n_ctx) and place_whole(state.situation(n_ctx, state.room(n_ctx, True))) is not None
 
 
 def likely_fits_host(state: SearchState, n_ctx: int) -> bool:

@@ -184,7 +184,7 @@ def _is_idle(change: Change, best: Candidate) -> bool:
     if change.kind == "op_offload":
         return True
     is_widest = trial.params.n_ctx >= request.n_ctx_max or "n_ctx" in request.fixed
-    return len(request.devices) == 1 and (is_widest or request.objective != "context")
+    return len(request.devices) == 1 and (is_widest or not request.is_for_most_context)
 
 
 def concessions(request: Request, candidate: Candidate) -> tuple[str, ...]:

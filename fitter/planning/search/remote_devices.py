@@ -15,7 +15,7 @@ from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import pinned_devices
 from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search import choices
-from fitter.planning.search.context_choice import best_on
+from fitter.planning.search.context_choice import best_at
 from fitter.planning.search.search_state import SearchState
 
 
@@ -30,16 +30,8 @@ def worth_their_network(state: SearchState, best: Trial) -> Trial:
             return best
         tested.add(doubtful)
         best = replace(best, seconds=current.seconds(best.placement, best.breakdown))
-        trial = best_on(state.on(tuple(device for device in best.devices if device not in doubtful)))
+        trial = best_at(state.on(tuple(device for device in best.devices if device not in doubtful)))
         is_better = rank(trial) > rank(best)
-        if (
-            state.request.objective != "context"
-            and _are_slower_than_host(current, doubtful)
-            and trial.fits
-            and best.fits
-        ):
-            # the host could hold more context as well, so a slower device is not worth it for that
-            is_better = (trial.seconds or 0.0) < (best.seconds or 0.0)
         chosen, other = (trial, best) if is_better else (best, trial)
         if choice := choices.are_remotes_worth_it(doubtful, chosen, other):
             state.callbacks.on_choice(choice)

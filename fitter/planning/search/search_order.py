@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from fitter.errors import LlamaCppError, TimeLimitError
 from fitter.llama.types import Breakdown, Params
-from fitter.planning.pricing.objective import is_better
+from fitter.planning.pricing.objective import best_of, rank
 from fitter.planning.pricing.trial import Trial
-from fitter.planning.request import context_limit
 from fitter.planning.request.given import usable_devices
 from fitter.planning.request.request import Measure, Record, Request
 from fitter.planning.request.shared import remembered
 from fitter.planning.search import flash_attention
+from fitter.planning.search.context_choice import Answer, ContextChoice
 from fitter.planning.search.device_choice import Devices, in_better_order
 from fitter.planning.search.remote_devices import worth_their_network
 from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
@@ -44,59 +45,94 @@ def search(
         TimeLimitError: the time limit was reached before a trial fitted. After one, the best so far is returned.
         LlamaCppError: llama.cpp refuses the user's own parameters.
     """
-    seen = set[bool | None]()
-
-    def noted(params: Params) -> Breakdown:
-        breakdown = measure(params)
-        seen.add(breakdown.flash_attn)
-        return breakdown
-
-    callbacks = Callbacks(remembered(noted), record, on_candidate, on_choice)
-    state = SearchState(request, context_limit.usable(request, usable_devices(request)), callbacks)
+    order = _SearchOrder(request, measure, record, on_candidate)
     try:
-        best, distance = _best(state)
+        is_open = "n_ctx" not in request.fixed
+        best = ContextChoice(order.state, order.at).best() if is_open else order.at(request.params.n_ctx).trial
     except CutShort as cut:
-        return cut.best
-    is_open = flash_attention.is_open(request) and best.fits and best.seconds is not None
-    return _with_other_attention(state, best, distance, seen) if is_open else best
-
-
-def _with_other_attention(state: SearchState, best: Trial, distance: float, seen: set[bool | None]) -> Trial:
-    """Try flash attention on, or off, for all layers."""
-    if seen == {False}:
-        # learn whether the devices can compute it at all
-        with suppress(LlamaCppError, CutShort):
-            state.trial(state.default, state.smallest_context)
-    for other in tuple(flash_attention.alternatives(state.request, best, distance, seen)):
-        best = _better_with(other, state, best)
+        best = cut.best
+    if best.fits and best.seconds is not None:
+        # a trial on the way may be better than the last one
+        best = best_of((best, order.state.answer.best(request) or best), request)
+    for choice in order.choices_at(best.params.n_ctx):
+        on_choice(choice)
     return best
 
 
-def _better_with(other: Request, state: SearchState, best: Trial) -> Trial:
-    """Search for the changed request ``other``; return the better plan."""
-    try:
-        trial, _ = _best(SearchState(other, state.devices, state.callbacks))
-    except CutShort as cut:
-        trial = cut.best
-    except (LlamaCppError, TimeLimitError):
+class _SearchOrder:
+    """The order of a search at one context, with the state that contexts share."""
+
+    def __init__(
+        self,
+        request: Request,
+        measure: Measure,
+        record: Record,
+        on_candidate: Callable[[Params], None],
+    ) -> None:
+        self._request = request
+        self._choices: list[Choice] = []
+        self._choices_at: dict[int, list[Choice]] = {}
+        self._attentions: dict[str, SearchState] = {}
+        self._seen = set[bool | None]()
+        loads = remembered(measure)
+
+        def noted(params: Params) -> Breakdown:
+            breakdown = loads(params)
+            self._seen.add(breakdown.flash_attn)
+            return breakdown
+
+        callbacks = Callbacks(noted, record, on_candidate, lambda choice: self._choices.append(choice))
+        self.state = SearchState(request, usable_devices(request), callbacks)
+
+    def choices_at(self, n_ctx: int) -> list[Choice]:
+        """Return the choices by price at a context."""
+        return self._choices_at.get(n_ctx, self._choices)
+
+    def at(self, n_ctx: int) -> Answer:
+        """Find the best trial at ``n_ctx``, with flash attention on or off where that is better."""
+        self._seen.clear()
+        self._choices = self._choices_at[n_ctx] = []
+        state = self.state.at(n_ctx)
+        best = _best(state)
+        if not flash_attention.is_open(self._request) or not best.trial.fits or best.trial.seconds is None:
+            return best
+        if self._seen == {False}:
+            # learn whether the devices can compute it at all
+            with suppress(LlamaCppError, CutShort):
+                state.trial(state.default, n_ctx)
+        for other in tuple(flash_attention.alternatives(state.request, best.trial, best.distance, self._seen)):
+            best = self._better_with(other, best, n_ctx)
         return best
-    if not is_better(state.request, trial, best):
-        return best
-    if choice := flash_attention.choice_of(trial, best):
-        state.callbacks.on_choice(choice)
-    return trial
+
+    def _better_with(self, other: Request, best: Answer, n_ctx: int) -> Answer:
+        """Search for the request ``other``, with flash attention on or off; return the better answer."""
+        params = replace(self._request.params, flash_attn=other.params.flash_attn)
+        if params.flash_attn not in self._attentions:
+            alike = replace(self._request, params=params)
+            state = SearchState(alike, self.state.devices, self.state.callbacks)
+            state.answer = self.state.answer
+            self._attentions[params.flash_attn] = state
+        state = self._attentions[params.flash_attn]
+        try:
+            answer = _best(state.at(n_ctx))
+        except (LlamaCppError, TimeLimitError, CutShort):
+            return best
+        if rank(answer.trial) <= rank(best.trial):
+            return best
+        if choice := flash_attention.choice_of(answer.trial, best.trial):
+            self._choices.append(choice)
+        return answer
 
 
-def _best(state: SearchState) -> tuple[Trial, float]:
-    """Find the best trial, and its time as a multiple of its bound."""
+def _best(state: SearchState) -> Answer:
+    """Find the best trial at the context of ``state``."""
     state = in_better_order(state)
     devices = Devices(state)
     best = devices.without_idle(state)
-    best = devices.with_more_context(best)
     best = worth_their_network(state, best)
     devices.forget_remotes(best)
     best = devices.without_doubtful(best)
     best = devices.on_others(best)
     best = devices.with_the_last_layer(best)
     best = devices.with_few_layers(best)
-    return best, devices.distance(best)
+    return Answer(best, devices.distance(best), devices.state_of(best))

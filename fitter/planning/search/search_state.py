@@ -14,7 +14,7 @@ from fitter.errors import TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.planning.placing.layer_sizes import HOST, Unit, between, units_of
 from fitter.planning.placing.placement import Placement, caches_on
-from fitter.planning.pricing.objective import is_better, lacks_less, rank
+from fitter.planning.pricing.objective import best_of, lacks_less, rank
 from fitter.planning.pricing.prices import PriceList, Prices
 from fitter.planning.pricing.trial import Trial, missing_of
 from fitter.planning.request import context_limit, given, shared_margin
@@ -46,23 +46,20 @@ class CutShort(Exception):
         self.best = best
 
 
-class _Answer:
-    """The best plan of a whole search, on any of its devices. A time limit ends with it."""
+class Answer:
+    """The trials of a whole search that fit, on any of its devices. A time limit ends with the best of them."""
 
     def __init__(self) -> None:
-        self.best: Trial | None = None
+        self._trials: list[Trial] = []
 
-    def note(self, request: Request, trial: Trial) -> None:
-        """Remember ``trial`` if it fits and is better. Any trial with a price is better than one without."""
-        best = self.best
-        if not trial.fits:
-            return
-        if (
-            best is None
-            or (best.seconds is None and trial.seconds is not None)
-            or ((best.seconds is None) == (trial.seconds is None) and is_better(request, trial, best))
-        ):
-            self.best = trial
+    def note(self, trial: Trial) -> None:
+        """Remember ``trial`` if it fits."""
+        if trial.fits:
+            self._trials.append(trial)
+
+    def best(self, request: Request) -> Trial | None:
+        """Return the best trial. Any trial with a price is better than one without."""
+        return best_of(self._trials, request) if self._trials else None
 
 
 class SearchState:
@@ -95,18 +92,28 @@ class SearchState:
         """The trial that lacks the fewest bytes."""
         self._least_is_guess = False
         self._best: Trial | None = previous._best if previous else None
-        self._answer: _Answer = previous._answer if previous else _Answer()
+        self.answer: Answer = previous.answer if previous else Answer()
         self._last: Trial | None = None
         self._trials: dict[Params, Trial] = {}
         self._units: dict[int, tuple[Unit, ...]] = previous._units if previous else {}
         self._layouts: dict[int, Layout] = previous._layouts if previous else {}
         self._estimated: dict[int, tuple[Unit, ...]] = {}
+        self._partial: dict[tuple[object, ...], Placement | None] = {}
         self._prices = PriceList(self.request, devices, self._units, self._layouts)
-        self._partial: dict[tuple[int, Room, bool, bool], Placement | None] = {}
 
     def on(self, devices: tuple[DeviceLimit, ...], request: Request | None = None) -> SearchState:
         """Make the state of the same search on other devices, or for another request."""
         return SearchState(request or self.original_request, devices, self.callbacks, self)
+
+    def at(self, n_ctx: int) -> SearchState:
+        """Make the state of the same search at one context, on the devices that accept it."""
+        params = replace(self.original_request.params, n_ctx=n_ctx)
+        request = replace(self.original_request, params=params, fixed=self.original_request.fixed | {"n_ctx"})
+        state = self.on(context_limit.usable(request, self.devices), request)
+        if state.devices == self.devices:
+            state.buffers.share_whole(self.buffers)
+            state._partial = self._partial
+        return state
 
     def with_buffers_of(self, other: SearchState) -> SearchState:
         """Take over the compute buffers that ``other`` has learned."""
@@ -126,10 +133,11 @@ class SearchState:
     # sizes
 
     def units(self, n_ctx: int) -> tuple[Unit, ...]:
-        """Sizes of layers and their caches at ``n_ctx``; estimated between the smallest and the largest context."""
-        request = self.request
-        low, high = request.n_ctx_min, request.n_ctx_max
-        if "n_ctx" in request.fixed or n_ctx in (low, high):
+        """Sizes of layers and their caches at ``n_ctx``; estimated between two recorded contexts."""
+        low, high = min(self._units, default=n_ctx), max(self._units, default=n_ctx)
+        if "n_ctx" not in self.request.fixed:
+            low, high = self.request.n_ctx_min, self.request.n_ctx_max
+        if not low < n_ctx < high:
             return self._recorded(n_ctx)
         if n_ctx not in self._estimated:
             self._estimated[n_ctx] = between(self._recorded(low), low, self._recorded(high), high, n_ctx)
@@ -221,7 +229,7 @@ class SearchState:
 
     def place_partial(self, at: Situation, spread: bool, *, is_plain: bool = False) -> Placement | None:
         """Call ``proposals.place_partial``, once for each room."""
-        key = at.n_ctx, at.room, spread, self.is_plain or is_plain
+        key = at.n_ctx, at.units, at.room, spread, self.is_plain or is_plain
         if key not in self._partial:
             self._partial[key] = proposals.place_partial(at, spread, is_plain=self.is_plain or is_plain)
         return self._partial[key]
@@ -241,7 +249,7 @@ class SearchState:
             if trial.fits and (self._best is None or rank(trial) > rank(self._best)):
                 self._best = trial
                 self.callbacks.on_candidate(params)
-            self._answer.note(self.original_request, trial)
+            self.answer.note(trial)
         self._last = self._trials[params]
         return self._last
 
@@ -270,6 +278,7 @@ class SearchState:
         try:
             return llama(params)
         except TimeLimitError as error:
-            if self._answer.best is None:
+            best = self.answer.best(self.original_request)
+            if best is None:
                 raise
-            raise CutShort(self._answer.best) from error
+            raise CutShort(best) from error

@@ -19,7 +19,7 @@ from fitter.errors import LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride
 from fitter.planning.placing.layer_sizes import HOST, Unit, units_of
 from fitter.planning.placing.placement import Placement, merge_overrides, pattern_for
-from fitter.planning.pricing.objective import is_better, objective_seconds, rank
+from fitter.planning.pricing.objective import best_of, objective_seconds, rank
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.pricing.split_price import price_split
 from fitter.planning.pricing.trial import Trial, missing_of
@@ -91,7 +91,7 @@ def search_split(
             continue
         except TimeLimitError:
             break
-        if not is_better(request, fewer, best):
+        if best_of((best, fewer), request) is best:
             break
         best = fewer
     if best.fits:
@@ -146,7 +146,7 @@ class _Search:
         self.best = trial if trial.fits else None
         try:
             is_widest = is_set or request.n_ctx_max <= least
-            if request.objective == "context" and not is_widest:
+            if request.is_for_most_context and not is_widest:
                 return self._widest(way, trial if trial.fits else self._spill_least(way, trial, least))
             if not trial.fits:
                 return self._spill_least(way, trial, least)
@@ -280,11 +280,11 @@ class _Search:
         if is_free and not self._request.is_expert_model:
             # weights are read as fast in whole layers: a layer's caches and its hops decide
             whole, _ = self._least_on_host(trial, n_ctx, lambda n: replace(way, layers_on_host=n), layers)
-            best = whole if is_better(self._request, whole, best) else best
+            best = best_of((best, whole), self._request)
         elif is_free and not is_enough:
             needs = [unit.need for unit in self._all_units[:-1]]
             both, _ = self._least_on_host(best, n_ctx, lambda n: replace(way, parted=count, layers_on_host=n), needs)
-            best = both if is_better(self._request, both, best) else best
+            best = best_of((best, both), self._request)
         return best
 
     @cached_property
@@ -319,7 +319,7 @@ class _Search:
             except LlamaCppError:
                 # not the user's own parameters
                 return False
-            if trial.fits and (self.best is None or is_better(self._request, trial, self.best)):
+            if trial.fits and (self.best is None or best_of((self.best, trial), self._request) is trial):
                 self.best = trial
             best = trial if rank(trial) > rank(best) else best
             if lacks_of(trial):
