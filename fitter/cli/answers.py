@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 @contextmanager
 def asking(verbose: int = 0) -> Iterator[dict[str, Any]]:
-    """Show progress on stderr, and llama.cpp's log with ``-vv``, or with ``-v`` after an error.
+    """Show progress on stderr unless it is quiet, and llama.cpp's log with ``-vv``, or with ``-v`` after an error.
 
     Yields the keywords ``on_progress`` and ``on_log`` for the call inside the block.
     """
     from fitter.output import progress
 
-    with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
+    shown = nullcontext() if verbose < 0 else progress.progress(sys.stderr, every_step=verbose > 0)
+    with shown as on_progress:
         try:
             yield {"on_progress": on_progress, "on_log": _log_line if verbose > 1 else None}
         except LlamaCppError as error:

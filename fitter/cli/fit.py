@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 _EPILOG = """\
 Examples:
+  fitter --shape gpt-oss-120b --gpu rtx-4090
   args=$(fitter model.gguf --format shell) && eval "llama-server -m model.gguf $args"
   fitter model.gguf -c 32768 -ctk q8_0 -ctv q8_0
   fitter -m model.gguf -t 8 --port 8080    other options of llama-server are passed on
-  fitter model.gguf --gpu rtx-4090 --gpu "2x rtx-3090" --host-memory 64GiB
+  fitter model.gguf --gpu "2x rtx-3090" --host-memory 64GiB
   fitter hf://org/repo --gpu rtx-4090      every model of a repository
 
 Exit status: 0 fits, 1 does not fit, 2 usage error, 3 the model cannot be read or llama.cpp failed,
@@ -31,7 +32,7 @@ Exit status: 0 fits, 1 does not fit, 2 usage error, 3 the model cannot be read o
 """
 
 
-_FOR_SERVER = ("args", "shell", "ini")
+_FOR_SERVER = (None, "args", "shell", "ini")
 """Formats that llama-server reads."""
 _PROGRAMS = {"python": "llama-cpp-python", "ik_llama": "any"}
 """The default program of a plan in a format; llama-server for all others."""
@@ -84,15 +85,16 @@ def fit(
         from fitter.cli import report_file
 
         report_file.check({"--report": page_file}, model)
-    output_format = "json" if as_json else output_format or "args"
-    plan = _fit_model(model, output_format, verbose, given)
-    from fitter.output.tables import plan_table
+    output_format = "json" if as_json else output_format
+    plan = _fit_model(model, output_format or "args", verbose, given)
+    if verbose >= 0:
+        from fitter.output.tables import plan_table
 
-    drawn = plan_table.plan_table(plan, verbose=verbose > 0)
-    plan_table.print_to(sys.stderr, _with_picture(drawn, plan, model) if verbose else drawn)
+        drawn = plan_table.plan_table(plan, verbose=verbose > 0)
+        plan_table.print_to(sys.stderr, _with_picture(drawn, plan, model) if verbose else drawn)
     for problem in plan.problems:
         click.echo(f"fitter: does not fit: {problem.message}", err=True)
-    _print(plan, output_format, anyway)
+    _print(plan, output_format, anyway, is_quiet=verbose < 0)
     if output_format in _FOR_SERVER and plan.fits:
         _warn_of_other_server(plan)
     if page_file is not None:
@@ -113,11 +115,15 @@ def _fit_model(model: str, output_format: str, verbose: int, given: dict[str, An
         return api.fit(model, **callbacks, **options.given(given))
 
 
-def _print(plan: Plan, output_format: str, anyway: bool | None) -> None:
-    """Print ``plan`` to stdout in a format, with llama.cpp's other options where the format has them."""
+def _print(plan: Plan, wanted_format: str | None, anyway: bool | None, *, is_quiet: bool) -> None:
+    """Print ``plan`` to stdout in a format, with llama.cpp's other options where the format has them.
+
+    A person at a terminal who asks for no format gets the whole command.
+    """
     from fitter.output import arguments, formats
 
     others = llama_options.used()
+    output_format = wanted_format or "args"
     passes_on = output_format in _PASSING_ON
     llama_options.report_ignored(others.ignored)
     if not passes_on:
@@ -125,8 +131,11 @@ def _print(plan: Plan, output_format: str, anyway: bool | None) -> None:
     passed = others.passed if passes_on else ()
     arguments.check_line(passed)
     if output_format in formats.UNQUOTED and (plan.fits or anyway):
-        args = [*formats.words(plan, output_format), *passed]
         is_terminal = sys.stdout.isatty()
+        command = arguments.command(plan) if is_terminal and wanted_format is None else None
+        if command is not None and not is_quiet:
+            click.echo(arguments.run_hint(plan), err=True)
+        args = [*(command or formats.words(plan, output_format)), *passed]
         for unsafe in [] if is_terminal else arguments.unsafe_arguments(args):
             click.echo(
                 f"fitter: warning: a shell or xargs may change '{printable(unsafe)}': use --format shell", err=True

@@ -78,9 +78,9 @@ def verify(
 
         answers.print_json(VERIFICATION.write(verification))
     elif verification.fits:
-        from fitter.output.tables import plan_table
+        from fitter.output.tables.verification_table import verification_table
 
-        answers.print_table(plan_table.verification_table(verification))
+        answers.print_table(verification_table(verification))
     if page_file is not None:
         from fitter.output.pages.verification_page import verification_page
 
