@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from fitter.text import as_log_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from fitter.planning.request.summary import Problem
 
 
 @contextmanager
@@ -36,6 +39,15 @@ def asking(verbose: int = 0) -> Iterator[dict[str, Any]]:
 
 def _log_line(line: str) -> None:
     click.echo(as_log_line(line), err=True)
+
+
+def report_problems(problems: Iterable[Problem]) -> None:
+    """Say on stderr what does not fit, a line each; a terminal gets them folded at words."""
+    for problem in problems:
+        line = f"fitter: does not fit: {problem.message}"
+        if sys.stderr.isatty():
+            line = click.wrap_text(line, shutil.get_terminal_size().columns, subsequent_indent="  ")
+        click.echo(line, err=True)
 
 
 def print_json(document: dict[str, Any]) -> None:

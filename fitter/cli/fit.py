@@ -92,8 +92,7 @@ def fit(
 
         drawn = plan_table.plan_table(plan, verbose=verbose > 0)
         plan_table.print_to(sys.stderr, _with_picture(drawn, plan, model) if verbose else drawn)
-    for problem in plan.problems:
-        click.echo(f"fitter: does not fit: {problem.message}", err=True)
+    answers.report_problems(plan.problems)
     _print(plan, output_format, anyway, is_quiet=verbose < 0)
     if output_format in _FOR_SERVER and plan.fits:
         _warn_of_other_server(plan)

@@ -57,8 +57,7 @@ def report(
         where = None
     else:
         plan, where = _fit_model(model, words, verbose), model
-    for problem in plan.problems:
-        click.echo(f"fitter: does not fit: {problem.message}", err=True)
+    answers.report_problems(plan.problems)
     write(plan, where, page_file, svg_file, with_contexts=not no_contexts and page_file is not None)
     return EXIT_FITS if plan.fits else EXIT_DOES_NOT_FIT
 

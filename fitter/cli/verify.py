@@ -71,8 +71,7 @@ def verify(
         verification = api.verify(
             model, plan=plan, tolerance=tolerance or 0, server=server, prompts=prompts, **callbacks, **words
         )
-    for problem in verification.problems:
-        click.echo(f"fitter: does not fit: {problem.message}", err=True)
+    answers.report_problems(verification.problems)
     if as_json:
         from fitter.output.documents.verification_document import VERIFICATION
 

@@ -241,7 +241,7 @@ def _use_table(plan: Plan) -> Table:
     has_shared, has_later = any(use.rows for use in plan.shared), plan.host.later >= MIB
     more = [part for part, is_there in (("shared", has_shared), ("later", has_later)) if is_there]
     parts = ("model", "context", "compute", *more)
-    spare = ("total", "margin", "", ("model", "context", "compute", "shared", "later"), "free")
+    spare = ("total", "", "margin", ("model", "context", "compute", "shared", "later"), "free")
     table = table_of("MiB", "total", "free", *parts, "used", "left", "margin", spare=spare, names="")
     table.add_column("", overflow="fold", style="dim")
     uses: dict[str, DeviceUse | HostUse] = {**{use.name: use for use in plan.devices}, HOST_NAME: plan.host}
