@@ -62,9 +62,10 @@ def fit(
 ) -> int:
     """Find the llama.cpp parameters that run MODEL fastest in the free memory of every device and of the host.
 
-    They are printed to stdout, as one line of arguments for llama-server, llama-cli and similar programs, or as chosen
-    with --format. A table of the memory that they take goes to stderr; llama.cpp itself measured every number in it, by
-    loading the model without allocating. If MODEL does not fit, stdout stays empty, except with --json or --anyway.
+    A terminal gets the command that starts the program with them. Into a pipe or a file goes one line of arguments for
+    llama-server, llama-cli and similar programs, or what is chosen with --format. A table of the memory that they take
+    goes to stderr; llama.cpp itself measured every number in it, by loading the model without allocating. If MODEL does
+    not fit, stdout stays empty, except with --json or --anyway.
 
     MODEL may be a repository of Hugging Face's hub, hf://org/repo, or a directory: every model in it is planned, a
     table of the plans goes to stdout, and its last lines say what to download and how to run the best one.
@@ -94,14 +95,14 @@ def fit(
         plan_table.print_to(sys.stderr, _with_picture(drawn, plan, model) if verbose else drawn)
     answers.report_problems(plan.problems)
     _print(plan, output_format, anyway, is_quiet=verbose < 0)
-    if output_format in _FOR_SERVER and plan.fits:
+    if output_format in _FOR_SERVER and plan.fits and verbose >= 0:
         _warn_of_other_server(plan)
     if page_file is not None:
         from fitter.cli.report import write
 
         # Last: if it cannot be written, everything else has been printed.
         sys.stdout.flush()
-        write(plan, model, page_file)
+        write(plan, model, page_file, verbose=verbose)
     return EXIT_FITS if plan.fits else EXIT_DOES_NOT_FIT
 
 
@@ -124,8 +125,9 @@ def _print(plan: Plan, wanted_format: str | None, anyway: bool | None, *, is_qui
     others = llama_options.used()
     output_format = wanted_format or "args"
     passes_on = output_format in _PASSING_ON
-    llama_options.report_ignored(others.ignored)
-    if not passes_on:
+    if not is_quiet:
+        llama_options.report_ignored(others.ignored)
+    if not passes_on and not is_quiet:
         llama_options.report_ignored(others.names, f"--format {output_format} contains only the plan")
     passed = others.passed if passes_on else ()
     arguments.check_line(passed)

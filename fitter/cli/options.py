@@ -67,9 +67,8 @@ class Command(click.Command):
     """
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return click's parameters, with ``--help-all`` if the command has many."""
-        params = super().get_params(ctx)
-        return params if len(self.params) <= _MOST_OPTIONS else [*params, _help_all_option()]
+        """Return click's parameters and ``--help-all``."""
+        return [*super().get_params(ctx), _help_all_option(is_hidden=len(self.params) <= _MOST_OPTIONS)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, and name an unknown option in full: click would read ``-mx`` as ``-m`` and ``-x``."""
@@ -128,11 +127,12 @@ class Command(click.Command):
             formatter.write(f"All options: {ctx.command_path} --help-all, or {page}\n")
 
 
-def _help_all_option() -> click.Option:
+def _help_all_option(*, is_hidden: bool) -> click.Option:
     return click.Option(
         ["--help-all"],
         is_flag=True,
         is_eager=True,
+        hidden=is_hidden,
         expose_value=False,
         callback=_show_all,
         help="Show every option, by topic, and exit.",
@@ -431,7 +431,9 @@ def _file(
 
 
 def _jobs(text: str) -> Callable[[_Function], _Function]:
-    return _option(_CASES, "jobs", "-j", "--jobs", type=_KindType(kinds.Whole(least=1)), metavar="N", brief="", help=text)
+    return _option(
+        _CASES, "jobs", "-j", "--jobs", type=_KindType(kinds.Whole(least=1)), metavar="N", brief="", help=text
+    )
 
 
 _trust_option = _flag(
@@ -523,7 +525,13 @@ page_options = stacked(
 )
 
 history_options = stacked(
-    _file("csv_file", "--csv", "Also write bytes by case, build and buffer type to a file, as CSV.", OUTPUT, "Also write bytes as CSV."),
+    _file(
+        "csv_file",
+        "--csv",
+        "Also write bytes by case, build and buffer type to a file, as CSV.",
+        OUTPUT,
+        "Also write bytes as CSV.",
+    ),
     _file("svg_file", "--svg", "Also draw the differences, as SVG.", OUTPUT),
     _file("badge_file", "--badge", "Also write what shields.io shows as a badge, as JSON.", OUTPUT, ""),
 )

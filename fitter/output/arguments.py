@@ -104,7 +104,9 @@ def run_hint(plan: Plan) -> str:
     path = plan.model.path
     if download := location.download(path):
         return f"download: {download}\nrun it:"
-    return f"run it, with your file in place of {location.local_name(path)}:" if location.is_address(path) else "run it:"
+    return (
+        f"run it, with your file in place of {location.local_name(path)}:" if location.is_address(path) else "run it:"
+    )
 
 
 def command_line(args: Sequence[str], *, quoted: bool) -> str:

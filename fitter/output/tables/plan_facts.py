@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import PurePath
 
 from fitter.llama.build.compared import SIMULATED
@@ -51,7 +52,7 @@ def _context(plan: Plan) -> str:
     if count == 1:
         return text
     what = "slots" if plan.program == "llama-server" else "sequences"
-    each = context_of_a_sequence(plan.params, n_ctx)
+    each = context_of_a_sequence(replace(plan.params, n_ctx=n_ctx), n_ctx)
     return f"{text}, which {count} {what} share" if each == n_ctx else f"{text}, {each} for each of {count} {what}"
 
 
