@@ -22,9 +22,8 @@ _EPILOG = """\
 Examples:
   fitter --shape gpt-oss-120b --gpu rtx-4090
   args=$(fitter model.gguf --format shell) && eval "llama-server -m model.gguf $args"
-  fitter model.gguf -c 32768 -ctk q8_0 -ctv q8_0
   fitter -m model.gguf -t 8 --port 8080    other options of llama-server are passed on
-  fitter model.gguf --gpu "2x rtx-3090" --host-memory 64GiB
+  fitter model.gguf --gpu "2x rtx-3090" --host-memory 64GiB -c 32768 -ctk q8_0 -ctv q8_0
   fitter hf://org/repo --gpu rtx-4090      every model of a repository
 
 Exit status: 0 fits, 1 does not fit, 2 usage error, 3 the model cannot be read or llama.cpp failed,

@@ -255,7 +255,7 @@ def test_short_help_names_an_option_in_a_line(capsys: pytest.CaptureFixture[str]
     lines = capsys.readouterr().out.splitlines()
     for line in (
         "  -ngl, --n-gpu-layers N        Layers on the devices: a number, auto or all.",
-        "  --report FILE    Also write a report to a file, as HTML.",
+        "  --report FILE    Also write a report to a file, as HTML to forward.",
         "Placement:",
     ):
         assert line in lines

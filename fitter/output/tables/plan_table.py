@@ -87,10 +87,10 @@ def plan_table(plan: Plan, *, verbose: bool = False) -> RenderableType:
     return Group(_title(plan), Indented(Group(_use_table(plan), *below)))
 
 
-def _folded(lines: Sequence[str], style: str = "") -> Iterator[Text]:
+def _folded(lines: Sequence[str]) -> Iterator[Text]:
     """Yield ``lines`` as one text that folds, if there are any."""
     if lines:
-        yield Text("\n".join(lines), style, overflow="fold")
+        yield Text("\n".join(lines), overflow="fold")
 
 
 def _facts_table(plan: Plan) -> Table:
