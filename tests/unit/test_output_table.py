@@ -200,6 +200,11 @@ def test_the_estimate_says_which_speeds_are_defaults() -> None:
     other = SpeedSource("host", "40 GB/s, assumed (two channels)", True)
     plan = make_plan(estimate=make_price(known, other))
     assert rendered(plan).endswith("  estimate  38 t/s generation · 1,240 t/s prompt (host: 40 GB/s, assumed)\n")
+    like = "default: as Apple M3 Max, which has the most similar memory"
+    pool = replace(POOL, members=("CUDA0", "host"))
+    both = make_price(SpeedSource("CUDA0", like, True), SpeedSource("host", f"as CUDA0 ({like})", True))
+    text = rendered(replace(plan, estimate=both, pools=(pool,)))
+    assert text.endswith("  estimate  38 t/s generation · 1,240 t/s prompt (CUDA0: default: as Apple M3 Max)\n")
     text = rendered(plan, verbose=True)
     assert "  estimated 1,240 t/s prompt · 38 t/s generation (2048 + 512 tokens: 15.1 s)\n" in text
     assert "  speed of host: 40 GB/s, assumed (two channels)\n" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePath
@@ -10,6 +11,7 @@ from fitter.llama.build.compared import SIMULATED
 from fitter.llama.types import Params
 from fitter.output.units import speed
 from fitter.parameters.table import of_a_load
+from fitter.planning.plan.layer_map import HOST_NAME
 from fitter.planning.plan.plan import Plan
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.constraints import context_of_a_sequence
@@ -34,7 +36,7 @@ def facts(plan: Plan) -> Iterator[tuple[str, str]]:
         name = "" if shared.kind == "reserve" else f"{printable(PurePath(shared.name).name)}: "
         yield _LABELS.get(shared.kind, shared.kind), name + shared_places(shared)
     if plan.estimate is not None:
-        yield "estimate", _speeds(plan.estimate)
+        yield "estimate", _speeds(plan.estimate, is_host_shared=bool(plan.pools))
 
 
 def warnings(plan: Plan) -> list[str]:
@@ -91,9 +93,11 @@ def _cache(plan: Plan) -> Iterator[str]:
         yield f"batch {params.n_batch}/{params.n_ubatch}"
 
 
-def _speeds(price: Price) -> str:
+def _speeds(price: Price, *, is_host_shared: bool) -> str:
+    """Write the speeds, and which of the machine's were assumed; a GPU that shares the host's memory says it for both."""
     prompt, generation = speed(price.prompt_tokens_per_second), speed(price.generation_tokens_per_second)
-    assumed = [f"{source.device}: {source.text.partition(' (')[0]}" for source in price.sources if source.is_default]
+    sources = [each for each in price.sources if each.is_default and not (is_host_shared and each.device == HOST_NAME)]
+    assumed = [f"{source.device}: {re.split(' [(]|, which', source.text)[0]}" for source in sources]
     return f"{generation} t/s generation · {prompt} t/s prompt" + (f" ({'; '.join(assumed)})" if assumed else "")
 
 
