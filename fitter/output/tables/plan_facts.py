@@ -94,7 +94,7 @@ def _cache(plan: Plan) -> Iterator[str]:
 
 
 def _speeds(price: Price, *, is_host_shared: bool) -> str:
-    """Write the speeds, and which of the machine's were assumed; a GPU that shares the host's memory says it for both."""
+    """Write the speeds, and the assumed ones of the machine; a GPU that shares the host's memory stands for both."""
     prompt, generation = speed(price.prompt_tokens_per_second), speed(price.generation_tokens_per_second)
     sources = [each for each in price.sources if each.is_default and not (is_host_shared and each.device == HOST_NAME)]
     assumed = [f"{source.device}: {re.split(' [(]|, which', source.text)[0]}" for source in sources]

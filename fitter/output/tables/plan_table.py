@@ -83,8 +83,12 @@ def plan_table(plan: Plan, *, verbose: bool = False) -> RenderableType:
         plan: The plan.
         verbose: Whether to draw everything about it in place of the facts, and why it was chosen.
     """
-    below = [*_details(plan)] if verbose else [_facts_table(plan), *_folded(warnings(plan))]
-    return Group(_title(plan), Indented(Group(_use_table(plan), *below)))
+    parts: list[RenderableType] = [_use_table(plan)]
+    if verbose:
+        parts += _details(plan)
+    else:
+        parts += [_facts_table(plan), *_folded(warnings(plan))]
+    return Group(_title(plan), Indented(Group(*parts)))
 
 
 def _folded(lines: Sequence[str]) -> Iterator[Text]:
