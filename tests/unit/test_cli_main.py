@@ -43,12 +43,12 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def test_a_plan_that_fits(answer: Install, capsys: pytest.CaptureFixture[str]) -> None:
-    answer(make_plan(Params(n_ctx=4096, n_gpu_layers=33)))
+    answer(replace(make_plan(Params(n_ctx=4096, n_gpu_layers=33)), program="llama-server"))
     assert main(["m.gguf"]) == 0
     out, err = capsys.readouterr()
     assert out == "-c 4096 -ngl 33 -np 1 -fit off\n"
     assert "CUDA0" in err
-    assert "warning" not in err
+    assert "warning" not in err and "run it" not in err and "llama-server" not in err
 
 
 def test_a_plan_that_does_not_fit_has_no_arguments(answer: Install, capsys: pytest.CaptureFixture[str]) -> None:
