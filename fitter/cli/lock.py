@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from fitter.cli import options
-from fitter.cli.command_help import SectionOption
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS
 
 _EPILOG = """\
@@ -23,14 +22,14 @@ measured and nothing was written, 5 the lock cannot be written.
     "--update",
     multiple=True,
     metavar="CASE",
-    cls=SectionOption,
+    cls=options.SectionOption,
     section="Cases",
     help="Measure only this case, and leave the rest of the lock unchanged. Repeatable.",
 )
 @click.option(
     "--prune",
     is_flag=True,
-    cls=SectionOption,
+    cls=options.SectionOption,
     section="Cases",
     help="Remove the cases from the lock that are no longer in fitter.toml. Nothing is measured, except with --update.",
 )

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fitter.cli.command_help import HelpCommand, SectionOption
+from fitter.cli.command_help import HelpCommand
+from fitter.cli.command_help import SectionOption as SectionOption
 from fitter.errors import UsageError
 from fitter.llama.worker import process
 from fitter.model.shapes.shape_addresses import CONFIG, DEFAULT_TYPE, SHAPE, named
@@ -321,9 +322,9 @@ catalogue_option = _flag(DEVICES, "catalogue", "--catalogue", help="List the GPU
 
 
 def _file(
-    name: str, option: str, text: str, section: str = _CASES, brief: str | None = None
+    name: str, option: str, text: str, section: str = _CASES, **settings: Any
 ) -> Callable[[_Function], _Function]:
-    return _option(section, name, option, type=click.Path(path_type=Path), metavar="FILE", help=text, brief=brief)
+    return _option(section, name, option, type=click.Path(path_type=Path), metavar="FILE", help=text, **settings)
 
 
 def _jobs(text: str) -> Callable[[_Function], _Function]:
@@ -420,10 +421,10 @@ history_options = stacked(
         "--csv",
         "Also write bytes by case, build and buffer type to a file, as CSV.",
         OUTPUT,
-        "Also write bytes as CSV.",
+        brief="Also write bytes as CSV.",
     ),
     _file("svg_file", "--svg", "Also draw the differences, as SVG.", OUTPUT),
-    _file("badge_file", "--badge", "Also write what shields.io shows as a badge, as JSON.", OUTPUT, ""),
+    _file("badge_file", "--badge", "Also write what shields.io shows as a badge, as JSON.", OUTPUT, brief=""),
 )
 
 
