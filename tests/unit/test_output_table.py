@@ -203,6 +203,9 @@ def test_the_estimate_says_which_speeds_are_defaults() -> None:
     like = "default: as Apple M3 Max, which has the most similar memory"
     pool = replace(POOL, members=("CUDA0", "host"))
     both = make_price(SpeedSource("CUDA0", like, True), SpeedSource("host", f"as CUDA0 ({like})", True))
+    equal = make_price(SpeedSource("CUDA0", like, True), SpeedSource("CUDA1", like, True), other)
+    said = "(CUDA0, CUDA1: default: as Apple M3 Max; host: 40 GB/s, assumed)\n"
+    assert rendered(replace(plan, estimate=equal)).endswith(said)
     text = rendered(replace(plan, estimate=both, pools=(pool,)))
     assert text.endswith("  estimate  38 t/s generation · 1,240 t/s prompt (CUDA0: default: as Apple M3 Max)\n")
     text = rendered(plan, verbose=True)

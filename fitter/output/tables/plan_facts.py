@@ -96,8 +96,11 @@ def _cache(plan: Plan) -> Iterator[str]:
 def _speeds(price: Price, *, is_host_shared: bool) -> str:
     """Write the speeds, and the assumed ones of the machine; a GPU that shares the host's memory stands for both."""
     prompt, generation = speed(price.prompt_tokens_per_second), speed(price.generation_tokens_per_second)
-    sources = [each for each in price.sources if each.is_default and not (is_host_shared and each.device == HOST_NAME)]
-    assumed = [f"{source.device}: {re.split(' [(]|, which', source.text)[0]}" for source in sources]
+    of: dict[str, list[str]] = {}
+    for source in price.sources:
+        if source.is_default and not (is_host_shared and source.device == HOST_NAME):
+            of.setdefault(re.split(" [(]|, which", source.text)[0], []).append(source.device)
+    assumed = [f"{', '.join(devices)}: {text}" for text, devices in of.items()]
     return f"{generation} t/s generation · {prompt} t/s prompt" + (f" ({'; '.join(assumed)})" if assumed else "")
 
 
