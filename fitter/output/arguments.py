@@ -88,15 +88,18 @@ _RUNS = ("llama-server", "llama-cli")
 """Programs that take a plan's arguments; ``llama-bench`` has names of its own."""
 
 
-def command(plan: Plan, others: Sequence[str] = ()) -> list[str] | None:
-    """List the words that start the program of ``plan`` with its model, its arguments and ``others``.
+def command(plan: Plan) -> list[str] | None:
+    """List the words that start the program of ``plan`` with its model and its arguments.
 
-    ``None`` for a program that does not take them, and for a model whose name cannot be on a command line.
+    ``None`` for a program that does not take them, and for a model whose name cannot be on a command line. Raises
+    :class:`PlanError` for an argument that cannot.
     """
     model = location.local_name(plan.model.path)
     if plan.program not in _RUNS or not model.isprintable():
         return None
-    return [plan.program, "-m", model, *arguments(plan), *others]
+    args = arguments(plan)
+    check_line(args)
+    return [plan.program, "-m", model, *args]
 
 
 def run_hint(plan: Plan) -> str:

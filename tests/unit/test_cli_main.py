@@ -12,7 +12,7 @@ import pytest
 
 from fitter import api
 from fitter.cli import main
-from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
+from fitter.errors import LibraryError, LlamaCppError, ModelError, PlanError, UsageError
 from fitter.llama.types import Params, TensorBuftOverride
 from fitter.planning.plan.plan import Plan, Problem
 from fitter.planning.request.request import Progress
@@ -179,6 +179,19 @@ def test_a_terminal_gets_the_command(
         table, _, last = err.getvalue().partition("  KV cache  512.0 MiB of f16\n")
         assert table.startswith("Model 8B (llama, 4.0 GiB of weights) fits\n")
         assert last == (f"{hint}\n" if hint else "")
+
+
+def test_an_argument_with_control_characters_reaches_no_terminal(
+    answer: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(Params(n_ctx=4096, tensor_buft_overrides=(TensorBuftOverride("a\x1b[2J", "CPU"),)))
+    answer(replace(plan, program="llama-server"))
+    out, err = Terminal(), io.StringIO()
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.stderr", err)
+    assert main(["m.gguf"]) == PlanError.exit_code
+    assert out.getvalue() == "" and "\x1b" not in err.getvalue()
+    assert "has control characters, which a command line cannot contain" in err.getvalue()
 
 
 def test_a_quiet_pipe_gets_the_answer_alone(answer: Install, capsys: pytest.CaptureFixture[str]) -> None:
