@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,16 +16,19 @@ from fitter.text import as_log_line
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from fitter.planning.request.summary import Problem
+
 
 @contextmanager
 def asking(verbose: int = 0) -> Iterator[dict[str, Any]]:
-    """Show progress on stderr, and llama.cpp's log with ``-vv``, or with ``-v`` after an error.
+    """Show progress on stderr unless it is quiet, and llama.cpp's log with ``-vv``, or with ``-v`` after an error.
 
     Yields the keywords ``on_progress`` and ``on_log`` for the call inside the block.
     """
     from fitter.output import progress
 
-    with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
+    shown = nullcontext() if verbose < 0 else progress.progress(sys.stderr, every_step=verbose > 0)
+    with shown as on_progress:
         try:
             yield {"on_progress": on_progress, "on_log": _log_line if verbose > 1 else None}
         except LlamaCppError as error:
@@ -35,6 +39,15 @@ def asking(verbose: int = 0) -> Iterator[dict[str, Any]]:
 
 def _log_line(line: str) -> None:
     click.echo(as_log_line(line), err=True)
+
+
+def report_problems(problems: Iterable[Problem]) -> None:
+    """Say on stderr what does not fit, a line each; a terminal gets them folded at words."""
+    for problem in problems:
+        line = f"fitter: does not fit: {problem.message}"
+        if sys.stderr.isatty():
+            line = click.wrap_text(line, shutil.get_terminal_size().columns, subsequent_indent="  ")
+        click.echo(line, err=True)
 
 
 def print_json(document: dict[str, Any]) -> None:

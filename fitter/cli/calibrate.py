@@ -8,6 +8,7 @@ import click
 
 from fitter.cli import answers, options
 from fitter.errors import EXIT_FITS, EXIT_REGRESSION
+from fitter.parameters.table import DEVICES
 
 _EPILOG = """\
 Exit status: 0 all bytes agree, 2 usage error, 3 no GPU here or llama.cpp failed, 4 bytes differ, 5 the result cannot be
@@ -17,7 +18,22 @@ written.
 
 @click.command(cls=options.Command, epilog=_EPILOG)
 @options.optional_model_argument
-@options.calibration_options
+@options.parameter("devices", section=DEVICES, help="Devices to calibrate. [default: all]")
+@options.rpc_option
+@options.grid_option(
+    DEVICES,
+    "twin",
+    "--twin",
+    metavar="PROFILE",
+    help="Profile of the virtual twins, such as cuda:8.6. [default: that of each device's backend]",
+)
+@options.grid_option(
+    DEVICES,
+    "no_store",
+    "--no-store",
+    is_flag=True,
+    help="Do not store the measurements, which set the default margin.",
+)
 @options.llama_cpp_option
 @options.timeout_option
 @options.json_option
@@ -43,7 +59,7 @@ def calibrate(model: str | None, as_json: bool | None, verbose: int, no_store: b
 
         answers.print_json(CALIBRATION.write(calibration))
     else:
-        from fitter.output.tables import plan_table
+        from fitter.output.tables.calibration_table import calibration_table
 
-        answers.print_table(plan_table.calibration_table(calibration))
+        answers.print_table(calibration_table(calibration))
     return EXIT_FITS if calibration.is_exact else EXIT_REGRESSION

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,7 @@ def _axis_option(name: str, text: str) -> Callable[..., Any]:
     "--gpu",
     multiple=True,
     metavar="SPEC",
+    brief="A machine: rtx-4090, '2x rtx-3090', none.",
     help="A machine: rtx-4090, '2x rtx-3090', 'rtx-4090 + rtx-3060', or none for one without a GPU. Repeatable.",
 )
 @_axis_option(
@@ -102,6 +104,7 @@ def _axis_option(name: str, text: str) -> Callable[..., Any]:
     "--type",
     multiple=True,
     metavar="LIST",
+    brief="File types, such as Q4_K_M,Q8_0.",
     help="File types of llama-quantize, such as Q4_K_M,Q8_0, planned from the model's header."
     " [default: the file's own]",
 )
@@ -111,6 +114,7 @@ def _axis_option(name: str, text: str) -> Callable[..., Any]:
     "--max-cells",
     type=int,
     metavar="N",
+    brief="",
     help="The most cells that are planned. [default: 2000]",
 )
 @options.grid_option(
@@ -118,6 +122,7 @@ def _axis_option(name: str, text: str) -> Callable[..., Any]:
     "answer",
     "--answer",
     metavar="TEXT",
+    brief="The cheapest that does this: '32k context at 20 t/s'.",
     help="Name the cheapest machine that does this, such as '32k context at 20 t/s', 'prompt 500 t/s' or 'fits', and "
     "confirm it on the model itself.",
 )
@@ -128,6 +133,7 @@ def _axis_option(name: str, text: str) -> Callable[..., Any]:
     multiple=True,
     metavar="CARD=N",
     callback=_costs("--price"),
+    brief="The price of a card, such as rtx-4090=1600.",
     help="The price of a card in any currency, such as rtx-4090=1600. Repeatable. [default: none; the least memory is "
     "the cheapest]",
 )
@@ -138,6 +144,7 @@ def _axis_option(name: str, text: str) -> Callable[..., Any]:
     multiple=True,
     metavar="CARD=N",
     callback=_costs("--watts"),
+    brief="",
     help="The watts of a card, in place of its price. Repeatable.",
 )
 @options.grid_option(
@@ -150,7 +157,12 @@ def _axis_option(name: str, text: str) -> Callable[..., Any]:
     help="How many cells are planned at the same time. [default: one per processor]",
 )
 @options.grid_option(
-    _WHERE, "executor", "--executor", metavar="WHERE", help="Plan the cells on a Dask cluster: dask://HOST:PORT."
+    _WHERE,
+    "executor",
+    "--executor",
+    metavar="WHERE",
+    brief="",
+    help="Plan the cells on a Dask cluster: dask://HOST:PORT.",
 )
 @options.grid_option(
     _WHERE,
@@ -158,6 +170,7 @@ def _axis_option(name: str, text: str) -> Callable[..., Any]:
     "--resume",
     type=click.Path(path_type=Path),
     metavar="FILE",
+    brief="Write each cell here, and plan it only once.",
     help="Write each cell to this file when it is done, and plan none again that is there.",
 )
 @options.stacked(*(options.parameter(name, section=section) for section, names in _FIXED.items() for name in names))
@@ -168,6 +181,7 @@ def _axis_option(name: str, text: str) -> Callable[..., Any]:
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
+    brief="Also write all cells, as .csv, .json or .parquet.",
     help="Also write all cells to a file that ends in .csv, .json or .parquet.",
 )
 @options.page_option
@@ -213,7 +227,7 @@ def explore(
     given["program"] = given["program"] or programs.chosen("llama-server")
     done = [0, 0]
     try:
-        with progress.counted(sys.stderr, "planning cells") as count:
+        with nullcontext() if verbose < 0 else progress.counted(sys.stderr, "planning cells") as count:
 
             def tell(cell: ExploredCell, number: int, total: int) -> None:
                 done[:] = number, total

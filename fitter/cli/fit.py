@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 _EPILOG = """\
 Examples:
+  fitter --shape gpt-oss-120b --gpu rtx-4090
   args=$(fitter model.gguf --format shell) && eval "llama-server -m model.gguf $args"
-  fitter model.gguf -c 32768 -ctk q8_0 -ctv q8_0
   fitter -m model.gguf -t 8 --port 8080    other options of llama-server are passed on
-  fitter model.gguf --gpu rtx-4090 --gpu "2x rtx-3090" --host-memory 64GiB
+  fitter model.gguf --gpu "2x rtx-3090" --host-memory 64GiB -c 32768 -ctk q8_0 -ctv q8_0
   fitter hf://org/repo --gpu rtx-4090      every model of a repository
 
 Exit status: 0 fits, 1 does not fit, 2 usage error, 3 the model cannot be read or llama.cpp failed,
@@ -31,7 +31,7 @@ Exit status: 0 fits, 1 does not fit, 2 usage error, 3 the model cannot be read o
 """
 
 
-_FOR_SERVER = ("args", "shell", "ini")
+_FOR_SERVER = (None, "args", "shell", "ini")
 """Formats that llama-server reads."""
 _PROGRAMS = {"python": "llama-cpp-python", "ik_llama": "any"}
 """The default program of a plan in a format; llama-server for all others."""
@@ -61,9 +61,10 @@ def fit(
 ) -> int:
     """Find the llama.cpp parameters that run MODEL fastest in the free memory of every device and of the host.
 
-    They are printed to stdout, as one line of arguments for llama-server, llama-cli and similar programs, or as chosen
-    with --format. A table of the memory that they take goes to stderr; llama.cpp itself measured every number in it, by
-    loading the model without allocating. If MODEL does not fit, stdout stays empty, except with --json or --anyway.
+    A terminal gets the command that starts the program with them. Into a pipe or a file goes one line of arguments for
+    llama-server, llama-cli and similar programs, or what is chosen with --format. A table of the memory that they take
+    goes to stderr; llama.cpp itself measured every number in it, by loading the model without allocating. If MODEL does
+    not fit, stdout stays empty, except with --json or --anyway.
 
     MODEL may be a repository of Hugging Face's hub, hf://org/repo, or a directory: every model in it is planned, a
     table of the plans goes to stdout, and its last lines say what to download and how to run the best one.
@@ -84,23 +85,23 @@ def fit(
         from fitter.cli import report_file
 
         report_file.check({"--report": page_file}, model)
-    output_format = "json" if as_json else output_format or "args"
-    plan = _fit_model(model, output_format, verbose, given)
-    from fitter.output.tables import plan_table
+    output_format = "json" if as_json else output_format
+    plan = _fit_model(model, output_format or "args", verbose, given)
+    if verbose >= 0:
+        from fitter.output.tables import plan_table
 
-    drawn = plan_table.plan_table(plan, verbose=verbose > 0)
-    plan_table.print_to(sys.stderr, _with_picture(drawn, plan, model) if verbose else drawn)
-    for problem in plan.problems:
-        click.echo(f"fitter: does not fit: {problem.message}", err=True)
-    _print(plan, output_format, anyway)
-    if output_format in _FOR_SERVER and plan.fits:
+        drawn = plan_table.plan_table(plan, verbose=verbose > 0)
+        plan_table.print_to(sys.stderr, _with_picture(drawn, plan, model) if verbose else drawn)
+    answers.report_problems(plan.problems)
+    _print(plan, output_format, anyway, is_quiet=verbose < 0)
+    if output_format in _FOR_SERVER and plan.fits and verbose >= 0:
         _warn_of_other_server(plan)
     if page_file is not None:
         from fitter.cli.report import write
 
         # Last: if it cannot be written, everything else has been printed.
         sys.stdout.flush()
-        write(plan, model, page_file)
+        write(plan, model, page_file, verbose=verbose)
     return EXIT_FITS if plan.fits else EXIT_DOES_NOT_FIT
 
 
@@ -113,20 +114,28 @@ def _fit_model(model: str, output_format: str, verbose: int, given: dict[str, An
         return api.fit(model, **callbacks, **options.given(given))
 
 
-def _print(plan: Plan, output_format: str, anyway: bool | None) -> None:
-    """Print ``plan`` to stdout in a format, with llama.cpp's other options where the format has them."""
+def _print(plan: Plan, wanted_format: str | None, anyway: bool | None, *, is_quiet: bool) -> None:
+    """Print ``plan`` to stdout in a format, with llama.cpp's other options where the format has them.
+
+    A person at a terminal who asks for no format gets the whole command.
+    """
     from fitter.output import arguments, formats
 
     others = llama_options.used()
+    output_format = wanted_format or "args"
     passes_on = output_format in _PASSING_ON
-    llama_options.report_ignored(others.ignored)
-    if not passes_on:
+    if not is_quiet:
+        llama_options.report_ignored(others.ignored)
+    if not passes_on and not is_quiet:
         llama_options.report_ignored(others.names, f"--format {output_format} contains only the plan")
     passed = others.passed if passes_on else ()
     arguments.check_line(passed)
     if output_format in formats.UNQUOTED and (plan.fits or anyway):
-        args = [*formats.words(plan, output_format), *passed]
         is_terminal = sys.stdout.isatty()
+        command = arguments.command(plan) if is_terminal and wanted_format is None else None
+        if command is not None and not is_quiet:
+            click.echo(arguments.run_hint(plan), err=True)
+        args = [*(command or formats.words(plan, output_format)), *passed]
         for unsafe in [] if is_terminal else arguments.unsafe_arguments(args):
             click.echo(
                 f"fitter: warning: a shell or xargs may change '{printable(unsafe)}': use --format shell", err=True

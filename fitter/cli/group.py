@@ -46,7 +46,7 @@ Examples:
   args=$(fitter model.gguf --format shell) && eval "llama-server -m model.gguf $args"
                                                        run it, if it fits
 
-All options of fit: fitter fit --help
+Options of fit: fitter fit --help, and all of them: fitter fit --help-all
 
 Completion of commands, options and files, in ~/.bashrc or ~/.zshrc, or in fish's config.fish:
   eval "$(_FITTER_COMPLETE=bash_source fitter)"        bash; zsh: zsh_source

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fitter.cli.command_help import HelpCommand
+from fitter.cli.command_help import SectionOption as SectionOption
 from fitter.errors import UsageError
 from fitter.llama.worker import process
 from fitter.model.shapes.shape_addresses import CONFIG, DEFAULT_TYPE, SHAPE, named
@@ -33,16 +35,8 @@ else:
     _Choice = click.Choice
 
 
-class SectionOption(click.Option):
-    """An option, and the section of ``--help`` that lists it."""
-
-    def __init__(self, *args: Any, section: str = "Output", **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.section = section
-
-
-class Command(click.Command):
-    """A command whose ``--help`` lists its options in sections, in the order of their declaration."""
+class Command(HelpCommand):
+    """A command that names an unknown option in full, with ``-m`` for MODEL and ``-q`` beside ``-v``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, and name an unknown option in full: click would read ``-mx`` as ``-m`` and ``-x``."""
@@ -58,24 +52,8 @@ class Command(click.Command):
                 name, meant and f"No such option '{name}': did you mean {meant}?", ctx=ctx
             ) from None
         _take_model_option(self, ctx)
+        _take_quiet(ctx)
         return rest
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the sections."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if isinstance(param, click.Option) and record is not None:
-                sections.setdefault(getattr(param, "section", "Output"), []).append(record)
-        for title, records in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(records, col_max=36)
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the epilog as it stands."""
-        if self.epilog:
-            formatter.write_paragraph()
-            formatter.write(self.epilog)
 
 
 class _KindType(_ParamType):
@@ -159,6 +137,7 @@ _model_option = _option(
     "--model",
     type=click.Path(),
     metavar="FILE",
+    brief="",
     help="The model, instead of MODEL: a GGUF file or its address, or the first one of a split model.",
 )
 _shape_options = stacked(
@@ -167,6 +146,7 @@ _shape_options = stacked(
         "shape",
         "--shape",
         metavar="NAME[:TYPE]",
+        brief="A well-known model without a file, by name.",
         help="A well-known model without a file, instead of MODEL: see fitter shapes. TYPE is a file type of "
         f"llama-quantize. [default: {DEFAULT_TYPE}]",
     ),
@@ -175,6 +155,7 @@ _shape_options = stacked(
         "config",
         "--config",
         metavar="FILE[:TYPE]",
+        brief="",
         help="The config.json of a model on Hugging Face, or its address, instead of MODEL. TYPE as for --shape.",
     ),
 )
@@ -189,6 +170,7 @@ shapes_option = _option(
     "--shape",
     multiple=True,
     metavar="NAME[:TYPE]",
+    brief="A well-known model without a file, by name.",
     help="A well-known model without a file, beside or instead of others: see fitter shapes. Repeatable. "
     f"[default of TYPE: {DEFAULT_TYPE}]",
 )
@@ -261,6 +243,14 @@ def _take_model_option(command: click.Command, ctx: click.Context) -> None:
         raise click.MissingParameter(ctx=ctx, param=required)
 
 
+def _take_quiet(ctx: click.Context) -> None:
+    """Make ``--quiet`` a ``verbose`` of -1."""
+    if ctx.params.pop("quiet", None):
+        if ctx.params["verbose"]:
+            raise click.UsageError("-q prints less and -v more: give one of them", ctx)
+        ctx.params["verbose"] = -1
+
+
 def parameter(name: str, **settings: Any) -> Callable[[_Function], _Function]:
     """Declare the option of the parameter ``name``; ``settings`` replace click's settings from the table."""
     return _option_of(table.PARAMETERS[name], **settings)
@@ -268,7 +258,7 @@ def parameter(name: str, **settings: Any) -> Callable[[_Function], _Function]:
 
 def _option_of(each: Parameter, **settings: Any) -> Callable[[_Function], _Function]:
     kind = each.kind
-    all_settings: dict[str, Any] = {"help": each.text}
+    all_settings: dict[str, Any] = {"help": each.text, "brief": each.brief}
     if isinstance(kind, kinds.Flag):
         all_settings["is_flag"] = True
     else:
@@ -294,19 +284,6 @@ rpc_option = parameter("rpc")
 llama_cpp_option = parameter("llama_cpp")
 timeout_option = parameter("timeout")
 
-calibration_options = stacked(
-    parameter("devices", section=DEVICES, help="Devices to calibrate. [default: all]"),
-    rpc_option,
-    _option(
-        DEVICES,
-        "twin",
-        "--twin",
-        metavar="PROFILE",
-        help="Profile of the virtual twins, such as cuda:8.6. [default: that of each device's backend]",
-    ),
-    _flag(DEVICES, "no_store", "--no-store", help="Do not store the measurements, which set the default margin."),
-)
-
 verification_options = stacked(
     _option(
         OUTPUT,
@@ -320,6 +297,7 @@ verification_options = stacked(
         "tolerance",
         "--tolerance",
         metavar="SIZE",
+        brief="",
         help="How much larger than predicted a byte count may be, such as 64KiB. [default: 0]",
     ),
     _option(
@@ -343,18 +321,23 @@ verification_options = stacked(
 catalogue_option = _flag(DEVICES, "catalogue", "--catalogue", help="List the GPUs that --gpu knows, with sources.")
 
 
-def _file(name: str, option: str, text: str, section: str = _CASES) -> Callable[[_Function], _Function]:
-    return _option(section, name, option, type=click.Path(path_type=Path), metavar="FILE", help=text)
+def _file(
+    name: str, option: str, text: str, section: str = _CASES, **settings: Any
+) -> Callable[[_Function], _Function]:
+    return _option(section, name, option, type=click.Path(path_type=Path), metavar="FILE", help=text, **settings)
 
 
 def _jobs(text: str) -> Callable[[_Function], _Function]:
-    return _option(_CASES, "jobs", "-j", "--jobs", type=_KindType(kinds.Whole(least=1)), metavar="N", help=text)
+    return _option(
+        _CASES, "jobs", "-j", "--jobs", type=_KindType(kinds.Whole(least=1)), metavar="N", brief="", help=text
+    )
 
 
 _trust_option = _flag(
     _CASES,
     "trust",
     "--trust",
+    brief="",
     help="Use native code that the file with the cases names (llama_cpp or profile with a path), and addresses that "
     "are read with this machine's own keys (s3://, sftp://, ...). FITTER_TRUST=1 does the same.",
 )
@@ -382,6 +365,7 @@ builds_option = _option(
     multiple=True,
     callback=_repeated,
     metavar="WHERE",
+    brief="A build of llama.cpp, from the oldest on.",
     help="A build of llama.cpp, from the oldest to the newest: a llama-server, a directory with libllama and ggml's "
     "libraries, or python for that of the installed llama-cpp-python. Repeatable.",
 )
@@ -410,7 +394,7 @@ report_options = stacked(
     _file("junit", "--junit", "Also write JUnit XML to a file.", OUTPUT),
 )
 
-page_option = _file("page_file", "--report", "Also write a report to a file, as HTML to keep and to forward.", OUTPUT)
+page_option = _file("page_file", "--report", "Also write a report to a file, as HTML to forward.", OUTPUT)
 
 page_options = stacked(
     _option(
@@ -432,22 +416,38 @@ page_options = stacked(
 )
 
 history_options = stacked(
-    _file("csv_file", "--csv", "Also write bytes by case, build and buffer type to a file, as CSV.", OUTPUT),
+    _file(
+        "csv_file",
+        "--csv",
+        "Also write bytes by case, build and buffer type to a file, as CSV.",
+        OUTPUT,
+        brief="Also write bytes as CSV.",
+    ),
     _file("svg_file", "--svg", "Also draw the differences, as SVG.", OUTPUT),
-    _file("badge_file", "--badge", "Also write what shields.io shows as a badge, as JSON.", OUTPUT),
+    _file("badge_file", "--badge", "Also write what shields.io shows as a badge, as JSON.", OUTPUT, brief=""),
 )
 
 
 def _choice_options(section: str, types: str) -> Callable[[_Function], _Function]:
     """Options that choose among plans in several file types; ``types`` is the help for ``--type``."""
     return stacked(
-        _option(section, "types", "--type", multiple=True, callback=_split_commas, metavar="TYPE", help=types),
+        _option(
+            section,
+            "types",
+            "--type",
+            multiple=True,
+            callback=_split_commas,
+            metavar="TYPE",
+            brief="Only this file type, such as Q4_K_M.",
+            help=types,
+        ),
         _option(
             section,
             "tokens_per_second",
             "--tokens-per-second",
             type=float,
             metavar="N",
+            brief="Take one that generates N tokens per second.",
             help="Mark as the best the one with the most bits per weight that generates N tokens per second, wherever "
             "its weights are. [default: one with every layer on the devices]",
         ),
@@ -455,10 +455,10 @@ def _choice_options(section: str, types: str) -> Callable[[_Function], _Function
 
 
 quantization_options = _choice_options(
-    "Model", "Only this file type of llama-quantize, such as Q4_K_M. Repeatable. [default: all]"
+    _MODEL, "Only this file type of llama-quantize, such as Q4_K_M. Repeatable. [default: all]"
 )
 repository_options = _choice_options(
-    "Repository",
+    "Model",
     "Only the models of this file type, such as Q4_K_M, by the names of their files. Repeatable. [default: all]",
 )
 
@@ -470,6 +470,7 @@ format_option = _option(
     "--format",
     type=click.Choice(tuple(FORMATS)),
     metavar="FORMAT",
+    brief=f"{', '.join(FORMATS)}.",
     help="The format of the result on stdout. [default: args]\n\n\b\n"
     + "\n".join(f"{name}: {text}" for name, text in FORMATS.items()),
 )
@@ -478,15 +479,21 @@ anyway_option = _flag(
     OUTPUT,
     "anyway",
     "--anyway",
+    brief="",
     help="Also print the arguments of a plan that does not fit. The exit status stays 1.",
 )
 
-verbose_option = _option(
-    OUTPUT,
-    "verbose",
-    "-v",
-    "--verbose",
-    count=True,
-    default=0,
-    help="Show every step, memory per buffer type and the reasons for the plan; -vv: also llama.cpp's log.",
+verbose_option = stacked(
+    _option(
+        OUTPUT,
+        "verbose",
+        "-v",
+        "--verbose",
+        count=True,
+        default=0,
+        brief="Show every step and the reasons; -vv: logs too.",
+        help="Show every step, memory per buffer type and the reasons for the plan; -vv: also llama.cpp's log.",
+    ),
+    _flag(OUTPUT, "quiet", "-q", "--quiet", help="Print only the answer, errors, and what does not fit."),
 )
+"""Both set ``verbose``, which is -1 with ``--quiet``."""

@@ -57,9 +57,9 @@ def report(
         where = None
     else:
         plan, where = _fit_model(model, words, verbose), model
-    for problem in plan.problems:
-        click.echo(f"fitter: does not fit: {problem.message}", err=True)
-    write(plan, where, page_file, svg_file, with_contexts=not no_contexts and page_file is not None)
+    answers.report_problems(plan.problems)
+    with_contexts = not no_contexts and page_file is not None
+    write(plan, where, page_file, svg_file, with_contexts=with_contexts, verbose=verbose)
     return EXIT_FITS if plan.fits else EXIT_DOES_NOT_FIT
 
 
@@ -87,12 +87,13 @@ def write(
     svg_file: Path | None = None,
     *,
     with_contexts: bool = True,
+    verbose: int = 0,
 ) -> None:
     """Write the page of ``plan``, its picture, or both. Raises ``AnswerError`` and ``LibraryError``."""
     from fitter.api.report_plan import beside
     from fitter.output.pages import report_page as pages
 
-    with answers.asking() as callbacks:
+    with answers.asking(min(verbose, 0)) as callbacks:
         extras = beside(plan, model, with_contexts=with_contexts, on_progress=callbacks["on_progress"])
     if page_file is not None:
         report_file.write(page_file, pages.plan_page(plan, extras.layer_map, extras.contexts, extras.notes))

@@ -71,16 +71,15 @@ def verify(
         verification = api.verify(
             model, plan=plan, tolerance=tolerance or 0, server=server, prompts=prompts, **callbacks, **words
         )
-    for problem in verification.problems:
-        click.echo(f"fitter: does not fit: {problem.message}", err=True)
+    answers.report_problems(verification.problems)
     if as_json:
         from fitter.output.documents.verification_document import VERIFICATION
 
         answers.print_json(VERIFICATION.write(verification))
     elif verification.fits:
-        from fitter.output.tables import plan_table
+        from fitter.output.tables.verification_table import verification_table
 
-        answers.print_table(plan_table.verification_table(verification))
+        answers.print_table(verification_table(verification))
     if page_file is not None:
         from fitter.output.pages.verification_page import verification_page
 

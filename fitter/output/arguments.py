@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from fitter.errors import PlanError
 from fitter.llama.build.versions import numbers_of
+from fitter.model import location
 from fitter.parameters.kinds import Flag
 from fitter.parameters.table import PARAMETERS, SHARED, Parameter, of_a_load
 from fitter.planning.plan.plan import Plan
@@ -81,6 +82,34 @@ def _shared(shared: Sequence[SharedUse]) -> list[str]:
 
 _LISTS = ("--lora", "--lora-scaled", "--spec-type")
 """Options for draft models, vision and LoRA whose value is a list."""
+
+
+_RUNS = ("llama-server", "llama-cli")
+"""Programs that take a plan's arguments; ``llama-bench`` has names of its own."""
+
+
+def command(plan: Plan) -> list[str] | None:
+    """List the words that start the program of ``plan`` with its model and its arguments.
+
+    ``None`` for a program that does not take them, and for a model whose name cannot be on a command line. Raises
+    :class:`PlanError` for an argument that cannot.
+    """
+    model = location.local_name(plan.model.path)
+    if plan.program not in _RUNS or not model.isprintable():
+        return None
+    args = arguments(plan)
+    check_line(args)
+    return [plan.program, "-m", model, *args]
+
+
+def run_hint(plan: Plan) -> str:
+    """Say that ``command`` runs the plan, and what to do first if the model's file is not here."""
+    path = plan.model.path
+    if download := location.download(path):
+        return f"download: {download}\nrun it:"
+    return (
+        f"run it, with your file in place of {location.local_name(path)}:" if location.is_address(path) else "run it:"
+    )
 
 
 def command_line(args: Sequence[str], *, quoted: bool) -> str:

@@ -127,6 +127,7 @@ class Parameter:
         is_always: Whether a plan's arguments include it even with its ``default``.
         is_planned: Whether a plan's JSON includes it.
         is_ours: Whether llama.cpp's programs lack the option.
+        brief: Its line in a short ``--help``; empty if only ``--help-all`` lists it.
         is_keyword_of_llama: Whether ``llama_cpp.Llama`` has a keyword of this name.
     """
 
@@ -144,6 +145,7 @@ class Parameter:
     is_always: bool = False
     is_planned: bool = True
     is_ours: bool = False
+    brief: str = ""
     is_keyword_of_llama: bool = False
     name: str = ""
     hint: Any = None
@@ -219,6 +221,7 @@ class MachineKeywords(TypedDict, total=False):
             "2x rtx-3090, 24GiB, rtx-4090:free=20GiB, cuda:8.9:24564MiB, rocm:gfx1100:24GiB, vulkan:24GiB, metal:64GiB "
             "(all of a Mac's memory), strix-halo:128GiB (all of the machine's), or none for a machine without a GPU. "
             "Repeatable.",
+            brief="A GPU to plan for, such as rtx-4090 or 24GiB.",
         ),
     ]
     profile: Annotated[
@@ -244,6 +247,7 @@ class MachineKeywords(TypedDict, total=False):
             help="The llama.cpp to plan with, which should be the one that will run the model: a llama-server, a "
             "directory with libllama and ggml's libraries, or python for that of the installed llama-cpp-python.",
             unset="python",
+            brief="The llama.cpp that will run the model.",
         ),
     ]
     rpc: Annotated[
@@ -300,6 +304,7 @@ class LimitsKeywords(TypedDict, total=False):
             help="Host memory to plan with, such as 64GiB; of memory that a GPU shares with the host, the most that "
             "the host's own part may take.",
             unset="what is available here; with --gpu unlimited, or what the GPU shares",
+            brief="Host memory to plan with, such as 64GiB.",
         ),
     ]
     host_margin: Annotated[
@@ -324,6 +329,7 @@ class LimitsKeywords(TypedDict, total=False):
             help="Memory that must stay free on each device: one number, or one per device; or auto, which is what was "
             "measured of such devices, or of this one with fitter calibrate, and 512 MiB for the rest.",
             unset="1024, or auto where that is more",
+            brief="MiB that stay free on each device.",
         ),
     ]
     fit_ctx: Annotated[
@@ -348,6 +354,7 @@ class LimitsKeywords(TypedDict, total=False):
             help="What may be given up to make the model fit, or 2 % faster by estimate, such as ubatch,kv-q8_0. "
             + "; ".join(f"{name}: {text}" for name, text in LEVERS.items())
             + ".",
+            brief="What may be given up, such as ubatch,kv-q8_0.",
         ),
     ]
     skeleton: Annotated[
@@ -382,6 +389,7 @@ class LoadKeywords(TypedDict, total=False):
             unset="the largest with which the request takes at most --context-cost longer",
             is_always=True,
             is_keyword_of_llama=True,
+            brief="Context in tokens; 0 is the model's own.",
         ),
     ]
     devices: Annotated[
@@ -395,6 +403,7 @@ class LoadKeywords(TypedDict, total=False):
             PLACEMENT,
             "Devices to use, in this order; none for the CPU only.",
             unset="all",
+            brief="Devices to use, in this order.",
         ),
     ]
     n_gpu_layers: Annotated[
@@ -410,6 +419,7 @@ class LoadKeywords(TypedDict, total=False):
             unset="auto",
             is_always=True,
             is_keyword_of_llama=True,
+            brief="Layers on the devices: a number, auto or all.",
         ),
     ]
     split_mode: Annotated[
@@ -465,6 +475,7 @@ class LoadKeywords(TypedDict, total=False):
             PLACEMENT,
             "Put tensors whose name matches a regular expression into a buffer type, such as exps=CPU. Repeatable.",
             key="tensor_buft_overrides",
+            brief="Tensors for a buffer type, such as exps=CPU.",
         ),
     ]
     cpu_moe: Annotated[
@@ -530,6 +541,7 @@ class LoadKeywords(TypedDict, total=False):
             CONTEXT,
             f"Type of K in the KV cache: {', '.join(CACHE_TYPES)}.",
             is_keyword_of_llama=True,
+            brief="Type of the KV cache's keys, such as q8_0.",
         ),
     ]
     type_v: Annotated[
@@ -543,6 +555,7 @@ class LoadKeywords(TypedDict, total=False):
             CONTEXT,
             "Type of V in the KV cache; the same types as for K.",
             is_keyword_of_llama=True,
+            brief="Type of its values.",
         ),
     ]
     flash_attn: Annotated[
@@ -654,6 +667,7 @@ class LoadKeywords(TypedDict, total=False):
             "Sequences (slots of llama-server) that share the context.",
             unset="1; 4 for llama-server",
             is_always=True,
+            brief="Slots of a llama-server.",
         ),
     ]
     kv_unified: Annotated[
@@ -723,6 +737,7 @@ class ForKeywords(TypedDict, total=False):
             + "; ".join(f"{name} ({text})" for name, text in PROGRAMS.items())
             + ".",
             unset="llama-server on the command line, llama-cpp-python in Python, any in cases",
+            brief="The program that will run the plan.",
         ),
     ]
 
@@ -925,6 +940,7 @@ class BesideKeywords(TypedDict, total=False):
             env="LLAMA_ARG_SPEC_DRAFT_MODEL",
             section=SHARED,
             help="A file with a draft model. It gets the same context, and the device that makes the best plan.",
+            brief="A draft model.",
         ),
     ]
     devices_draft: Annotated[
@@ -1000,6 +1016,7 @@ class BesideKeywords(TypedDict, total=False):
             env="LLAMA_ARG_MMPROJ",
             section=SHARED,
             help="A file with a multimodal projector, which reads images for the model.",
+            brief="A projector for images.",
         ),
     ]
     mmproj_device: Annotated[
@@ -1071,6 +1088,7 @@ class PricingKeywords(TypedDict, total=False):
             section=SPEED,
             help="Memory bandwidth of the host, such as 60GB/s.",
             unset="measured once on this machine; with --gpu 40GB/s, or that of memory that the GPU shares",
+            brief="Memory bandwidth of the host, such as 60GB/s.",
         ),
     ]
     rpc_bandwidth: Annotated[

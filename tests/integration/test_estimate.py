@@ -160,10 +160,8 @@ def test_a_context_is_chosen_that_holds_the_request(models: dict[str, Path]) -> 
 
 
 def test_the_command_line_says_how_fast(models: dict[str, Path]) -> None:
-    path = str(models["llama-3.1-8b"])
-    done = run_fitter(
-        path, "--gpu", "24GiB", "--prompt", "1000", "--generate", "200", "--host-bandwidth", "55.9GiB/s", "--json"
-    )
+    words = [str(models["llama-3.1-8b"]), "--gpu", "24GiB", "--prompt", "1000", "--generate", "200", "--json"]
+    done = run_fitter(*words, "--host-bandwidth", "55.9GiB/s", "-v")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     estimate = document["estimate"]
@@ -171,6 +169,7 @@ def test_the_command_line_says_how_fast(models: dict[str, Path]) -> None:
     seconds = 1000 / estimate["prompt_tokens_per_second"] + 200 / estimate["generation_tokens_per_second"]
     assert f"(1000 + 200 tokens: {seconds:.1f} s)" in done.stderr
     assert "speed of CUDA0: default: as " in done.stderr
+    assert "t/s prompt (CUDA0: default: as " in run_fitter(*words).stderr
 
 
 def test_verbose_says_why(models: dict[str, Path]) -> None:

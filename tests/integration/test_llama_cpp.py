@@ -307,7 +307,6 @@ def test_the_plan_says_its_llama_cpp(how: str, model: Path, monkeypatch: pytest.
     assert plan.llama_cpp.version == "0.5.0-dev (ggml 0.25.1, commit 0ad4a86)"
     assert plan.llama_cpp.key == find(str(directory)).key
     assert plan.llama_cpp.cpu.startswith("libggml-cpu-")
-    assert f"of llama.cpp {plan.llama_cpp.version} in" in str(plan)
 
 
 def test_a_plan_of_another_llama_cpp_is_not_loaded(model: Path) -> None:

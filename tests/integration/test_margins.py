@@ -163,7 +163,7 @@ def test_the_command_says_so(model: Path) -> None:
     done = run_fitter(model, "--gpu", LARGE, "--gpu", SMALL, "-fitt", 10000, "--json")
     assert done.returncode == 0, done.stderr
     message = out("CUDA1", MORE_THAN_IT_HAS)
-    assert message in done.stderr.splitlines()
+    assert f"  {message}" in done.stderr.splitlines()
     document = json.loads(done.stdout)
     assert document["left_out"] == [{"device": "CUDA1", "reason": "margin", "message": message}]
     assert document["params"]["devices"] == ["CUDA0"]

@@ -143,7 +143,7 @@ def test_a_failure_is_one_sentence_with_the_numbers(
     assert re.fullmatch(sentence, line), line
     assert "MEMORY" in result.stdout.str()
     # The table of the plan is a section of the report.
-    result.stdout.fnmatch_lines(["*- memory of tiny.gguf -*", "*CUDA0*", "host*"])
+    result.stdout.fnmatch_lines(["*- memory of tiny.gguf -*", "*CUDA0*", "  host*"])
 
 
 def test_the_body_runs_only_where_it_fits(pytester: pytest.Pytester, root: Path) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from fitter import api
 from fitter.cli import main
-from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
+from fitter.errors import LibraryError, LlamaCppError, ModelError, PlanError, UsageError
 from fitter.llama.types import Params, TensorBuftOverride
 from fitter.planning.plan.plan import Plan, Problem
 from fitter.planning.request.request import Progress
+from tests.support.answers import Terminal
 from tests.support.plans import GIB, MIB, make_plan
 
 Install = Callable[[Plan | BaseException], None]
@@ -41,12 +43,12 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def test_a_plan_that_fits(answer: Install, capsys: pytest.CaptureFixture[str]) -> None:
-    answer(make_plan(Params(n_ctx=4096, n_gpu_layers=33)))
+    answer(replace(make_plan(Params(n_ctx=4096, n_gpu_layers=33)), program="llama-server"))
     assert main(["m.gguf"]) == 0
     out, err = capsys.readouterr()
     assert out == "-c 4096 -ngl 33 -np 1 -fit off\n"
     assert "CUDA0" in err
-    assert "warning" not in err
+    assert "warning" not in err and "run it" not in err and "llama-server" not in err
 
 
 def test_a_plan_that_does_not_fit_has_no_arguments(answer: Install, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,3 +120,109 @@ def test_a_pattern_that_a_pipe_would_change_is_warned_of(answer: Install, capsys
     out, err = capsys.readouterr()
     assert out.startswith("-c 512 ")
     assert r"fitter: warning: a shell or xargs may change 'a\b=CPU'" in err
+
+
+OVERRIDE = TensorBuftOverride("a(b|c)", "CPU")
+RUN = "-m {model} -c 4096 -ngl 33 -ot 'a(b|c)=CPU' -np 1 -fit off"
+ON_A_TERMINAL = {
+    "llama-server": ("model.gguf", "llama-server", "", "run it:", f"llama-server {RUN}"),
+    "llama-cli": ("model.gguf", "llama-cli", "", "run it:", f"llama-cli {RUN}"),
+    "a file with a blank": ("my model.gguf", "llama-server", "", "run it:", f"llama-server {RUN}"),
+    "other options": ("model.gguf", "llama-server", "--port 80 -t 8", "run it:", f"llama-server {RUN} --port 80 -t 8"),
+    "a shape": (
+        "shape://llama-3.1-8b:Q8_0",
+        "llama-server",
+        "",
+        "run it, with your file in place of llama-3.1-8b-Q8_0.gguf:",
+        f"llama-server {RUN}",
+    ),
+    "an address": (
+        "https://host/a/model.gguf",
+        "llama-server",
+        "",
+        "download: curl -LO https://host/a/model.gguf\nrun it:",
+        f"llama-server {RUN}",
+    ),
+    "a program with options of its own": ("model.gguf", "llama-bench", "", "", RUN.partition("{model} ")[2]),
+    "no program": ("model.gguf", "any", "", "", RUN.partition("{model} ")[2]),
+    "a name that no line can have": ("a\nb.gguf", "llama-server", "", "", RUN.partition("{model} ")[2]),
+    "a format by name": ("model.gguf", "llama-server", "--format args", "", RUN.partition("{model} ")[2]),
+    "quiet": ("model.gguf", "llama-server", "-q", None, f"llama-server {RUN}"),
+}
+FILES = {
+    "my model.gguf": "'my model.gguf'",
+    "shape://llama-3.1-8b:Q8_0": "llama-3.1-8b-Q8_0.gguf",
+    "https://host/a/model.gguf": "model.gguf",
+}
+
+
+@pytest.mark.parametrize(("model", "program", "words", "hint", "line"), ON_A_TERMINAL.values(), ids=ON_A_TERMINAL)
+def test_a_terminal_gets_the_command(
+    model: str,
+    program: str,
+    words: str,
+    hint: str | None,
+    line: str,
+    answer: Install,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = make_plan(Params(n_ctx=4096, n_gpu_layers=33, tensor_buft_overrides=(OVERRIDE,)))
+    answer(replace(plan, program=program, model=replace(plan.model, path=model)))
+    out, err = Terminal(), io.StringIO()
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.stderr", err)
+    assert main(["m.gguf", *words.split()]) == 0
+    assert out.getvalue() == line.format(model=FILES.get(model, model)) + "\n"
+    if hint is None:
+        assert err.getvalue() == ""
+    else:
+        table, _, last = err.getvalue().partition("  KV cache  512.0 MiB of f16\n")
+        assert table.startswith("Model 8B (llama, 4.0 GiB of weights) fits\n")
+        assert last == (f"{hint}\n" if hint else "")
+
+
+def test_an_argument_with_control_characters_reaches_no_terminal(
+    answer: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(Params(n_ctx=4096, tensor_buft_overrides=(TensorBuftOverride("a\x1b[2J", "CPU"),)))
+    answer(replace(plan, program="llama-server"))
+    out, err = Terminal(), io.StringIO()
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.stderr", err)
+    assert main(["m.gguf"]) == PlanError.exit_code
+    assert out.getvalue() == "" and "\x1b" not in err.getvalue()
+    assert "has control characters, which a command line cannot contain" in err.getvalue()
+
+
+def test_a_quiet_pipe_gets_the_answer_alone(answer: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    answer(make_plan(Params(n_ctx=4096, n_gpu_layers=33)))
+    assert main(["-q", "m.gguf"]) == 0
+    assert tuple(capsys.readouterr()) == ("-c 4096 -ngl 33 -np 1 -fit off\n", "")
+    answer(make_plan(host_free=GIB, problems=(PROBLEM,)))
+    assert main(["m.gguf", "--quiet"]) == 1
+    assert tuple(capsys.readouterr()) == ("", f"fitter: does not fit: {PROBLEM.message}\n")
+    answer(ModelError("m.gguf is empty"))
+    assert main(["m.gguf", "-q"]) == 3
+    assert tuple(capsys.readouterr()) == ("", "fitter: error: m.gguf is empty\n")
+
+
+@pytest.mark.parametrize("words", ["-q -v", "-vv --quiet"])
+def test_quiet_and_verbose_exclude_each_other(words: str, answer: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    answer(make_plan())
+    assert main(["m.gguf", *words.split()]) == 2
+    assert tuple(capsys.readouterr()) == (
+        "",
+        "fitter: error: -q prints less and -v more: give one of them (see fitter fit --help)\n",
+    )
+
+
+def test_what_does_not_fit_is_folded_on_a_terminal(answer: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem("host", MIB, " ".join(["word"] * 30))
+    answer(make_plan(problems=(problem,)))
+    err = Terminal()
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stderr", err)
+    assert main(["m.gguf", "-q"]) == 1
+    lines = err.getvalue().splitlines()
+    assert len(lines) > 1 and max(map(len, lines)) <= 80
+    assert " ".join(err.getvalue().split()) == f"fitter: does not fit: {problem.message}"

@@ -8,10 +8,13 @@ import sys
 from dataclasses import fields
 from typing import Any
 
+import click
 import pytest
 
 from fitter import api
-from fitter.cli import main
+from fitter.cli import cli, main
+from fitter.cli.fit import fit
+from fitter.cli.group import COMMANDS, DOCUMENTATION
 from fitter.llama.types import DeviceInfo, Params
 from tests.support.plans import GIB, MIB, make_plan
 
@@ -212,13 +215,51 @@ def test_the_word_help(capsys: pytest.CaptureFixture[str], words: str, usage: st
     assert f"Usage: {usage}" in capsys.readouterr().out
 
 
-def test_help_of_fit_has_its_options_in_sections(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["fit", "--help"])
+def test_all_help_of_fit_has_its_options_in_sections(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["m.gguf", "--help-all"])
     lines = capsys.readouterr().out.splitlines()
     titles = ["Context and batch:", "Placement (what you set is kept; the rest is fitted around it):"]
     titles += ["Devices and limits:", "Output:", "Examples:"]
     assert [line for line in lines if line in titles] == titles
     assert max(map(len, lines)) <= 100
+    context = click.Context(fit)
+    options = [param for param in fit.get_params(context) if isinstance(param, click.Option)]
+    words = " ".join(lines)
+    assert [param.opts for param in options if not all(name in words for name in param.opts)] == []
+    assert not [line for line in lines if "--help-all, or" in line]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_60_lines_at_most(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([name, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 60
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    is_brief = len(command.params) > 20
+    hint = f"All options: fitter {name} --help-all, or {DOCUMENTATION}reference/options.html"
+    assert (lines[-1] == hint) is is_brief
+    if is_brief:
+        assert main([name, "--help-all"]) == 0
+        assert len(capsys.readouterr().out.splitlines()) > len(lines)
+    else:
+        assert main([name, "--help-all"]) == 0
+        assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_short_help_names_an_option_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["fit", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    for line in (
+        "  -ngl, --n-gpu-layers N        Layers on the devices: a number, auto or all.",
+        "  --report FILE    Also write a report to a file, as HTML to forward.",
+        "Placement:",
+    ):
+        assert line in lines
+    assert not [line for line in lines if "--gpu-layers" in line or "--timeout" in line]
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,7 +117,7 @@ def test_the_proven_distance(bound: Bound, line: str) -> None:
 def test_what_keeps_a_plan_from_its_bound(bound: Bound | None, lines: list[str]) -> None:
     assert far_lines(bound) == lines
     price = make_price(prompt=1000, generation=10)
-    shown = " ".join(rendered(make_plan(estimate=price, bound=bound), False).split())
+    shown = " ".join(rendered(make_plan(estimate=price, bound=bound), True).split())
     assert all(line in shown for line in lines) and ("for any placement" in shown) is bool(lines)
 
 
@@ -162,11 +162,10 @@ def test_only_the_verbose_table_explains() -> None:
     lines = explanation(plan).splitlines()
     assert len(lines) == 5
     verbose, usual = rendered(plan, True), rendered(plan, False)
-    assert "\n".join(lines[:2]) in verbose
     # a line of the table has 120 columns
     unfolded = " ".join(verbose.split())
     assert all(line in unfolded for line in lines)
-    assert verbose.count("speed of host") == usual.count("speed of host") == 1
+    assert (verbose.count("speed of host"), usual.count("speed of host")) == (1, 0)
     assert "runner-up" not in usual and "bound:" not in usual
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from fitter.llama.types import DeviceInfo
 from fitter.output.tables import plan_table
+from fitter.output.tables.calibration_table import calibration_table
 from fitter.output.tables.narrow import short_name
 from fitter.planning.plan.plan import Plan
 from fitter.regression import check_report
@@ -71,35 +72,40 @@ def test_short_names(description: str, short: str) -> None:
             False,
         ),
         (
-            84,
+            86,
             "MiB      total     free  model  context  compute   used     left  margin",
             "CUDA0    24268    23900  20111      256      100  20467     3433    1024  RTX 3090",
             False,
         ),
         (
             80,
-            "MiB      total     free  model  context  compute   used     left  margin",
-            "CUDA0    24268    23900  20111      256      100  20467     3433    1024",
-            True,
+            "MiB       free  model  context  compute   used     left  margin",
+            "CUDA0    23900  20111      256      100  20467     3433    1024  RTX 3090",
+            False,
         ),
         (
-            64,
+            66,
             "MiB       free  model  context  compute   used     left  margin",
             "CUDA0    23900  20111      256      100  20467     3433    1024",
             True,
         ),
-        (60, "MiB       free   used     left  margin", "CUDA0    23900  20467     3433    1024", True),
-        (40, "MiB       free   used     left  margin", "CUDA0    23900  20467     3433    1024", True),
+        (
+            60,
+            "MiB       free  model  context  compute   used     left",
+            "CUDA0    23900  20111      256      100  20467     3433",
+            True,
+        ),
+        (40, "MiB       free   used     left", "CUDA0    23900  20467     3433", True),
     ],
 )
 def test_one_device(width: int, header: str, row: str, described: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [line.rstrip() for line in shown(plan_table.plan_table(plan_on(1)), width, monkeypatch)]
+    lines = [line.strip() for line in shown(plan_table.plan_table(plan_on(1)), width, monkeypatch)]
     assert lines[lines.index(header) + 1] == row
     assert ("CUDA0: RTX 3090" in lines) is described
 
 
 def test_the_cards_are_said_below_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [line.rstrip() for line in shown(plan_table.plan_table(plan_on(15)), 80, monkeypatch)]
+    lines = [line.strip() for line in shown(plan_table.plan_table(plan_on(15)), 70, monkeypatch)]
     assert lines[lines.index("CUDA0, CUDA1, CUDA2, CUDA3, CUDA4: RTX 3090") :][:3] == [
         "CUDA0, CUDA1, CUDA2, CUDA3, CUDA4: RTX 3090",
         "CUDA5, CUDA6, CUDA7, CUDA8, CUDA9: RTX 4090",
@@ -117,7 +123,7 @@ def test_the_cards_are_said_below_the_table(monkeypatch: pytest.MonkeyPatch) -> 
         pytest.param(
             plan_table.devices_table((DeviceInfo("CUDA0", CARDS[0], "gpu", "CUDA", 2**34, 2**34),), HOST), id="devices"
         ),
-        pytest.param(plan_table.calibration_table(CALIBRATION), id="calibration"),
+        pytest.param(calibration_table(CALIBRATION), id="calibration"),
         pytest.param(plan_table.inspection_table(INSPECTION), id="inspection"),
         pytest.param(check_report.moves_table(MOVES), id="moves"),
     ],

@@ -6,19 +6,21 @@ from dataclasses import replace
 
 import pytest
 
+from fitter.llama.build.compared import SIMULATED
 from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride
 from fitter.machine.gpu_catalogue import CatalogueGpu, Sources
 from fitter.output.progress import Step, progress
 from fitter.output.tables import plan_table
+from fitter.output.tables.calibration_table import calibration_table
 from fitter.output.tables.pool_lines import pool_lines
 from fitter.output.units import speed
 from fitter.planning.plan.plan import Plan, Problem
 from fitter.planning.pricing.pricing import SpeedSource
 from fitter.planning.request.request import Progress
-from fitter.planning.request.summary import PoolUse, Setting
+from fitter.planning.request.summary import PoolUse, Setting, SharedUse
 from fitter.programs.later import Later
 from tests.support.answers import CALIBRATION, INSPECTION, Terminal
-from tests.support.plans import GIB, MIB, make_plan, make_price
+from tests.support.plans import GIB, MIB, make_plan, make_price, shared_use
 
 
 def rendered(plan: Plan, *, verbose: bool = False) -> str:
@@ -38,16 +40,113 @@ def test_plan_on_virtual_devices() -> None:
     )
     assert rendered(plan) == (
         "Model 8B (llama, 4.0 GiB of weights) fits\n"
-        "MiB    total  free  model  context  compute  used  left  margin\n"
-        "CUDA0   8192  8192   2048      256      100  2404  5788    1024  Card of CUDA0\n"
-        "CUDA1   8192  8192   2048      256      100  2404  5788    1024  Card of CUDA1\n"
-        "host       -     -    300        0       20   320     -       -\n"
-        "a machine with these devices needs 320.0 MiB of host memory for llama.cpp\n"
-        "context 4096 · 33 of 33 layers on devices · split 20,13\n"
-        "batch 2048/512 · KV cache f16/f16 · flash attention on\n"
-        "^blk.1. in CPU\n"
-        "measured with 5 dummy loads in 1.2 s\n"
+        "  MiB    total  free  model  context  compute  used  left  margin\n"
+        "  CUDA0   8192  8192   2048      256      100  2404  5788    1024  Card of CUDA0\n"
+        "  CUDA1   8192  8192   2048      256      100  2404  5788    1024  Card of CUDA1\n"
+        "  host       -     -    300        0       20   320     -       -\n"
+        "  context   4096 tokens\n"
+        "  weights   33 of 33 layers on 2 devices, 300.0 MiB on the host\n"
+        "  KV cache  512.0 MiB of f16\n"
     )
+    assert rendered(plan, verbose=True).endswith(
+        "  a machine with these devices needs 320.0 MiB of host memory for llama.cpp\n"
+        "  context 4096 · 33 of 33 layers on devices · split 20,13\n"
+        "  batch 2048/512 · KV cache f16/f16 · flash attention on\n"
+        "  ^blk.1. in CPU\n"
+        "  measured with 5 dummy loads in 1.2 s\n"
+    )
+
+
+HOST_EXPERTS = (TensorBuftOverride(r"blk\.1\.ffn_down_exps", "CPU"),)
+OTHERS = (TensorBuftOverride("exps", "CUDA1"),)
+FACTS = {
+    "one slot": (Params(), "context   8192 tokens"),
+    "slots with a cache each": (Params(n_seq_max=4), "context   8192 tokens, 2048 for each of 4 slots"),
+    "slots with one cache": (Params(n_seq_max=4, kv_unified=True), "context   8192 tokens, which 4 slots share"),
+    "every layer": (Params(), "weights   33 of 33 layers on CUDA0"),
+    "more layers than there are": (Params(n_gpu_layers=99), "weights   33 of 33 layers on CUDA0"),
+    "all but the output": (Params(n_gpu_layers=32), "weights   32 of 33 layers on CUDA0, 300.0 MiB on the host"),
+    "experts on the host": (
+        Params(tensor_buft_overrides=HOST_EXPERTS),
+        "weights   33 of 33 layers on CUDA0, 300.0 MiB (experts) on the host",
+    ),
+    "other tensors too": (
+        Params(tensor_buft_overrides=(*HOST_EXPERTS, TensorBuftOverride("attn", "CPU"))),
+        "weights   33 of 33 layers on CUDA0, 300.0 MiB on the host",
+    ),
+    "a cache in one type": (Params(type_k="q8_0", type_v="q8_0"), "KV cache  256.0 MiB of q8_0"),
+    "a cache in two types": (Params(type_k="q8_0"), "KV cache  256.0 MiB of q8_0/f16"),
+    "another batch": (Params(n_ubatch=128), "KV cache  256.0 MiB of f16 · batch 2048/128"),
+}
+
+
+@pytest.mark.parametrize(("params", "line"), FACTS.values(), ids=FACTS)
+def test_facts(params: Params, line: str) -> None:
+    plan = make_plan(params, devices=("CUDA0",), n_ctx=8192)
+    assert f"  {line}\n" in rendered(replace(plan, program="llama-server"))
+
+
+def test_facts_of_other_plans() -> None:
+    assert "context   4096 tokens, which 2 sequences share\n" in rendered(
+        make_plan(Params(n_seq_max=2, kv_unified=True))
+    )
+    on_a_device = make_plan(Params(tensor_buft_overrides=OTHERS), devices=("CUDA0", "CUDA1"))
+    assert "weights   33 of 33 layers on 2 devices\n" in rendered(on_a_device)
+    assert "weights   300.0 MiB in host memory\n" in rendered(make_plan(devices=()))
+    half = make_plan(devices=("CUDA0",), flash_attn=False)
+    half = replace(half, host=replace(half.host, context=256 * MIB))
+    assert "KV cache  512.0 MiB of f16, 256.0 MiB of it on the host · flash attention off\n" in rendered(half)
+    on_host = replace(half, devices=(replace(half.devices[0], context=0),))
+    assert "KV cache  256.0 MiB of f16 on the host · flash attention off\n" in rendered(on_host)
+
+
+def test_facts_about_what_is_beside_the_model() -> None:
+    uses = (
+        SharedUse("draft", "d/draft.gguf", shared_use(CUDA0=9).rows, ()),
+        shared_use("projector", host=7),
+        SharedUse("ngram", "ngram-mod", (), ()),
+        shared_use("reserve", CUDA1=5),
+    )
+    text = rendered(replace(make_plan(), shared=uses))
+    assert (
+        "  draft      draft.gguf: 9.0 MiB on CUDA0\n"
+        "  projector  mmproj.gguf: 7.0 MiB on the host\n"
+        "  draft      ngram-mod\n"
+        "  reserved   5.0 MiB on CUDA1\n"
+    ) in text
+
+
+def test_ten_lines_of_80_columns_for_one_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    card = replace(make_plan(devices=("CUDA0",)).devices[0], description="NVIDIA GeForce RTX 4090", total=24564 * MIB)
+    host = SpeedSource("host", "40 GB/s, assumed (two channels): --host-bandwidth sets another", True)
+    plan = replace(of_a_server(), estimate=make_price(host), devices=(replace(card, free=23608 * MIB),))
+    out = Terminal()
+    plan_table.print_to(out, plan_table.plan_table(replace(plan, breakdown=make_plan(devices=("CUDA0",)).breakdown)))
+    # with 'run it:' and the command, ten
+    assert [line.rstrip() for line in out.getvalue().splitlines()] == [
+        "Model 8B (llama, 4.0 GiB of weights) fits",
+        "  MiB     free  model  context  compute  later  used   left  margin",
+        "  CUDA0  23608   2048      256      100      -  2404  21204    1024  RTX 4090",
+        "  host       -    300        0       20   2208  2528      -       -",
+        "  context   4096 tokens",
+        "  weights   33 of 33 layers on CUDA0",
+        "  KV cache  256.0 MiB of f16",
+        "  estimate  38 t/s generation · 1,240 t/s prompt (host: 40 GB/s, assumed)",
+    ]
+
+
+def test_warnings_are_said_and_sources_are_not() -> None:
+    simulated = f"{SIMULATED} /x/libggml-cuda.so, a CUDA backend of llama.cpp"
+    notes = ("model.gguf is the shape of a model", simulated, "GPU0 is not used: it is slow")
+    plan = replace(make_plan(levers=("n_ubatch 128 instead of 512",), is_cut_short=True), notes=notes)
+    assert rendered(plan).splitlines()[8:] == [
+        "  given up, as --allow permits: n_ubatch 128 instead of 512",
+        "  GPU0 is not used: it is slow",
+        "  the time limit ended the search: there may be a better plan",
+    ]
+    assert all(note in rendered(plan, verbose=True) for note in notes)
 
 
 OF_A_SERVER = (
@@ -66,42 +165,52 @@ def of_a_server(
 
 
 def test_what_a_server_keeps_later() -> None:
-    text = rendered(of_a_server())
+    text = rendered(of_a_server(), verbose=True)
     assert (
-        "MiB    total  free  model  context  compute  later  used  left  margin\n"
-        "CUDA0   8192  8192   2048      256      100      -  2404  5788    1024  Card of CUDA0\n"
-        "CUDA1   8192  8192   2048      256      100      -  2404  5788    1024  Card of CUDA1\n"
-        "host       -     -    300        0       20   2208  2528     -       -\n"
-        "a machine with these devices needs 2.5 GiB of host memory for llama.cpp, 2.2 GiB of it later\n"
-        "later, in host memory: up to 2.0 GiB of prompt cache (a full slot is 100.0 MiB), up to 160.0 MiB of "
-        "checkpoints (8 of\n5.0 MiB for each slot)\n"
+        "  MiB    total  free  model  context  compute  later  used  left  margin\n"
+        "  CUDA0   8192  8192   2048      256      100      -  2404  5788    1024  Card of CUDA0\n"
+        "  CUDA1   8192  8192   2048      256      100      -  2404  5788    1024  Card of CUDA1\n"
+        "  host       -     -    300        0       20   2208  2528     -       -\n"
     ) in text
-    assert "no room" not in text
+    assert (
+        "  a machine with these devices needs 2.5 GiB of host memory for llama.cpp, 2.2 GiB of it later\n"
+        "  later, in host memory: up to 2.0 GiB of prompt cache (a full slot is 100.0 MiB), up to 160.0 MiB of "
+    ) in text
+    assert "up to 160.0 MiB of checkpoints (8 of 5.0 MiB for each slot)" in " ".join(text.split())
+    assert "no room" not in text and "prompt cache" not in rendered(of_a_server())
 
 
 def test_what_a_server_keeps_is_made_smaller() -> None:
     smaller = Params(more=(("cache_ram", 2048), ("ctx_checkpoints", 8)))
     said = "reduced to fit host memory: -cram 2048 -ctxcp 8\n"
-    assert said in rendered(of_a_server(smaller, 16 * GIB))
+    for verbose in (False, True):
+        assert said in rendered(of_a_server(smaller, 16 * GIB), verbose=verbose)
     given = replace(of_a_server(smaller, 16 * GIB), fit_keywords={"cache_ram": 2048, "ctx_checkpoints": 8})
-    assert "no room" not in rendered(given), "the user said so"
+    assert "reduced" not in rendered(given), "the user said so"
 
 
 def test_a_cache_without_a_limit() -> None:
-    text = rendered(of_a_server(later=(Later("prompt cache", None, 100 * MIB, None),)))
+    text = rendered(of_a_server(later=(Later("prompt cache", None, 100 * MIB, None),)), verbose=True)
     assert "later, in host memory: no limit of prompt cache (a full slot is 100.0 MiB)\n" in text
     assert "of it later" not in text
 
 
 def test_the_estimate_says_which_speeds_are_defaults() -> None:
     known = SpeedSource("CUDA0", "catalogue: NVIDIA GeForce RTX 4090", False)
-    other = SpeedSource("host", "default: two channels", True)
-    assert (
-        "flash attention on\n"
-        "estimated 1,240 t/s prompt · 38 t/s generation (2048 + 512 tokens: 15.1 s)\n"
-        "speed of host: default: two channels\n"
-        "measured with" in rendered(make_plan(estimate=make_price(known, other)))
-    )
+    other = SpeedSource("host", "40 GB/s, assumed (two channels)", True)
+    plan = make_plan(estimate=make_price(known, other))
+    assert rendered(plan).endswith("  estimate  38 t/s generation · 1,240 t/s prompt (host: 40 GB/s, assumed)\n")
+    like = "default: as Apple M3 Max, which has the most similar memory"
+    pool = replace(POOL, members=("CUDA0", "host"))
+    both = make_price(SpeedSource("CUDA0", like, True), SpeedSource("host", f"as CUDA0 ({like})", True))
+    equal = make_price(SpeedSource("CUDA0", like, True), SpeedSource("CUDA1", like, True), other)
+    said = "(CUDA0, CUDA1: default: as Apple M3 Max; host: 40 GB/s, assumed)\n"
+    assert rendered(replace(plan, estimate=equal)).endswith(said)
+    text = rendered(replace(plan, estimate=both, pools=(pool,)))
+    assert text.endswith("  estimate  38 t/s generation · 1,240 t/s prompt (CUDA0: default: as Apple M3 Max)\n")
+    text = rendered(plan, verbose=True)
+    assert "  estimated 1,240 t/s prompt · 38 t/s generation (2048 + 512 tokens: 15.1 s)\n" in text
+    assert "  speed of host: 40 GB/s, assumed (two channels)\n" in text
 
 
 @pytest.mark.parametrize(
@@ -126,31 +235,19 @@ def test_a_narrow_terminal_cuts_no_number(monkeypatch: pytest.MonkeyPatch) -> No
     out = Terminal()
     plan_table.print_to(out, plan_table.plan_table(make_plan()))
     assert "…" not in out.getvalue()
-    assert "8192  8192   2048      256      100  2404  5788    1024" in out.getvalue()
-
-
-def test_a_search_that_the_time_limit_ended() -> None:
-    line = "the time limit ended the search: there may be a better plan\n"
-    assert rendered(make_plan(is_cut_short=True)).endswith("measured with 5 dummy loads in 1.2 s\n" + line)
-    assert line not in rendered(make_plan())
+    assert "8192   2048      256      100  2404  5788    1024" in out.getvalue()
 
 
 def test_plan_that_does_not_fit_a_real_host() -> None:
     plan = make_plan(devices=[], host_free=GIB, problems=(Problem("host", 320 * MIB, "too little"),), virtual=False)
     assert rendered(plan) == (
         "Model 8B (llama, 4.0 GiB of weights) does not fit\n"
-        "MiB   total  free  model  context  compute  used  left  margin\n"
-        "host   1024  1024    300        0       20   320   704    1024\n"
-        "context 4096 · 0 of 33 layers on devices\n"
-        "batch 2048/512 · KV cache f16/f16 · flash attention on\n"
-        "measured with 5 dummy loads in 1.2 s\n"
+        "  MiB   total  free  model  context  compute  used  left  margin\n"
+        "  host   1024  1024    300        0       20   320   704    1024\n"
+        "  context   4096 tokens\n"
+        "  weights   300.0 MiB in host memory\n"
+        "  KV cache  0 B of f16\n"
     )
-
-
-def test_levers_are_said() -> None:
-    plan = make_plan(levers=("n_ubatch 128 instead of 512", "no op_offload"))
-    assert "\ngiven up, as --allow permits: n_ubatch 128 instead of 512, no op_offload\n" in rendered(plan)
-    assert "given up" not in rendered(make_plan())
 
 
 def test_verbose_shows_the_compute_buffers_of_a_real_load() -> None:
@@ -161,16 +258,16 @@ def test_verbose_shows_the_compute_buffers_of_a_real_load() -> None:
         rows = (replace(first, reserved=reserved), *(replace(row, reserved=row.compute) for row in others))
         return rendered(replace(plan, breakdown=replace(plan.breakdown, rows=rows)), verbose=True)
 
-    note = "\nloaded: the compute buffer when the model is loaded for real\n"
+    note = "\n  loaded: the compute buffer when the model is loaded for real\n"
     assert note not in text(first.compute) and "loaded  used" not in text(first.compute)
     for reserved in (first.compute + 16 * MIB, first.compute - 16 * MIB):
         assert note in text(reserved) and "compute  loaded  used\n" in text(reserved)
-        (line,) = re.findall(rf"^{first.buffer_type} .*$", text(reserved).partition("buffer type")[2], re.M)
+        (line,) = re.findall(rf"^  {first.buffer_type} .*$", text(reserved).partition("buffer type")[2], re.M)
         assert line.split()[3:5] == [str(first.compute // MIB), str(reserved // MIB)]
 
 
 def test_verbose_shows_buffer_types() -> None:
-    assert "buffer type  MiB: model  context  compute  used\nCUDA0 " in rendered(make_plan(), verbose=True)
+    assert "buffer type  MiB: model  context  compute  used\n  CUDA0 " in rendered(make_plan(), verbose=True)
     assert "buffer type" not in rendered(make_plan())
 
 
@@ -187,7 +284,7 @@ def test_verbose_shows_buffer_types() -> None:
     ],
 )
 def test_parameters(params: Params, expected: str) -> None:
-    assert expected in rendered(make_plan(params, n_ctx=8192))
+    assert expected in rendered(make_plan(params, n_ctx=8192), verbose=True)
 
 
 def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +338,7 @@ def test_catalogue() -> None:
 
 def test_calibration() -> None:
     out = io.StringIO()
-    plan_table.print_to(out, plan_table.calibration_table(CALIBRATION))
+    plan_table.print_to(out, calibration_table(CALIBRATION))
     assert out.getvalue() == (
         "device  MiB: total  free  context  outside  margin  twin      description\n"
         "CUDA0         8192  7168      400      600    1112  cuda 8.9  Card\n"
@@ -339,10 +436,10 @@ def test_memory_that_is_shared() -> None:
     plan = replace(make_plan(devices=("CUDA0",), host_free=60 * GIB), pools=(pool,))
     lines = rendered(plan).splitlines()
     assert lines[1:5] == [
-        "MiB         total   free  model  context  compute  used   left  margin",
-        "CUDA0        8192   8192   2048      256      100  2404   5788    1024  Card of CUDA0",
-        "host        61440  61440    300        0       20   320  61120    1024",
-        "CUDA0+host  65536  61440   1848      256      120  2224  59216    1024  both together",
+        "  MiB         total   free  model  context  compute  used   left  margin",
+        "  CUDA0        8192   8192   2048      256      100  2404   5788    1024  Card of CUDA0",
+        "  host        61440  61440    300        0       20   320  61120    1024",
+        "  CUDA0+host  65536  61440   1848      256      120  2224  59216    1024  both together",
     ]
 
 
@@ -372,7 +469,8 @@ SAID = {
 def test_what_is_said_of_a_pool(pool: PoolUse, line: str) -> None:
     plan = replace(make_plan(devices=("CUDA0",)), pools=(pool,))
     assert pool_lines(plan) == [line]
-    assert line in " ".join(rendered(plan).split())
+    assert line in " ".join(rendered(plan, verbose=True).split())
+    assert (line in " ".join(rendered(plan).split())) is (pool.setting is not None)
 
 
 def test_a_plan_that_does_not_fit_says_nothing_of_how_to_load_it() -> None:

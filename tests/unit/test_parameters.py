@@ -91,7 +91,7 @@ def plan_with(invention: Invention) -> Any:
 @pytest.mark.parametrize("command", ["fit", "verify"])
 def test_on_the_command_line(invention: Invention, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     function: click.Command = {"fit": fit_module.fit, "verify": verify_module.verify}[command]
-    shown = CliRunner().invoke(function, ["--help"]).output
+    shown = CliRunner().invoke(function, ["--help-all"]).output
     assert "-inv, --invented" in shown
     assert "What nobody had thought of." in shown
     told: list[Any] = []

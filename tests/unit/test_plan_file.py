@@ -140,8 +140,8 @@ def test_a_plan_that_was_read_says_all_that_it_has(tmp_path: Path) -> None:
     plan = make_plan(Params(n_ctx=4096, n_gpu_layers=17, devices=("CUDA0", "CUDA1")), estimate=make_price())
     (tmp_path / "plan.json").write_text(plan.format("json"))
     found = read_plan(tmp_path / "plan.json")
-    assert "context 4096 · 17 layers on devices" in str(found)
-    assert "17 of 33 layers on devices" in str(plan)
+    assert "weights   17 layers on 2 devices" in str(found)
+    assert "weights   17 of 33 layers on 2 devices" in str(plan)
     for name in ("args", "shell", "json", "ini", "env"):
         assert found.format(name) == plan.format(name)
 

@@ -10,6 +10,7 @@ import pytest
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.output.documents.verification_document import VERIFICATION
 from fitter.output.tables import plan_table
+from fitter.output.tables.verification_table import verification_table
 from fitter.planning.checked.server_verification import Sizes, compare_rows, server_use
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.verified import LaterUse, MemoryUse, ServerUse, Verification, VerifiedRow
@@ -215,7 +216,7 @@ FOUND = Verification(
 
 def shown(found: Verification) -> list[str]:
     out = io.StringIO()
-    plan_table.print_to(out, plan_table.verification_table(found))
+    plan_table.print_to(out, verification_table(found))
     return out.getvalue().splitlines()
 
 

@@ -123,7 +123,7 @@ def test_a_plan_as_text_is_its_table() -> None:
     lines = str(plan_of()).splitlines()
     assert lines[0] == "Model 8B (llama, 4.0 GiB of weights) fits"
     assert lines[1].split() == ["MiB", "total", "free", "model", "context", "compute", "used", "left", "margin"]
-    assert lines[-1] == "measured with 5 dummy loads in 1.2 s"
+    assert lines[-1] == "  KV cache  512.0 MiB of f16"
 
 
 @pytest.mark.parametrize(

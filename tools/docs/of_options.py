@@ -199,9 +199,10 @@ def commands_page() -> str:
         )
     intro = (
         "`MODEL` is a GGUF file, or the first one of a split model. "
-        "`fitter MODEL` is short for `fitter fit MODEL`. Every command has `--help`. What a command answers goes to "
-        "stdout; tables of `fit`, progress, warnings and errors go to stderr. [Options](options.md) has each option "
-        "one by one, [exit statuses](exit-statuses.md) what a command's status says."
+        "`fitter MODEL` is short for `fitter fit MODEL`. Every command has `--help`, and `--help-all` with all of its "
+        "options. What a command answers goes to stdout; tables of `fit`, progress, warnings and errors go to stderr. "
+        "[Options](options.md) has each option one by one, [exit statuses](exit-statuses.md) what a command's status "
+        "says."
     )
     return page("Commands", intro, *parts)
 

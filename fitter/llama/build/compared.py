@@ -18,6 +18,9 @@ from fitter.llama.build.functions import same_commit
 from fitter.llama.build.versions import numbers_of
 from fitter.llama.virtual import VirtualDevice
 
+SIMULATED = "the cards were simulated by"
+"""The beginning of a note of a plan."""
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -94,7 +97,7 @@ def notes(virtual: Sequence[VirtualDevice], answering: Answering | None, ggml: s
         commit: The plan's commit of llama.cpp.
     """
     if answering is not None and answering.library is not None:
-        return (f"the cards were simulated by {answering.library.path}, a CUDA backend of llama.cpp",)
+        return (f"{SIMULATED} {answering.library.path}, a CUDA backend of llama.cpp",)
     lines = [f"fitter's own rules answered for the cards: {answering.why}"] if answering is not None else []
     profiles = dict.fromkeys(device.profile.partition("-")[0] for device in virtual)
     return (*lines, *filter(None, (said_of(profile, ggml, commit) for profile in profiles)))

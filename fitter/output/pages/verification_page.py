@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fitter.output.documents.verification_document import VERIFICATION
 from fitter.output.pages.page import page
-from fitter.output.tables.plan_table import LATER, taken_text, verdict
+from fitter.output.tables.verification_table import LATER, taken_text, verdict
 from fitter.planning.plan.verified import KINDS, Verification
 
 

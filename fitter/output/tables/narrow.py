@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -35,6 +36,20 @@ def too_narrow(width: int) -> str:
     if width >= LEAST_WIDTH:
         return ""
     return f"fitter: the table needs {LEAST_WIDTH} columns, but this terminal has {width}: widen it, or use --json"
+
+
+@dataclass(frozen=True)
+class Indented:
+    """Something to draw two columns to the right."""
+
+    renderable: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        inside = options.update_width(options.max_width - _PADDING)
+        for line in console.render_lines(self.renderable, inside, pad=False):
+            yield Segment(" " * _PADDING)
+            yield from line
+            yield Segment.line()
 
 
 @dataclass(frozen=True)
@@ -131,3 +146,14 @@ class NarrowTable(Table):
                 owners.setdefault(self._shorten(str(description)), []).append(str(owner).strip())
         for description, names in owners.items():
             yield f"{', '.join(names)}: {description}"
+
+
+def table_of(
+    first: str, *numbers: str, spare: Sequence[str | tuple[str, ...]] = (), names: str | None = None, fold: int = 10_000
+) -> NarrowTable:
+    """Make a table with a column of names, then columns of numbers; for the keywords see ``NarrowTable``."""
+    table = NarrowTable(spare=spare, names=names, fold=fold)
+    table.add_column(first, no_wrap=True)
+    for number in numbers:
+        table.add_column(number, justify="right", no_wrap=True)
+    return table

@@ -1,0 +1,128 @@
+"""The facts about a plan that everybody needs, and what to be warned of; ``-v`` prints everything else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import PurePath
+
+from fitter.llama.build.compared import SIMULATED
+from fitter.llama.types import Params
+from fitter.output.units import speed
+from fitter.parameters.table import of_a_load
+from fitter.planning.plan.layer_map import HOST_NAME
+from fitter.planning.plan.plan import Plan
+from fitter.planning.pricing.pricing import Price
+from fitter.planning.request.constraints import context_of_a_sequence
+from fitter.planning.request.summary import SharedUse
+from fitter.text import human, printable
+
+_LABELS = {"draft": "draft", "mtp": "draft", "ngram": "draft", "lora": "LoRA", "reserve": "reserved"}
+"""Labels of what a plan has room for beyond the model; its kind for all others."""
+
+_OF_A_SERVER = ("cache_ram", "ctx_checkpoints")
+
+
+def facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield the label and the text of each fact: context, weights, KV cache, estimate, and what is beside the model."""
+    yield "context", _context(plan)
+    yield "weights", _weights(plan)
+    yield "KV cache", " · ".join(_cache(plan))
+    for shared in plan.shared:
+        if shared.kind == "ngram":
+            yield _LABELS[shared.kind], printable(shared.name)
+            continue
+        name = "" if shared.kind == "reserve" else f"{printable(PurePath(shared.name).name)}: "
+        yield _LABELS.get(shared.kind, shared.kind), name + shared_places(shared)
+    if plan.estimate is not None:
+        yield "estimate", _speeds(plan.estimate, is_host_shared=bool(plan.pools))
+
+
+def warnings(plan: Plan) -> list[str]:
+    """List what a user should know before the plan runs, a line each."""
+    settings = [pool.setting.message for pool in plan.pools if pool.setting is not None]
+    # where the model and its devices come from is no warning
+    notes = [printable(note) for note in plan.notes if not note.startswith((plan.model.path, SIMULATED))]
+    left_out = [left.message for left in plan.left_out]
+    return [*left_out, *reduced(plan), *given_up(plan), *settings, *notes, *cut_short(plan)]
+
+
+def _context(plan: Plan) -> str:
+    n_ctx, count = plan.params.n_ctx or plan.breakdown.n_ctx, plan.params.n_seq_max
+    text = f"{n_ctx} tokens"
+    if count == 1:
+        return text
+    what = "slots" if plan.program == "llama-server" else "sequences"
+    each = context_of_a_sequence(replace(plan.params, n_ctx=n_ctx), n_ctx)
+    return f"{text}, which {count} {what} share" if each == n_ctx else f"{text}, {each} for each of {count} {what}"
+
+
+def _weights(plan: Plan) -> str:
+    devices, host = plan.breakdown.devices, plan.host.model
+    if not devices:
+        return f"{human(host)} in host memory"
+    where = devices[0] if len(devices) == 1 else f"{len(devices)} devices"
+    text = f"{layers(plan)} on {printable(where)}"
+    on_host = [each.pattern for each in plan.params.tensor_buft_overrides if each.buffer_type not in devices]
+    if not on_host and (plan.params.n_gpu_layers < 0 or plan.params.n_gpu_layers > plan.n_layer > 0):
+        return text
+    experts = " (experts)" if on_host and all("exps" in pattern for pattern in on_host) else ""
+    return f"{text}, {human(host)}{experts} on the host"
+
+
+def layers(plan: Plan) -> str:
+    """Write how many layers are on devices: ``20 of 33 layers``."""
+    count, n_gpu_layers = plan.n_layer + 1, plan.params.n_gpu_layers if plan.breakdown.devices else 0
+    if not plan.n_layer:
+        # a plan from a file does not know the number of layers
+        return "all layers" if n_gpu_layers < 0 else f"{n_gpu_layers} layers"
+    return f"{count if n_gpu_layers < 0 else min(n_gpu_layers, count)} of {count} layers"
+
+
+def _cache(plan: Plan) -> Iterator[str]:
+    """Yield the size, the types and the place of the KV cache, and settings of it that are not the default."""
+    params, host = plan.params, plan.host.context
+    size = host + sum(device.context for device in plan.devices)
+    types = params.type_k if params.type_k == params.type_v else f"{params.type_k}/{params.type_v}"
+    place = "" if not host or not plan.breakdown.devices else " on the host"
+    yield f"{human(size)} of {types}" + (f", {human(host)} of it{place}" if place and host < size else place)
+    if plan.breakdown.flash_attn is False:
+        yield "flash attention off"
+    if (params.n_batch, params.n_ubatch) != (Params.n_batch, Params.n_ubatch):
+        yield f"batch {params.n_batch}/{params.n_ubatch}"
+
+
+def _speeds(price: Price, *, is_host_shared: bool) -> str:
+    """Write the speeds, and the assumed ones of the machine; a GPU that shares the host's memory stands for both."""
+    prompt, generation = speed(price.prompt_tokens_per_second), speed(price.generation_tokens_per_second)
+    of: dict[str, list[str]] = {}
+    for source in price.sources:
+        if source.is_default and not (is_host_shared and source.device == HOST_NAME):
+            of.setdefault(re.split(" [(]|, which", source.text)[0], []).append(source.device)
+    assumed = [f"{', '.join(devices)}: {text}" for text, devices in of.items()]
+    return f"{generation} t/s generation · {prompt} t/s prompt" + (f" ({'; '.join(assumed)})" if assumed else "")
+
+
+def shared_places(shared: SharedUse) -> str:
+    """Write the bytes of ``shared`` on each device and the host."""
+    places = (f"{human(row.used)} on {row.device or 'the host'}" for row in shared.rows if row.used)
+    return ", ".join(places) or "no memory"
+
+
+def reduced(plan: Plan) -> list[str]:
+    """List the options that the plan reduces to fit host memory."""
+    table = of_a_load()
+    values = {name: plan.params.of_parameter(table[name]) for name in _OF_A_SERVER if name not in plan.fit_keywords}
+    words = [f"{table[name].option} {value}" for name, value in values.items() if value is not None]
+    return [f"reduced to fit host memory: {' '.join(words)}"] if words and plan.fits else []
+
+
+def given_up(plan: Plan) -> list[str]:
+    """List the concessions of the plan."""
+    return [f"given up, as --allow permits: {', '.join(plan.levers)}"] if plan.levers else []
+
+
+def cut_short(plan: Plan) -> list[str]:
+    """Say that the search had to end before it was done."""
+    return ["the time limit ended the search: there may be a better plan"] if plan.search.is_cut_short else []

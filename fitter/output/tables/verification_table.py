@@ -1,0 +1,123 @@
+"""The result of ``fitter verify`` as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from fitter.output.tables.narrow import table_of
+from fitter.text import human, mib, printable
+
+if TYPE_CHECKING:
+    from fitter.planning.plan.verified import Kind, ServerUse, Verification, VerifiedRow
+
+
+def verification_table(verification: Verification) -> RenderableType:
+    """Draw the result of ``fitter verify``: predicted and real bytes, the memory of each device, the verdict."""
+    model = verification.model
+    by = "" if verification.server is None else f" by\n{_program(verification.server)}"
+    weights = f" ({model.architecture}, {human(model.bytes)} of weights), loaded{by}"
+    title = Text.assemble((model.name, "bold"), weights, overflow="fold")
+    sizes = table_of("buffer type", "bytes: predicted", "real", "difference", spare=("bytes: predicted",))
+    exceeding = set(verification.exceeding)
+    for row in verification.rows:
+        differing = {difference.kind: difference for difference in row.differences}
+        for kind in ("model", "context", "compute"):
+            predicted, real = getattr(row.predicted, kind), getattr(row.real, kind)
+            difference = differing.get(kind)
+            style = "bold red" if difference in exceeding else ""
+            if predicted or real:
+                more = Text(f"{difference.more:+,}" if difference else "", style=style)
+                sizes.add_row(f"{row.real.buffer_type} {kind}", f"{predicted:,}", taken_text(row, kind), more)
+    memory = table_of("MiB", "free before", "after", "counted", "unaccounted", spare=("after", "free before"))
+    for use in verification.memory:
+        memory.add_row(use.name, mib(use.before), mib(use.after), mib(use.counted), mib(use.unaccounted))
+    parts: list[RenderableType] = [title, sizes, Text(), memory]
+    parts.append(
+        Text(
+            "unaccounted: memory taken beyond llama.cpp's count; negative if other programs freed memory, or if\n"
+            "counted memory is not in use yet; - if the device always reports the same free memory"
+        )
+    )
+    if verification.server is not None:
+        parts += [Text(), *_served(verification.server)]
+    for shared in verification.shared if verification.server is None else ():
+        parts.append(Text(f"not loaded here: {shared.kind} {printable(shared.name)}", overflow="fold"))
+    return Group(*parts, Text(), verdict(verification))
+
+
+def taken_text(row: VerifiedRow, kind: Kind) -> str:
+    """Write the real size of a kind; a llama-server rounds it, leaves it out, or maps a part of the file."""
+    real, rounding = getattr(row.real, kind), 0 if row.rounding is None else getattr(row.rounding, kind)
+    if kind not in row.unsaid:
+        return f"{real:,}" if not rounding else f"{real:,} ± {rounding:,}"
+    return f"{real:,} of the file" if real else "not said"
+
+
+LATER = {
+    "checkpoint": "a context checkpoint",
+    "prompt": "a prompt in the prompt cache",
+    "prompt cache": "the prompt cache",
+}
+"""Kinds of memory that a llama-server takes after the load."""
+
+
+def _program(use: ServerUse) -> str:
+    return f"{printable(use.path)} {use.version}".rstrip()
+
+
+def _served(use: ServerUse) -> Iterator[RenderableType]:
+    """Draw the memory that a llama-server took after the load."""
+    yield Text(f"{use.answered} of {use.prompts} prompts answered, {use.tokens:,} tokens, {use.slots} at a time")
+    if use.refused:
+        yield Text(f"the first that was not: {use.refused}", overflow="fold")
+    later = table_of("then", "bytes: predicted", "real", "at most", spare=("at most",))
+    for each in use.later:
+        tokens = "" if each.tokens is None else f" of {each.tokens:,} tokens"
+        name = f"{LATER[each.kind]}{tokens}" + (f" ({each.count} prompts)" if each.kind == "prompt cache" else "")
+        real = "none said" if each.real is None else f"{each.real:,} ± {each.rounding:,}"
+        most = "no limit" if each.most is None else f"{each.most:,}"
+        style = "bold red" if each.more else ""
+        later.add_row(name, "-" if each.predicted is None else f"{each.predicted:,}", Text(real, style=style), most)
+    if use.later:
+        yield later
+    if use.own is None or use.resident is None:
+        yield Text("memory of its process: this system does not say it")
+        return
+    process = table_of("MiB of its process", "resident", "of files", "its own", "counted", "more", "planned", "margin")
+    style = "" if use.is_within else "bold red"
+    sizes = (use.resident, use.of_files, use.own, use.counted, use.unaccounted)
+    planned = "no limit" if use.planned is None else mib(use.planned)
+    process.add_row("at most", *(Text(mib(each), style=style) for each in sizes), planned, mib(use.margin))
+    yield Text()
+    yield process
+    yield Text(
+        "counted: what the plan counts without mapped files, and what was kept of the prompts; more: code,\n"
+        "vocabulary and threads; planned: with all that may be kept of prompts"
+    )
+
+
+def verdict(verification: Verification) -> Text:
+    """Say in a line whether the load takes the predicted bytes."""
+    exceeding, differences = verification.exceeding, verification.differences
+    if verification.exceeding_later:
+        words = (f"{LATER[use.kind]} {use.more:+,} bytes" for use in verification.exceeding_later)
+        return Text.assemble(("more than predicted", "bold red"), ": ", ", ".join(words), overflow="fold")
+    if verification.server is not None and not verification.server.is_within:
+        return Text("more than planned: the memory of its process", style="bold red")
+    if not differences:
+        text = "every byte as predicted"
+        if verification.server is not None:
+            text = "as predicted, as far as its log says it"
+        return Text(text, style="bold green")
+    if exceeding:
+        text, style = "more than predicted", "bold red"
+    elif any(each.more > 0 for each in differences):
+        text, style = f"within the tolerance of {human(verification.tolerance)}", "bold green"
+    else:
+        text, style = "less than predicted", "bold green"
+    words = (f"{each.buffer_type} {each.kind} {each.more:+,} bytes" for each in exceeding or differences)
+    return Text.assemble((text, style), ": ", ", ".join(words), overflow="fold")
