@@ -478,7 +478,8 @@ anyway_option = _flag(
     OUTPUT,
     "anyway",
     "--anyway",
-    help="Also print the arguments of a plan that does not fit. The exit status stays 1.",
+    help="Also print a plan that does not fit, while the exit status stays 1; with --format ollama also one that Ollama "
+    "can be told only in part.",
 )
 
 verbose_option = _option(
