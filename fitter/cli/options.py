@@ -478,8 +478,8 @@ anyway_option = _flag(
     OUTPUT,
     "anyway",
     "--anyway",
-    help="Also print a plan that does not fit, while the exit status stays 1; with --format ollama also one that Ollama "
-    "can be told only in part.",
+    help="Also print a plan that does not fit, while the exit status stays 1; with --format ollama also one that "
+    "Ollama can be told only in part.",
 )
 
 verbose_option = _option(

@@ -191,8 +191,5 @@ def test_other_files_have_whole_paths_too(tmp_path: Any, monkeypatch: pytest.Mon
 
 
 def test_an_unknown_format() -> None:
-    with pytest.raises(
-        UsageError,
-        match="unknown format 'yaml': choose from args, shell, json, ini, env, python, ik_llama, llama-swap, compose, ollama",
-    ):
+    with pytest.raises(UsageError, match=f"unknown format 'yaml': choose from {', '.join(FORMATS)}"):
         render(make_plan(), "yaml")
