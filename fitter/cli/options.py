@@ -21,6 +21,7 @@ from fitter.output.formats import FORMATS
 from fitter.parameters import kinds, table
 from fitter.parameters.kinds import Kind
 from fitter.parameters.table import DEVICES, OUTPUT, Parameter
+from fitter.planning.tables.type_choice import USEFUL
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -448,8 +449,8 @@ def _choice_options(section: str, types: str) -> Callable[[_Function], _Function
             "--tokens-per-second",
             type=float,
             metavar="N",
-            help="Mark as the best the one with the most bits per weight that generates N tokens per second, wherever "
-            "its weights are. [default: one with every layer on the devices]",
+            help="The speed of generation that is useful to you: marked as the best is the most bits per weight that "
+            f"generates N tokens per second. [default: {USEFUL:g}]",
         ),
     )
 

@@ -76,7 +76,7 @@ def _parquet(exploration: Exploration) -> bytes:
         raise LibraryError("Parquet needs the package pyarrow: pip install pyarrow, or name a .csv file") from None
     kinds = {
         **dict.fromkeys(("asked_context", "n_ubatch", "n_ctx", "bytes", "used", "host_weights", "memory"), pa.int64()),
-        **dict.fromkeys(("prompt_tokens_per_second", "tokens_per_second", "cost"), pa.float64()),
+        **dict.fromkeys(("prompt_tokens_per_second", "tokens_per_second", "cost", "bits_per_weight"), pa.float64()),
         **dict.fromkeys(("fits", "is_best", "needs_imatrix"), pa.bool_()),
     }
     rows = [_flat(cell) for cell in exploration.cells]

@@ -76,11 +76,6 @@ def contexts(plans: Sequence[Planned]) -> Iterator[str]:
         yield "context: of the plan, which is for speed; longest: the most that fits, whatever it costs in time"
 
 
-def too_slow(rate: float) -> str:
-    """Say that no plan reaches the requested speed."""
-    return f"none of them generates {speed(rate)} tokens per second: ask for fewer with --tokens-per-second"
-
-
 def none_fits(candidates: Sequence[tuple[int, str, Planned]], word: str = "") -> Iterator[str]:
     """Say what the smallest candidate with a plan lacks; a candidate is bytes, name and plan."""
     planned = [(size, name, each.plan) for size, name, each in candidates if each.plan is not None]
