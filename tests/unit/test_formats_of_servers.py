@@ -77,11 +77,11 @@ def read(text: str, name: str) -> Any:
 
 
 def test_the_schemas_refuse_what_is_wrong() -> None:
-    for text, name in (
-        ("models:\n  a:\n    ttl: 1", "llama-swap"),
-        ("services:\n  a:\n    command: {a: 1}", "compose-spec"),
+    for text, name, message in (
+        ("models:\n  a:\n    ttl: 1", "llama-swap", "'cmd' is a required property"),
+        ("services:\n  a:\n    image: 1", "compose-spec", "1 is not of type 'string'"),
     ):
-        with pytest.raises(jsonschema.ValidationError):
+        with pytest.raises(jsonschema.ValidationError, match=message):
             read(text, name)
 
 
