@@ -87,7 +87,12 @@ CASES: dict[str, tuple[tuple[Quantization, ...], dict[str, object], str | None]]
     ),
     "nor for less than three times as much": ((made("Q4_K_M", 4.8, rate=10), made("Q2_K", 3, rate=29.9)), {}, "Q4_K_M"),
     "but for three times as much": ((made("Q4_K_M", 4.8, rate=10), made("Q2_K", 3, rate=30)), {}, "Q2_K"),
-    "if that is useful": ((made("Q4_K_M", 4.8, rate=1), made("Q2_K", 3, rate=19.9)), {}, "Q4_K_M"),
+    "useful or not": (
+        (made("Q4_K_M", 4.8, rate=1), made("Q3_K_S", 3.5, rate=3), made("Q2_K", 3, rate=4)),
+        {},
+        "Q3_K_S",
+    ),
+    "not for less": ((made("Q4_K_M", 4.8, rate=1), made("Q2_K", 3, rate=2.9)), {}, "Q4_K_M"),
     "4 bits are enough": ((made("A", 4.0, rate=19), made("B", 3.99, rate=50)), {}, "A"),
     "of slow ones, a fifth slower than the fastest": (
         (made("Q5_K_M", 5.7, rate=8), made("Q8_0", 8.5, rate=7.9), made("IQ4_XS", 4.3, rate=10)),
@@ -246,8 +251,8 @@ LAST: dict[str, tuple[Quantizations, str]] = {
     ),
     "few bits, and slow": (
         of(made("Q2_K", 3), best=made("Q2_K", 3), rate=50.0),
-        "none generates 50 t/s (--tokens-per-second): Q2_K has the best quality that fits best: Q2_K, 3.0 GiB "
-        "arguments: -c 4096 -ngl 33 -np 1 -fit off",
+        "none generates 50 t/s (--tokens-per-second): with 4 bits or more, none fits or is a third as fast as Q2_K "
+        "best: Q2_K, 3.0 GiB arguments: -c 4096 -ngl 33 -np 1 -fit off",
     ),
     "none fits": (of(SLOW, made("Q2_K", 3, fits=False)), "none fits; as Q2_K: CUDA0 lacks 244 MiB"),
     "none is known": (of(UNKNOWN), "a note"),

@@ -68,10 +68,10 @@ def best_type(
 ) -> _Row | None:
     """Choose the row with the best file type: the most bits per weight that generates ``tokens_per_second``.
 
-    Fewer than 4 bits must be three times as fast as the fastest of 4 bits or more. Otherwise, the most bits of those at
-    most a fifth slower than that one; if only fewer bits fit, the most of them. Never chosen are types for models
-    that were trained for them, types that another one beats by size and published perplexity, F16 of a BF16 model and
-    the other way round, and types no smaller than the one that keeps published weights.
+    Fewer than 4 bits must be three times as fast as the fastest with 4 bits or more. If that leaves none, choose the
+    most bits of those with 4 bits or more that are at most a fifth slower than the fastest of them. Never chosen are
+    types for models that were trained for them, types that another one beats by size and published perplexity, F16 of a
+    BF16 model and the other way round, and types no smaller than the one that keeps published weights.
 
     Args:
         rows: The models that fit.
@@ -90,10 +90,10 @@ def best_type(
 
     whole = [row for row in able if figures(row).bits >= _LEAST_BITS]
     fastest = max((figures(row).rate for row in whole), default=0.0)
-    best = most_bits(useful)
+    best = most_bits(useful or [row for row in able if figures(row).rate >= _WORTH_IT * fastest])
     if best is not None and (figures(best).bits >= _LEAST_BITS or figures(best).rate >= _WORTH_IT * fastest):
         return best
-    return most_bits([row for row in whole if figures(row).rate >= _NEARLY * fastest] or able)
+    return most_bits([row for row in whole if figures(row).rate >= _NEARLY * fastest])
 
 
 def is_useful(each: TypeFigures, tokens_per_second: float | None) -> bool:
@@ -112,7 +112,9 @@ def reason(best: TypeFigures, called: str, tokens_per_second: float | None) -> s
             f"none with 4 bits or more generates {rate} (--tokens-per-second): {name} has the best quality of those "
             "that are nearly the fastest"
         )
-    return f"none generates {rate} (--tokens-per-second): {name} has the best quality that fits"
+    return (
+        f"none generates {rate} (--tokens-per-second): with 4 bits or more, none fits or is a third as fast as {name}"
+    )
 
 
 def _order(each: TypeFigures) -> tuple[float, bool, float, str]:
