@@ -251,7 +251,7 @@ LAST: dict[str, tuple[Quantizations, str]] = {
     ),
     "few bits, and slow": (
         of(made("Q2_K", 3), best=made("Q2_K", 3), rate=50.0),
-        "none generates 50 t/s (--tokens-per-second): with 4 bits or more, none fits or is a third as fast as Q2_K "
+        "none generates 50 t/s (--tokens-per-second): with 4 bits, none fits or is a third as fast as Q2_K "
         "best: Q2_K, 3.0 GiB arguments: -c 4096 -ngl 33 -np 1 -fit off",
     ),
     "none fits": (of(SLOW, made("Q2_K", 3, fits=False)), "none fits; as Q2_K: CUDA0 lacks 244 MiB"),

@@ -112,9 +112,7 @@ def reason(best: TypeFigures, called: str, tokens_per_second: float | None) -> s
             f"none with 4 bits or more generates {rate} (--tokens-per-second): {name} has the best quality of those "
             "that are nearly the fastest"
         )
-    return (
-        f"none generates {rate} (--tokens-per-second): with 4 bits or more, none fits or is a third as fast as {name}"
-    )
+    return f"none generates {rate} (--tokens-per-second): with 4 bits, none fits or is a third as fast as {name}"
 
 
 def _order(each: TypeFigures) -> tuple[float, bool, float, str]:
