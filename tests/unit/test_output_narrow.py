@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from fitter.llama.types import DeviceInfo
-from fitter.output.tables import exploration_table, plan_table, quantizations_table
+from fitter.output.tables import exploration_table, plan_table, quantizations_table, repository_table
 from fitter.output.tables.narrow import short_name
 from fitter.planning.plan.plan import Plan
 from fitter.planning.tables.exploration import Exploration, ExploredCell
 from fitter.planning.tables.quantization_rows import Quantization, Quantizations
+from fitter.planning.tables.repository_rows import Repository, RepositoryFile
 from fitter.regression import check_report
 from fitter.regression.compare import Move
 from tests.support.answers import CALIBRATION, INSPECTION, Terminal
@@ -227,3 +228,15 @@ def test_no_file_type_is_broken(width: int, monkeypatch: pytest.MonkeyPatch) -> 
     table = quantizations_table.quantizations_table(Quantizations(plan.model, "bf16", rows, rows[0]))
     words = " ".join(shown(table, width, monkeypatch)).split()
     assert set(names) <= set(words) and words.count("123456") == words.count("131072") == 3
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_no_file_of_a_repository_is_broken(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan()
+    names = ("a.gguf", "sub/Meta-Llama-3.1-8B-Instruct-abliterated-Q4_K_M.gguf")
+    files = tuple(
+        RepositoryFile(name, (name,), 123456 * MIB, "", name, 1, 4.5, plan, longest_context=131072) for name in names
+    )
+    lines = shown(repository_table.repository_table(Repository("repo", files, (), files[1])), width, monkeypatch)
+    words = " ".join(lines).split()
+    assert set(names) <= set(words) and words.count("131072") == 2 and max(map(len, lines)) <= width
