@@ -52,7 +52,7 @@ SLOW = {
     "test_benchmark": ("test_one_case",),
     "test_builds_compared": ("same_load[no card", "same_load[several", "same_load[no flash"),
     "test_exit_status": (
-        *("says_nothing_to_run[ini", "says_nothing_to_run[ik_llama", "says_nothing_to_run[python"),
+        *(f"says_nothing_to_run[{form}" for form in ("ini", "ik_llama", "python", "llama-swap", "compose", "ollama")),
         *(
             "is_the_same[a.gguf --gpu 8GiB]",
             "is_the_same[a.gguf --gpu 8GiB --format",

@@ -74,7 +74,8 @@ def repository(
     Args:
         model: Address of the repository, or path of the directory.
         types: File types to plan (``Q4_K_M``, or several), as the files' names say them; all by default.
-        tokens_per_second: Least estimated speed of generation for the ``best`` model.
+        tokens_per_second: The estimated speed of generation that is useful to you, 20 by default. The ``best`` model
+            has the most bits per weight that generates so fast.
         on_progress: Called at each step.
         on_log: Called with every line of llama.cpp's log.
         worker: A worker to use; it stays open.
@@ -119,7 +120,7 @@ def repository(
         planning = _Planning(chosen, directory, told, ask.timeout, say)
         planned = planning.run(workers, is_own=worker is None)
         n_devices = max((len(each.plan.devices) for each in planned if each.plan is not None), default=0)
-        best = best_file(planned, n_devices, tokens_per_second)
+        best = best_file(planned, tokens_per_second)
         while best is not None:
             say(Progress(sum(each.dummy_loads for each in workers), f"confirming {best.name}"))
             confirmed = _plan_whole_file(best, {**told, "skeleton": True, "worker": workers[0]})
@@ -127,7 +128,7 @@ def repository(
             if confirmed.fits:
                 best = confirmed
                 break
-            best = best_file(planned, n_devices, tokens_per_second)
+            best = best_file(planned, tokens_per_second)
     return _to_repository(listing, planned, best, n_devices, tokens_per_second, ask, parameters)
 
 

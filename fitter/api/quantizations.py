@@ -26,7 +26,6 @@ from fitter.planning.request.request import Progress
 from fitter.planning.request.request_limits import own_context
 from fitter.planning.request.summary import ModelSummary
 from fitter.planning.tables.quantization_rows import (
-    FULL,
     Quantization,
     Quantizations,
     assumptions,
@@ -38,6 +37,7 @@ from fitter.planning.tables.quantization_rows import (
     short,
     source_type,
 )
+from fitter.planning.tables.type_choice import FULL
 from fitter.storage.temporary import Directory
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def quants(
     Args:
         model: Path or address of a GGUF file.
         types: File types to plan (``Q4_K_M``, or several); all by default.
-        tokens_per_second: Least estimated speed of generation for the ``best`` type, wherever its weights are. Without
-            it, the best type has every layer on devices.
+        tokens_per_second: The estimated speed of generation that is useful to you, 20 by default. The ``best`` type
+            has the most bits per weight that generates so fast.
         on_progress: Called at each step.
         on_log: Called with every line of llama.cpp's log.
         worker: A worker to use; it stays open.
@@ -120,7 +120,7 @@ def quants(
         ModelSummary.of(opened),
         own_type,
         ordered(planned),
-        best_of(planned, own_type, n_devices, tokens_per_second, published_as(opened)),
+        best_of(planned, own_type, tokens_per_second, published_as(opened)),
         n_devices,
         tokens_per_second,
         assumptions(opened),

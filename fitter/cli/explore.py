@@ -28,7 +28,7 @@ Examples:
 Exit status: 0 a cell fits, or with --answer a machine does it; 1 none; 2 usage error; 3 no model can be read,
 llama.cpp failed, or the executor was lost; 5 a file cannot be written.
 """
-_GRID = "Grid (every combination is a cell)"
+_GRID = "Grid (every combination is a plan)"
 _WHERE = "Where cells are planned"
 _FIXED = {
     PROGRAM: ("program", "llama_cpp"),
@@ -201,9 +201,9 @@ def explore(
 ) -> int:
     """Plan every MODEL on every machine, with every context, KV type, micro batch and file type that is named.
 
-    Each --gpu is a machine of its own here. Every cell of the table is a plan that llama.cpp has measured, on a copy of
-    the model's header; what --answer names is confirmed on the model itself. Marked as the best are the cells that no
-    other one beats in context, speed and price.
+    Each --gpu is a machine of its own here. Every row of the table is a plan that llama.cpp has measured, on a copy of
+    the model's header; what --answer names is confirmed on the model itself. Marked are the best trade-offs: plans that
+    no other one beats in context, speed and price.
     """
     from fitter import executors, programs
     from fitter.api.explore import explore_grid

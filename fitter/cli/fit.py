@@ -33,7 +33,7 @@ Exit status: 0 fits, 1 does not fit, 2 usage error, 3 the model cannot be read o
 
 _FOR_SERVER = (None, "args", "shell", "ini")
 """Formats that llama-server reads."""
-_PROGRAMS = {"python": "llama-cpp-python", "ik_llama": "any"}
+_PROGRAMS = {"python": "llama-cpp-python", "ik_llama": "any", "ollama": "any"}
 """The default program of a plan in a format; llama-server for all others."""
 _PASSING_ON = ("args", "shell")
 """Formats that contain llama.cpp's other options as well."""
@@ -142,7 +142,7 @@ def _print(plan: Plan, wanted_format: str | None, anyway: bool | None, *, is_qui
             )
         click.echo(arguments.command_line(args, quoted=is_terminal))
     elif plan.fits or anyway or output_format == "json":
-        click.echo(" ".join([plan.format(output_format, anyway=True), *map(arguments.shell_word, passed)]))
+        click.echo(" ".join([plan.format(output_format, anyway=bool(anyway)), *map(arguments.shell_word, passed)]))
 
 
 def _with_picture(drawn: RenderableType, plan: Plan, model: str) -> RenderableType:

@@ -23,6 +23,7 @@ from fitter.output.formats import FORMATS
 from fitter.parameters import kinds, table
 from fitter.parameters.kinds import Kind
 from fitter.parameters.table import DEVICES, OUTPUT, Parameter
+from fitter.planning.tables.type_choice import USEFUL
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -447,9 +448,9 @@ def _choice_options(section: str, types: str) -> Callable[[_Function], _Function
             "--tokens-per-second",
             type=float,
             metavar="N",
-            brief="Take one that generates N tokens per second.",
-            help="Mark as the best the one with the most bits per weight that generates N tokens per second, wherever "
-            "its weights are. [default: one with every layer on the devices]",
+            brief="The speed that is useful to you, in tokens per second.",
+            help="The speed of generation that is useful to you: marked as the best is the most bits per weight that "
+            f"generates N tokens per second. [default: {USEFUL:g}]",
         ),
     )
 
@@ -480,7 +481,8 @@ anyway_option = _flag(
     "anyway",
     "--anyway",
     brief="",
-    help="Also print the arguments of a plan that does not fit. The exit status stays 1.",
+    help="Also print a plan that does not fit, while the exit status stays 1; with --format ollama also one that "
+    "Ollama can be told only in part.",
 )
 
 verbose_option = stacked(

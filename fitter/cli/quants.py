@@ -37,8 +37,8 @@ def quants(
 
     One header is read: best that of the BF16 or F16 file, but any file of the model will do. llama.cpp's own rule says
     which tensor gets which type, and every row of the table is a plan that llama.cpp has measured. Marked as the best
-    is the file type with the most bits per weight of those that fit with every layer on the devices; its arguments for
-    llama-server and similar programs are the last line.
+    is the file type with the most bits per weight that generates text fast enough to be useful (--tokens-per-second);
+    its arguments for llama-server and similar programs are the last line.
     """
     from fitter import programs
     from fitter.api import quantizations

@@ -22,7 +22,7 @@ from tools.tiny import write_tiny
 
 GPU = ("--gpu", "8GiB")
 TOO_LARGE = (*GPU, "--host-memory", "1MiB")
-RUNNABLE = ("args", "shell", "ini", "env", "python", "ik_llama")
+RUNNABLE = ("args", "shell", "ini", "env", "python", "ik_llama", "llama-swap", "compose", "ollama")
 
 
 @pytest.fixture(scope="module")

@@ -97,7 +97,7 @@ def test_what_no_environment_file_can_say(path: str, params: dict[str, Any], mes
 
 def test_a_path_is_whole_wherever_the_file_is_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("ini", "env", "python"):
+    for name in ("ini", "env", "python", "llama-swap", "compose"):
         assert str(tmp_path / "model.gguf") in render(plan_at("model.gguf"), name)
 
 
@@ -175,7 +175,7 @@ def test_a_pattern_that_llama_cpp_would_cut_is_refused(name: str) -> None:
 
 def test_an_argument_that_no_table_knows_is_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(format_options, "arguments", lambda plan: ["-c", "512", "--surprise", "1"])
-    for name in ("ini", "env", "ik_llama"):
+    for name in ("ini", "env", "ik_llama", "llama-swap", "compose", "ollama"):
         with pytest.raises(PlanError, match="this format cannot express --surprise"):
             render(make_plan(), name)
 
@@ -191,7 +191,5 @@ def test_other_files_have_whole_paths_too(tmp_path: Any, monkeypatch: pytest.Mon
 
 
 def test_an_unknown_format() -> None:
-    with pytest.raises(
-        UsageError, match="unknown format 'yaml': choose from args, shell, json, ini, env, python, ik_llama"
-    ):
+    with pytest.raises(UsageError, match=f"unknown format 'yaml': choose from {', '.join(FORMATS)}"):
         render(make_plan(), "yaml")

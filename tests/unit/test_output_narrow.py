@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from fitter.llama.types import DeviceInfo
-from fitter.output.tables import plan_table
+from fitter.output.tables import exploration_table, plan_table, quantizations_table, repository_table
 from fitter.output.tables.calibration_table import calibration_table
 from fitter.output.tables.narrow import short_name
 from fitter.planning.plan.plan import Plan
+from fitter.planning.tables.exploration import Exploration, ExploredCell
+from fitter.planning.tables.quantization_rows import Quantization, Quantizations
+from fitter.planning.tables.repository_rows import Repository, RepositoryFile
 from fitter.regression import check_report
 from fitter.regression.compare import Move
 from tests.support.answers import CALIBRATION, INSPECTION, Terminal
@@ -152,3 +157,92 @@ def test_a_file_gets_all_of_it_whatever_the_terminal(monkeypatch: pytest.MonkeyP
     out = io.StringIO()
     plan_table.print_to(out, plan_table.plan_table(plan_on(1)))
     assert "100  20467     3433    1024  NVIDIA GeForce RTX 3090\n" in out.getvalue()
+
+
+MODELS = ("deepseek-r1-distill-llama-70b", "qwen3-30b-a3b")
+MACHINES = ("rtx-4090", "rtx-4090 + rtx-3060-12gb + rtx-pro-6000-blackwell")
+AXES: dict[str, dict[str, tuple[Any, ...]]] = {
+    "contexts": {"asked_context": (8192, 131072)},
+    "contexts and types": {"asked_context": (8192, 131072), "file_type": ("Q4_K_M", "IQ2_XXS")},
+    "every axis": {
+        "asked_context": (8192, 131072),
+        "file_type": ("Q4_K_M", "IQ2_XXS"),
+        "n_ubatch": (512, 2048),
+        "type_k": ("f16", "q8_0"),
+        "type_v": ("f16", "q8_0"),
+    },
+}
+
+
+def grid(axes: dict[str, tuple[Any, ...]]) -> Exploration:
+    """Every combination, in the order of ``fitter explore``."""
+    order = ("model", "file_type", "machine", "asked_context", "type_k", "type_v", "n_ubatch")
+    values = {"model": MODELS, "machine": MACHINES, **axes}
+    cells = [
+        replace(
+            ExploredCell(*each),
+            fits=True,
+            n_ctx=each[3] or 4096,
+            host_weights=20 * 1024 * MIB,
+            needs_imatrix=True,
+            prompt_tokens_per_second=1234.0,
+            tokens_per_second=1.27,
+            cost=1600.0,
+            is_best=True,
+        )
+        for each in itertools.product(*(values.get(name, (None,)) for name in order))
+    ]
+    return Exploration(tuple(cells), "price")
+
+
+@pytest.mark.parametrize("width", [80, 60, 48])
+@pytest.mark.parametrize("axes", AXES.values(), ids=AXES)
+def test_no_name_of_a_grid_is_broken(axes: dict[str, Any], width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    explored = grid(axes)
+    lines = shown(exploration_table.exploration_table(explored), width, monkeypatch)
+    assert max(map(len, lines)) <= width
+    words = " ".join(lines).replace(",", " ").split()
+    for cell in explored.cells:
+        for name in (cell.model, *cell.machine.split(), *([cell.file_type] if cell.file_type else [])):
+            assert name in words
+    # every plan has a line of its own with its figures
+    assert sum(line.rstrip().endswith("best") and "1.27" in line for line in lines) == len(explored.cells)
+
+
+def test_what_many_rows_share_becomes_a_heading(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(exploration_table.exploration_table(grid(AXES["contexts"])), 60, monkeypatch)
+    assert [line.rstrip() for line in lines[:9]] == [
+        "    -c  fits  host MiB  prompt t/s   t/s  price",
+        "deepseek-r1-distill-llama-70b, rtx-4090",
+        "  8192   yes     20480       1,230  1.27   1600  best",
+        "131072   yes     20480       1,230  1.27   1600  best",
+        "deepseek-r1-distill-llama-70b, rtx-4090 + rtx-3060-12gb +",
+        "rtx-pro-6000-blackwell",
+        "  8192   yes     20480       1,230  1.27   1600  best",
+        "131072   yes     20480       1,230  1.27   1600  best",
+        "qwen3-30b-a3b, rtx-4090",
+    ]
+    whole = shown(exploration_table.exploration_table(grid(AXES["contexts"])), 140, monkeypatch)
+    assert whole[1].split()[:2] == ["deepseek-r1-distill-llama-70b", "rtx-4090"]
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_no_file_type_is_broken(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan()
+    names = ("Q2_K_S", "MXFP4_MOE", "IQ3_XXS")
+    rows = tuple(Quantization(name, 123456 * MIB, 16.01, {}, True, plan=plan, longest_context=131072) for name in names)
+    table = quantizations_table.quantizations_table(Quantizations(plan.model, "bf16", rows, rows[0]))
+    words = " ".join(shown(table, width, monkeypatch)).split()
+    assert set(names) <= set(words) and words.count("123456") == words.count("131072") == 3
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_no_file_of_a_repository_is_broken(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan()
+    names = ("a.gguf", "sub/Meta-Llama-3.1-8B-Instruct-abliterated-Q4_K_M.gguf")
+    files = tuple(
+        RepositoryFile(name, (name,), 123456 * MIB, "", name, 1, 4.5, plan, longest_context=131072) for name in names
+    )
+    lines = shown(repository_table.repository_table(Repository("repo", files, (), files[1])), width, monkeypatch)
+    words = " ".join(lines).split()
+    assert set(names) <= set(words) and words.count("131072") == 2 and max(map(len, lines)) <= width

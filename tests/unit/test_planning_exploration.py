@@ -89,9 +89,12 @@ def test_the_cheapest_comes_first() -> None:
 
 
 def test_on_the_cheapest_machine_the_better_weights_are_taken() -> None:
-    cells = [cell("card", 8192, 90.0, 8, bytes=50), cell("card", 8192, 40.0, 8, bytes=100)]
-    found = cheapest_first(cells, Requirement(8192, 20.0), "memory")
-    assert [each.tokens_per_second for each in found] == [40.0, 90.0]
+    rates = {2.0: 90.0, 5.0: 40.0, 8.0: 15.0}
+    cells = [cell("card", 8192, rate, 8, bits_per_weight=bits) for bits, rate in rates.items()]
+    asked = Requirement(8192, 10.0)
+    assert [each.tokens_per_second for each in cheapest_first(cells, asked, "memory")] == [15.0, 40.0, 90.0]
+    # without a speed in the requirement, that of the default is useful
+    assert [each.tokens_per_second for each in cheapest_first(cells, Requirement(8192), "memory")] == [40.0, 90.0, 15.0]
 
 
 ASKED = {

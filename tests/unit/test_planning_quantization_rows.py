@@ -55,7 +55,6 @@ IQ4_XS = made("IQ4_XS", 4.4)
 CASES: dict[str, tuple[tuple[Quantization, ...], dict[str, object], str | None]] = {
     "the most bits": ((IQ4_XS, Q4_K_M, Q8_0), {}, "Q8_0"),
     "of those that fit": ((IQ4_XS, Q4_K_M, made("Q8_0", 8.5, fits=False)), {}, "Q4_K_M"),
-    "with every layer on devices": ((IQ4_XS, Q4_K_M, made("Q8_0", 8.5, on_devices=False)), {}, "Q4_K_M"),
     "not larger with more perplexity": ((Q5_1, Q5_K_M), {}, "Q5_K_M"),
     "larger, if the better one does not fit": ((Q5_1, made("Q5_K_M", 5.7, fits=False)), {}, "Q5_1"),
     "no figure, no comparison": ((made("IQ4_NL", 4.95), Q4_K_M), {}, "IQ4_NL"),
@@ -68,6 +67,40 @@ CASES: dict[str, tuple[tuple[Quantization, ...], dict[str, object], str | None]]
         {"tokens_per_second": 10.0},
         "Q6_K",
     ),
+    "fast enough to be useful": ((made("Q8_0", 8.5, rate=19.9), made("Q6_K", 6.5, rate=20), Q4_K_M), {}, "Q6_K"),
+    # Qwen3 30B-A3B on an RTX 3060 with 12 GB
+    "quality rather than the device alone": (
+        (
+            made("Q8_0", 8.51, on_devices=False, rate=16.4),
+            made("Q6_K", 6.57, on_devices=False, rate=23.1),
+            made("Q4_K_M", 4.86, on_devices=False, rate=36.7),
+            made("Q2_K_S", 2.75, rate=129, needs=True),
+        ),
+        {},
+        "Q6_K",
+    ),
+    # Llama 3.3 70B on two RTX 3090
+    "not below 4 bits for a little speed": (
+        (made("Q5_K_M", 5.66, rate=5.33), made("Q4_K_M", 4.82, rate=16.3), made("Q3_K_S", 3.5, rate=21.1)),
+        {},
+        "Q4_K_M",
+    ),
+    "nor for less than three times as much": ((made("Q4_K_M", 4.8, rate=10), made("Q2_K", 3, rate=29.9)), {}, "Q4_K_M"),
+    "but for three times as much": ((made("Q4_K_M", 4.8, rate=10), made("Q2_K", 3, rate=30)), {}, "Q2_K"),
+    "useful or not": (
+        (made("Q4_K_M", 4.8, rate=1), made("Q3_K_S", 3.5, rate=3), made("Q2_K", 3, rate=4)),
+        {},
+        "Q3_K_S",
+    ),
+    "not for less": ((made("Q4_K_M", 4.8, rate=1), made("Q2_K", 3, rate=2.9)), {}, "Q4_K_M"),
+    "4 bits are enough": ((made("A", 4.0, rate=19), made("B", 3.99, rate=50)), {}, "A"),
+    "of slow ones, a fifth slower than the fastest": (
+        (made("Q5_K_M", 5.7, rate=8), made("Q8_0", 8.5, rate=7.9), made("IQ4_XS", 4.3, rate=10)),
+        {},
+        "Q5_K_M",
+    ),
+    "of slow ones below 4 bits, the best": ((made("Q3_K_M", 3.9, rate=1), made("Q2_K", 3, rate=2)), {}, "Q3_K_M"),
+    "with as many bits, the faster": ((made("A", 5, rate=30), made("B", 5, rate=31)), {}, "B"),
     "no larger one than what keeps published weights": (
         (Q8_0, Q5_K_M, made("MXFP4_MOE", 4.6), IQ4_XS),
         {"own_type": "mxfp4", "published": "MXFP4_MOE"},
@@ -78,8 +111,7 @@ CASES: dict[str, tuple[tuple[Quantization, ...], dict[str, object], str | None]]
         {"own_type": "mxfp4", "published": "MXFP4_MOE", "tokens_per_second": 40.0},
         "Q8_0",
     ),
-    "none is as fast": ((Q8_0, Q4_K_M), {"tokens_per_second": 41.0}, None),
-    "no device, no layers on it": ((made("Q8_0", 8.5, on_devices=False), Q4_K_M), {"n_devices": 0}, "Q8_0"),
+    "none is as fast": ((Q8_0, Q4_K_M), {"tokens_per_second": 41.0}, "Q8_0"),
     "nothing fits": ((made("Q8_0", 8.5, fits=False),), {}, None),
     "unknown": ((Quantization("IQ3_XXS", None, None, {}, True, problem="unknown"),), {}, None),
 }
@@ -88,7 +120,7 @@ CASES: dict[str, tuple[tuple[Quantization, ...], dict[str, object], str | None]]
 @pytest.mark.parametrize("name", CASES)
 def test_which_is_the_best(name: str) -> None:
     found, words, expected = CASES[name]
-    all_words = {"own_type": "f16", "n_devices": 1, "tokens_per_second": None, **words}
+    all_words = {"own_type": "f16", "tokens_per_second": None, **words}
     best = best_of(found, **all_words)  # type: ignore[arg-type]
     assert (best and best.name) == expected
 
@@ -199,6 +231,7 @@ def test_the_table() -> None:
         "IQ3_XXS: not told\n"
         "a note\n"
         "context: of the plan, which is for speed; longest: the most that fits, whatever it costs in time\n"
+        "Q4_K_M has the best quality at 20 t/s or more (--tokens-per-second sets another speed)\n"
         "best: Q4_K_M, 4.9 GiB\n"
         "arguments: -c 4096 -ngl 33 -np 1 -fit off\n"
     )
@@ -207,17 +240,19 @@ def test_the_table() -> None:
 LAST: dict[str, tuple[Quantizations, str]] = {
     "with a matrix": (
         of(replace(IQ4_XS, needs_imatrix=True), best=replace(IQ4_XS, needs_imatrix=True)),
-        "whatever it costs in time best: IQ4_XS, 4.4 GiB, made with an importance matrix "
+        "whatever it costs in time IQ4_XS has the best quality at 20 t/s or more (--tokens-per-second sets another "
+        "speed) best: IQ4_XS, 4.4 GiB, made with an importance matrix "
         "arguments: -c 4096 -ngl 33 -np 1 -fit off",
     ),
-    "none on the devices": (
-        of(made("Q8_0", 8.5, on_devices=False)),
-        "none is marked as the best, which has every layer on the devices: --tokens-per-second N marks the one with "
-        "the most bits per weight that generates as fast, wherever its weights are",
-    ),
     "none fast enough": (
-        of(Q8_0, rate=50.0),
-        "none of them generates 50 tokens per second: ask for fewer with --tokens-per-second",
+        of(Q8_0, best=Q8_0, rate=50.0),
+        "none with 4 bits or more generates 50 t/s (--tokens-per-second): Q8_0 has the best quality of those that are "
+        "nearly the fastest best: Q8_0, 8.5 GiB arguments: -c 4096 -ngl 33 -np 1 -fit off",
+    ),
+    "few bits, and slow": (
+        of(made("Q2_K", 3), best=made("Q2_K", 3), rate=50.0),
+        "none generates 50 t/s (--tokens-per-second): with 4 bits, none fits or is a third as fast as Q2_K "
+        "best: Q2_K, 3.0 GiB arguments: -c 4096 -ngl 33 -np 1 -fit off",
     ),
     "none fits": (of(SLOW, made("Q2_K", 3, fits=False)), "none fits; as Q2_K: CUDA0 lacks 244 MiB"),
     "none is known": (of(UNKNOWN), "a note"),

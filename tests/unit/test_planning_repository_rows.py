@@ -36,9 +36,9 @@ FAILED = RepositoryFile("x.gguf", ("x.gguf",), 5 * MIB, "", "hf://org/repo/x.ggu
 
 CASES: dict[str, tuple[tuple[RepositoryFile, ...], float | None, str | None]] = {
     "the most bits": ((made("Q4_K_M", 4.9), made("Q8_0", 8.5)), None, "8b-Q8_0.gguf"),
-    "of those on devices": ((made("Q4_K_M", 4.9), made("Q8_0", 8.5, on_devices=False)), None, "8b-Q4_K_M.gguf"),
-    "none is on devices": (
-        (made("Q4_K_M", 4.9, on_devices=False), made("Q8_0", 8.5, on_devices=False), made("F16", 16, fits=False)),
+    "of those that are useful": ((made("Q4_K_M", 4.9), made("Q8_0", 8.5, rate=19)), None, "8b-Q4_K_M.gguf"),
+    "wherever its weights are": (
+        (made("Q4_K_M", 4.9), made("Q8_0", 8.5, on_devices=False), made("F16", 16, fits=False)),
         None,
         "8b-Q8_0.gguf",
     ),
@@ -47,10 +47,10 @@ CASES: dict[str, tuple[tuple[RepositoryFile, ...], float | None, str | None]] = 
         15.0,
         "8b-Q8_0.gguf",
     ),
-    "none is as fast": ((made("Q4_K_M", 4.9, rate=30),), 31.0, None),
+    "none is as fast": ((made("Q4_K_M", 4.9, rate=30),), 31.0, "8b-Q4_K_M.gguf"),
     "the larger model": ((made("Q8_0", 8.5), made("Q2_K", 2.6, weights=32)), None, "32b-Q2_K.gguf"),
-    "but not on the host": (
-        (made("Q8_0", 8.5), made("Q2_K", 2.6, weights=32, on_devices=False)),
+    "but not if it is too slow": (
+        (made("Q8_0", 8.5), made("Q2_K", 2.6, weights=32, rate=19)),
         None,
         "8b-Q8_0.gguf",
     ),
@@ -64,7 +64,7 @@ CASES: dict[str, tuple[tuple[RepositoryFile, ...], float | None, str | None]] = 
 @pytest.mark.parametrize(("found", "rate", "name"), CASES.values(), ids=CASES)
 def test_which_file_is_the_best(found: tuple[RepositoryFile, ...], rate: float | None, name: str | None) -> None:
     for given in (found, found[::-1]):
-        best = best_file(given, 1, rate)
+        best = best_file(given, rate)
         assert (best and best.name) == name
 
 
@@ -84,10 +84,7 @@ SAID: dict[str, tuple[Repository, tuple[str, ...], tuple[str, ...]]] = {
     ),
     "on the host": (
         Repository("hf://org/repo", (HOST,), (), HOST, 1, run=("x", "-m", "y"), hf=("-hf", "o/r:Q8_0")),
-        (
-            "none fits with every layer on the devices, so the one with the most bits per weight is marked: "
-            "--tokens-per-second N marks the one of them that generates as fast",
-        ),
+        ("8b-Q8_0.gguf has the best quality at 20 t/s or more (--tokens-per-second sets another speed)",),
         (
             "best: 8b-Q8_0.gguf, 8.5 GiB",
             "run: x -m y",
@@ -100,9 +97,9 @@ SAID: dict[str, tuple[Repository, tuple[str, ...], tuple[str, ...]]] = {
         ("best: 8b-Q8_0.gguf, 8.5 GiB", "arguments: -c 4096 -ngl 20 -np 1 -fit off"),
     ),
     "too slow": (
-        Repository("hf://org/repo", (HOST,), (), None, 1, 99.0),
-        ("none of them generates 99 tokens per second: ask for fewer with --tokens-per-second",),
-        (),
+        Repository("hf://org/repo", (HOST,), (), HOST, 1, 99.0),
+        ("none with 4 bits or more generates 99 t/s (--tokens-per-second): 8b-Q8_0.gguf has the best quality",),
+        ("best: 8b-Q8_0.gguf, 8.5 GiB", "arguments: -c 4096 -ngl 20 -np 1 -fit off"),
     ),
     "nothing fits": (
         Repository("hf://org/repo", (replace(made("Q8_0", 8.5, fits=False)),), (), None, 1),

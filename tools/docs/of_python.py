@@ -45,7 +45,7 @@ _PLAIN = {
     "jobs": "How many cells are planned at the same time, without an executor; by default one for each processor.",
     "max_cells": "The most cells of a grid.",
     "on_cell": "Is called with each cell that is done, how many are done, and how many there are.",
-    "tokens_per_second": "How fast the best one must generate at least; by default it has every layer on devices.",
+    "tokens_per_second": "The useful speed of generation: the best one has the most bits per weight that reaches it.",
     "contexts": "Whether to plan other contexts as well, for a curve of what they take.",
     "words": "Words that names, titles or architectures have; one that is a name finds that shape alone.",
     "worker": "A worker process that is there already, for many calls in a row; by default each call has its own.",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -161,7 +162,7 @@ class _Headers:
     names: dict[str, str]
     grid: Grid
     build: LlamaCpp
-    needing_imatrix: frozenset[tuple[str, str | None]] = frozenset()
+    facts: Mapping[tuple[str, str | None], dict[str, Any]] = field(default_factory=dict)
 
     def keywords(self, cell: ExploredCell) -> dict[str, Any]:
         """Return the keywords of ``fit`` for a cell."""
@@ -174,7 +175,7 @@ class _Headers:
 
     def noted(self, cell: ExploredCell) -> ExploredCell:
         """Return ``cell`` with the facts about its file type."""
-        return replace(cell, needs_imatrix=(cell.model, cell.file_type) in self.needing_imatrix)
+        return replace(cell, **self.facts.get((cell.model, cell.file_type), {}))
 
     def called(self, cell: ExploredCell) -> str:
         name = self.names[cell.model]
@@ -194,7 +195,7 @@ def _opened(grid: Grid) -> Iterator[_Headers]:
     timeout, llama_cpp = grid.fixed.get("timeout"), grid.fixed.get("llama_cpp")
     timeouts = {} if timeout is None else {"timeout": timeout}
     headers_of: dict[tuple[str, str | None], CellHeader | str] = {}
-    needing: set[tuple[str, str | None]] = set()
+    facts: dict[tuple[str, str | None], dict[str, Any]] = {}
     names: dict[str, str] = {}
     failed: list[FitterError] = []
     with Worker(llama_cpp=llama_cpp, **timeouts) as worker:
@@ -211,45 +212,45 @@ def _opened(grid: Grid) -> Iterator[_Headers]:
                 headers_of |= dict.fromkeys(((called, name) for name in grid.file_types), with_addresses(str(error)))
                 continue
             names[called] = Path(opened.called).name
-            for name, (header, needs_imatrix) in headers.items():
-                headers_of[called, name] = header
-                needing |= {(called, name)} if needs_imatrix else set()
+            for name, (header, facts_of_type) in headers.items():
+                headers_of[called, name], facts[called, name] = header, facts_of_type
     if len(failed) == len(grid.models):
         raise failed[0]
-    yield _Headers(headers_of, names, grid, build, frozenset(needing))
+    yield _Headers(headers_of, names, grid, build, facts)
 
 
 def _headers_of(
     model: Model, types: Sequence[str | None], worker: Worker
-) -> dict[str | None, tuple[CellHeader | str, bool]]:
-    """Return the header of ``model`` in each file type or the reason why there is none, and whether it needs an
-    imatrix.
-    """
+) -> dict[str | None, tuple[CellHeader | str, dict[str, Any]]]:
+    """Return the header of ``model`` in each file type or the reason why there is none, and what a cell has of it."""
     with Directory() as directory:
         if types == (None,):
+            weights = sum(math.prod(tensor.shape) for tensor in model.tensors)
+            facts = {"bits_per_weight": 8 * model.bytes / weights if weights else None}
             path = Path(directory) / "skeleton.gguf"
             try:
                 worker.write_skeleton(Skeleton(tuple(map(str, model.files))), path)
             except LlamaCppError as error:
                 if len(model.files) > 1:
-                    return {None: (str(error), False)}
+                    return {None: (str(error), facts)}
                 # the whole header works too, only slower
                 path = Path(model.files[0])
-            return {None: (CellHeader.of(path, worker.header(path).data_offset), False)}
+            return {None: (CellHeader.of(path, worker.header(path).data_offset), facts)}
         check_source(model)
         try:
             file_types = worker.file_types(model.files, directory)
         except LlamaCppError as error:
-            return dict.fromkeys(types, (str(error), False))
+            return dict.fromkeys(types, (str(error), {}))
         by_name = {each.name: each for each in file_types.found}
-        headers: dict[str | None, tuple[CellHeader | str, bool]] = {}
+        headers: dict[str | None, tuple[CellHeader | str, dict[str, Any]]] = {}
         for name in types:
             if name not in by_name:
                 raise UsageError(f"this llama.cpp has no file type {shown(name)}: it has {', '.join(by_name)}")
             planned = quantization(model, file_types, by_name[name])
             path = Path(directory) / f"{name}.gguf"
             header = planned.problem or CellHeader.of(path, worker.header(path).data_offset)
-            headers[name] = header, planned.needs_imatrix
+            facts = {"bits_per_weight": planned.bits_per_weight, "needs_imatrix": planned.needs_imatrix}
+            headers[name] = header, facts
         return headers
 
 

@@ -11,7 +11,7 @@ CELL = document(
     *("fits", "n_ctx", "bytes", "used", "host_weights"),
     rounded("prompt_tokens_per_second"),
     rounded("tokens_per_second"),
-    *("arguments", "problem", "needs_imatrix", "memory", "cost", "is_best"),
+    *("arguments", "problem", "needs_imatrix", "memory", "cost", "is_best", "bits_per_weight"),
 )
 
 EXPLORATION = document(

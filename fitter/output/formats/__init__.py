@@ -21,6 +21,9 @@ FORMATS = {
     "env": "LLAMA_ARG_ lines for sh, systemd or docker",
     "python": "a script that loads with llama-cpp-python",
     "ik_llama": "arguments of ik_llama.cpp on one line",
+    "llama-swap": "a model for llama-swap's config.yaml",
+    "compose": "a compose.yaml with llama.cpp's image",
+    "ollama": "a Modelfile for Ollama",
 }
 """The help for each format."""
 
@@ -28,13 +31,16 @@ FORMATS = {
 UNQUOTED = ("args", "ik_llama")
 """Formats of arguments on one line without quotes, for ``$(...)``."""
 
+PARTIAL = ("ollama",)
+"""Formats that leave out what they cannot express, and say so, if the user wants the text anyway."""
+
 
 def render(plan: Plan, name: str, *, anyway: bool = False) -> str:
     """Write ``plan`` in the format ``name``, without a newline at the end.
 
     Raises:
-        PlanError: The format cannot express a parameter of the plan, which the message names; or the plan does not fit,
-            ``anyway`` is false and the format is not ``json``.
+        PlanError: The format cannot express a parameter of the plan, which the message names (with ``anyway``, only if
+            it is not in ``PARTIAL``); or the plan does not fit, ``anyway`` is false and the format is not ``json``.
         UsageError: There is no such format.
     """
     if name not in FORMATS:
@@ -45,7 +51,8 @@ def render(plan: Plan, name: str, *, anyway: bool = False) -> str:
         check_fits(plan, f"format('{name}', anyway=True)")
     if name in UNQUOTED:
         return " ".join(words(plan, name))
-    text: str = import_module(f"fitter.output.formats.{name}").text(plan)
+    module = import_module(f"fitter.output.formats.{name.replace('-', '_')}")
+    text: str = module.text(plan, anyway=anyway) if name in PARTIAL else module.text(plan)
     return text
 
 

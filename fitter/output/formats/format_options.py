@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from fitter.errors import PlanError
+from fitter.model.files.source import split_name, split_path
 from fitter.model.location import local_name
 from fitter.output.arguments import arguments
 from fitter.parameters.kinds import Flag
@@ -41,6 +43,11 @@ class OptionValue:
 
     option: Option
     value: str
+
+    @property
+    def words(self) -> list[str]:
+        """The words of a command line."""
+        return [self.option.name] if self.option.value is not None else [self.option.name, self.value]
 
 
 MODEL = Option("-m", "model", "LLAMA_ARG_MODEL", is_files=True)
@@ -82,3 +89,12 @@ def with_absolute_paths(plan: Plan) -> list[OptionValue]:
             argument = OptionValue(argument.option, ",".join(map(os.path.abspath, argument.value.split(","))))
         values.append(argument)
     return values
+
+
+def split_files(path: str) -> list[str]:
+    """List the files of the model whose first file is at ``path``."""
+    split = split_name(Path(path))
+    if split is None:
+        return [path]
+    prefix, _, count = split
+    return [os.path.join(os.path.dirname(path), split_path(prefix, each + 1, count)) for each in range(count)]

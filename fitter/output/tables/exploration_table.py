@@ -76,7 +76,7 @@ def _parquet(exploration: Exploration) -> bytes:
         raise LibraryError("Parquet needs the package pyarrow: pip install pyarrow, or name a .csv file") from None
     kinds = {
         **dict.fromkeys(("asked_context", "n_ubatch", "n_ctx", "bytes", "used", "host_weights", "memory"), pa.int64()),
-        **dict.fromkeys(("prompt_tokens_per_second", "tokens_per_second", "cost"), pa.float64()),
+        **dict.fromkeys(("prompt_tokens_per_second", "tokens_per_second", "cost", "bits_per_weight"), pa.float64()),
         **dict.fromkeys(("fits", "is_best", "needs_imatrix"), pa.bool_()),
     }
     rows = [_flat(cell) for cell in exploration.cells]
@@ -120,16 +120,18 @@ def exploration_table(exploration: Exploration, *, verbose: bool = False) -> Ren
         for name in _AXES
         if name not in varied and _AXES[name](cells[0]) != "-"
     ]
-    table = NarrowTable(spare=("host MiB", "prompt t/s"))
+    shown = [cell for cell in cells if cell.fits or verbose or len(cells) <= _FEW]
+    # the plan's context repeats -c, and says nothing more
+    spare = ["context"] if "-c" in varied and all(cell.n_ctx in (None, cell.asked_context) for cell in shown) else []
+    spare += ["host MiB", "prompt t/s", *(["fits"] if all(cell.fits for cell in shown) else [])]
+    table = NarrowTable(spare=spare, headings=sum(name in ("model", "type", "machine") for name in varied))
     for name in varied:
-        right = name in ("-c", "-ub")
-        table.add_column(name, justify="right" if right else "left", no_wrap=name != "machine", overflow="fold")
+        table.add_column(name, justify="right" if name in ("-c", "-ub") else "left", no_wrap=True)
     columns = ["fits", "context", "host MiB", "prompt t/s", "t/s"]
     has_cost = any(cell.cost is not None for cell in cells)
     for column in [*columns, *([_COSTS[exploration.cost]] if has_cost else [])]:
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("", style="dim")
-    shown = [cell for cell in cells if cell.fits or verbose or len(cells) <= _FEW]
+    table.add_column("", style="dim", no_wrap=True)
     for cell in shown:
         table.add_row(*_row(cell, varied, has_cost))
     parts: list[RenderableType] = [Text(printable(", ".join(common)), style="bold", overflow="fold")] if common else []
@@ -152,8 +154,7 @@ def _row(cell: ExploredCell, varied: list[str], has_cost: bool) -> tuple[str | T
     if has_cost:
         figures.append("unknown" if cell.cost is None else f"{cell.cost:g}")
     about = (printable(_AXES[name](cell)) for name in varied)
-    notes = [*(["best"] if cell.is_best else []), *(["needs an importance matrix"] if cell.needs_imatrix else [])]
-    return (*(Text(each, style=style) for each in (*about, *figures)), ", ".join(notes))
+    return (*(Text(each, style=style) for each in (*about, *figures)), "best" if cell.is_best else "")
 
 
 def file_names(models: Iterable[str]) -> dict[str, str]:
@@ -167,13 +168,15 @@ def _lines_below(
     exploration: Exploration, cells: Sequence[ExploredCell], hidden: int, varied: list[str]
 ) -> Iterator[str]:
     fitting = sum(bool(cell.fits) for cell in cells)
-    stored = f", {exploration.kept} of them planned before" if exploration.kept else ""
-    yield f"{len(cells)} cell{'s' if len(cells) > 1 else ''}{stored}: {fitting} fit" + (
+    stored = f", {exploration.kept} of them made before" if exploration.kept else ""
+    yield f"{len(cells)} plan{'s' if len(cells) > 1 else ''}{stored}: {fitting} fit" + (
         f"; -v shows the {hidden} that do not" if hidden else ""
     )
     if any(cell.is_best for cell in cells):
-        what = {"price": "cheaper", "watts": "with fewer watts", "memory": "on less device memory"}[exploration.cost]
-        yield f"best: no other cell of its model and type has more context, is faster or {what} without being worse"
+        what = {"memory": "device memory"}.get(exploration.cost, exploration.cost)
+        yield f"best: the best trade-offs of context, speed and {what} for each model and type"
+    if needing := dict.fromkeys(cell.file_type or "" for cell in cells if cell.needs_imatrix):
+        yield f"llama-quantize makes {printable(', '.join(needing))} only with an importance matrix"
     reasons: dict[str, list[ExploredCell]] = {}
     for cell in cells:
         if cell.fits is None and cell.problem:

@@ -54,10 +54,11 @@ class Indented:
 
 @dataclass(frozen=True)
 class _Shape:
-    """A way to show a table: with short names or not, and without some columns."""
+    """A way to show a table: with short names or not, without some columns, with the first ones as headings."""
 
     is_short: bool
     hidden: frozenset[str]
+    n_headings: int = 0
 
 
 class NarrowTable(Table):
@@ -70,6 +71,7 @@ class NarrowTable(Table):
         names: Header of a column with long names; if it is hidden, lines below the table list the names.
         shorten: Shortens these names.
         fold: Width to which long cells are folded before a column is hidden.
+        headings: Number of first columns that may become headings above the rows that share them.
     """
 
     def __init__(
@@ -79,12 +81,14 @@ class NarrowTable(Table):
         names: str | None = None,
         shorten: Callable[[str], str] = short_name,
         fold: int = _UNFOLDED,
+        headings: int = 0,
     ) -> None:
         super().__init__(box=None, padding=(0, _PADDING, 0, 0), header_style="dim")
         self._spare = tuple((group,) if isinstance(group, str) else group for group in spare)
         self._names = names
         self._shorten = shorten
         self._fold = fold
+        self._headings = headings
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if not options.is_terminal:
@@ -94,14 +98,32 @@ class NarrowTable(Table):
         fitting = (shape for shape in shapes if self._width(console, options, shape) <= options.max_width)
         shape = next(fitting, None)
         table = self._in_shape(shape or shapes[-1], can_fold=shape is None)
-        yield from table.__rich_console__(console, options)
+        if shape is not None and shape.n_headings:
+            yield from self._with_headings(table, shape.n_headings, console, options)
+        else:
+            yield from table.__rich_console__(console, options)
         if self._names in (shape or shapes[-1]).hidden:
             yield Text("\n".join(self._legend()), style="dim", overflow="fold")
 
     def _shapes(self) -> Iterator[_Shape]:
         yield _Shape(False, frozenset())
-        for count in range(len(self._spare) + 1):
-            yield _Shape(True, frozenset(header for group in self._spare[:count] for header in group))
+        for n_headings in range(self._headings + 1):
+            for count in range(len(self._spare) + 1):
+                hidden = frozenset(header for group in self._spare[:count] for header in group)
+                yield _Shape(True, hidden, n_headings)
+
+    def _with_headings(self, table: Table, n_headings: int, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render ``table``, whose rows have a line each, with a heading wherever the first columns change."""
+        lines = console.render_lines(table, options, pad=False, new_lines=True)
+        groups = zip(*(column.cells for column in self.columns[:n_headings]), strict=True)
+        yield from lines[0]
+        before: tuple[str, ...] = ()
+        for line, group in zip(lines[1:], groups, strict=True):
+            heading = tuple(map(str, group))
+            if heading != before:
+                yield Text(", ".join(heading), style="bold", overflow="fold")
+            before = heading
+            yield from line
 
     def _width(self, console: Console, options: ConsoleOptions, shape: _Shape) -> int:
         """Return the width of the table in this shape."""
@@ -115,7 +137,7 @@ class NarrowTable(Table):
     def _in_shape(self, shape: _Shape, *, can_fold: bool = False) -> Table:
         """Return the table in this shape; ``can_fold``: fold the first column too."""
         table = Table(box=None, padding=(0, _PADDING, 0, 0), pad_edge=False, header_style=self.header_style)
-        columns = [column for column in self.columns if str(column.header) not in shape.hidden]
+        columns = [column for column in self.columns[shape.n_headings :] if str(column.header) not in shape.hidden]
         for index, column in enumerate(columns):
             table.add_column(
                 column.header,

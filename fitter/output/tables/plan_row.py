@@ -35,9 +35,9 @@ def table_of(
         rows: For each plan its cells, its notes, and whether it is the best.
         rates: Headers of speeds.
         spare: Headers of columns that may be hidden.
-        is_folded: Whether the first column is folded.
+        is_folded: Whether the first column is folded, or its names become headings.
     """
-    table = NarrowTable(spare=spare)
+    table = NarrowTable(spare=spare, headings=int(is_folded))
     table.add_column(name, overflow="fold" if is_folded else "ellipsis", no_wrap=not is_folded)
     for column in ("MiB", "bits", "fits", "context", "longest", "host MiB", *rates):
         table.add_column(column, justify="right", no_wrap=True)
@@ -74,11 +74,6 @@ def contexts(plans: Sequence[Planned]) -> Iterator[str]:
     """Explain the two columns of contexts where they differ."""
     if any(each.n_ctx != each.longest_context for each in plans):
         yield "context: of the plan, which is for speed; longest: the most that fits, whatever it costs in time"
-
-
-def too_slow(rate: float) -> str:
-    """Say that no plan reaches the requested speed."""
-    return f"none of them generates {speed(rate)} tokens per second: ask for fewer with --tokens-per-second"
 
 
 def none_fits(candidates: Sequence[tuple[int, str, Planned]], word: str = "") -> Iterator[str]:

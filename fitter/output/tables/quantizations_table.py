@@ -9,6 +9,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from fitter.output.tables import plan_row
+from fitter.planning.tables.quantization_rows import figures_of
+from fitter.planning.tables.type_choice import reason
 from fitter.text import printable
 
 if TYPE_CHECKING:
@@ -41,16 +43,10 @@ def _lines_below(quantizations: Quantizations, verbose: bool) -> Iterator[str]:
     yield from plan_row.problems([(each.name, each) for each in quantizations.found])
     yield from map(printable, quantizations.notes)
     yield from plan_row.contexts(quantizations.found)
-    if quantizations.best is not None:
-        return
-    if quantizations.fits and quantizations.tokens_per_second is not None:
-        yield plan_row.too_slow(quantizations.tokens_per_second)
-    elif quantizations.fits:
-        yield (
-            "none is marked as the best, which has every layer on the devices: --tokens-per-second N marks the one "
-            "with the most bits per weight that generates as fast, wherever its weights are"
-        )
-    else:
+    best = quantizations.best
+    if best is not None:
+        yield reason(figures_of(best), best.name, quantizations.tokens_per_second)
+    elif not quantizations.fits:
         yield from plan_row.none_fits([(each.bytes or 0, each.name, each) for each in quantizations.found], "as ")
 
 

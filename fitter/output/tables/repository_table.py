@@ -12,6 +12,8 @@ from rich.text import Text
 
 from fitter.output.arguments import arguments, command_line
 from fitter.output.tables import plan_row
+from fitter.planning.tables.repository_rows import figures_of
+from fitter.planning.tables.type_choice import reason
 from fitter.text import printable
 
 if TYPE_CHECKING:
@@ -46,13 +48,10 @@ def _lines_below(repository: Repository, verbose: bool) -> Iterator[str]:
     yield from _companion_files(repository, verbose)
     yield from plan_row.contexts(repository.found)
     best = repository.best
-    if best is None:
-        yield from _none(repository)
-    elif repository.n_devices and not best.is_on_devices and repository.tokens_per_second is None:
-        yield (
-            "none fits with every layer on the devices, so the one with the most bits per weight is marked: "
-            "--tokens-per-second N marks the one of them that generates as fast"
-        )
+    if best is not None:
+        yield reason(figures_of(best), best.name, repository.tokens_per_second)
+    elif not repository.fits:
+        yield from plan_row.none_fits([(each.bytes, each.name, each) for each in repository.found])
 
 
 def commands(repository: Repository) -> tuple[str, ...]:
@@ -84,13 +83,6 @@ def _companion_files(repository: Repository, verbose: bool) -> Iterator[str]:
         word = kind if count == 1 else _PLURAL.get(kind, f"{kind}s")
         option = {"multimodal projector": " (--mmproj plans with one)"}.get(kind, "")
         yield f"not planned, {word}{option}: {printable(', '.join(shown))}{more}"
-
-
-def _none(repository: Repository) -> Iterator[str]:
-    if repository.fits and repository.tokens_per_second is not None:
-        yield plan_row.too_slow(repository.tokens_per_second)
-    else:
-        yield from plan_row.none_fits([(each.bytes, each.name, each) for each in repository.found])
 
 
 __all__ = ["commands", "repository_table"]

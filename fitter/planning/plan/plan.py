@@ -175,8 +175,10 @@ class Plan:
         """Write the plan as ``fitter fit --format`` does.
 
         Args:
-            name: ``args``, ``shell``, ``json``, ``ini``, ``env``, ``python`` or ``ik_llama``.
-            anyway: Whether to write a plan that does not fit; ``json`` always does.
+            name: ``args``, ``shell``, ``json``, ``ini``, ``env``, ``python``, ``ik_llama``, ``llama-swap``, ``compose``
+                or ``ollama``.
+            anyway: Whether to write a plan that does not fit; ``json`` always does. ``ollama`` then also leaves out
+                what Ollama cannot be told.
 
         Raises:
             PlanError: The plan does not fit, or the format has no word for one of its parameters.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from fitter.errors import UsageError
 from fitter.parameters.values import shown
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.result_methods import methods_of
+from fitter.planning.tables.type_choice import TypeFigures, best_type
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class ExploredCell:
     """llama.cpp's command-line arguments; ``None`` if the plan does not fit."""
     problem: str | None = None
     """Why there is no plan, or why it does not fit."""
+    bits_per_weight: float | None = None
+    """Bits of all tensors per weight; ``None`` if the header cannot be read."""
     needs_imatrix: bool = False
     """Whether llama-quantize needs an importance matrix for this type."""
     memory: int = 0
@@ -223,19 +226,31 @@ def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def cheapest_first(cells: Sequence[ExploredCell], requirement: Requirement, cost: str) -> list[ExploredCell]:
-    """Return the cells that meet the requirement: the cheapest machine first, then the largest weights, then the
-    fastest.
+    """Return the cells that meet the requirement: the cheapest machine first, then the best file type.
 
-    A machine without a known cost comes last.
+    Of one file type, the fastest cell comes first. A machine without a known cost comes last.
     """
+    machines: dict[tuple[float, int], list[ExploredCell]] = {}
+    for cell in cells:
+        if requirement.is_met_by(cell):
+            price = cell.memory if cost == "memory" else cell.cost
+            # an unknown price may be any price
+            machines.setdefault((float("inf") if price is None else float(price), cell.memory), []).append(cell)
+    return [cell for key in sorted(machines) for cell in _best_first(machines[key], requirement)]
 
-    def order(cell: ExploredCell) -> tuple[float, int, int, float]:
-        price = cell.memory if cost == "memory" else cell.cost
-        # an unknown price may be any price
-        cost_or_last = float("inf") if price is None else float(price)
-        return cost_or_last, cell.memory, -(cell.bytes or 0), -(cell.tokens_per_second or 0.0)
 
-    return sorted((cell for cell in cells if requirement.is_met_by(cell)), key=order)
+def _best_first(cells: Sequence[ExploredCell], requirement: Requirement) -> Iterator[ExploredCell]:
+    """Yield the cells of equal machines: the one with the best file type first, then the best of the others."""
+    left = list(cells)
+    while (best := best_type(left, _type_figures, requirement.tokens_per_second or None)) is not None:
+        yield best
+        left.remove(best)
+    yield from left
+
+
+def _type_figures(cell: ExploredCell) -> TypeFigures:
+    rate = cell.tokens_per_second
+    return TypeFigures(cell.file_type or "", cell.bytes, cell.bits_per_weight, rate, cell.needs_imatrix)
 
 
 _CONTEXT = re.compile(

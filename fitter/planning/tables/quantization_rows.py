@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,10 +17,7 @@ from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.plan_or_error import Planned
 from fitter.planning.plan.result_methods import methods_of
 from fitter.planning.request.summary import ModelSummary
-from fitter.storage.data_files import read_data
-
-FULL = ("f32", "bf16", "f16")
-"""Types of weights that are not quantized."""
+from fitter.planning.tables.type_choice import FULL, TypeFigures, best_type, data
 
 
 @dataclass(frozen=True)
@@ -64,15 +60,15 @@ class Quantizations:
     found: tuple[Quantization, ...]
     """Its file types, the largest file first, unknown sizes last."""
     best: Quantization | None
-    """The type with the most bits per weight that fits with every layer on devices (without devices: that fits), or
-    that generates as fast as requested; ``None`` if there is none. Excluded are types that another one beats by size
+    """The type with the most bits per weight that generates ``tokens_per_second``, by the rule of
+    ``fitter.planning.tables.type_choice``; ``None`` if nothing fits. Excluded are types that another one beats by size
     and published perplexity, types that suit only models trained for them, F16 of a BF16 model and the other way round,
     and, for a model published quantized (gpt-oss, in MXFP4), types no smaller than the one that keeps its weights.
     """
     n_devices: int = 0
     """Number of devices."""
     tokens_per_second: float | None = None
-    """The requested speed, if any."""
+    """The useful speed of generation that the user set; ``None`` for the default, 20."""
     notes: tuple[str, ...] = field(default=())
     """Assumptions about the original model, one line each."""
 
@@ -88,11 +84,6 @@ class Quantizations:
         """Return all of it for JSON, schema 1. Bytes."""
         document: dict[str, Any] = methods_of(self).to_dict(self)
         return document
-
-
-@functools.cache
-def _data() -> Mapping[str, Any]:
-    return read_data(__file__, "file_types.toml")
 
 
 def source_type(tensors: Sequence[TensorInfo]) -> str:
@@ -119,7 +110,7 @@ def short(model: Model) -> str:
 
 def published_as(model: Model) -> str:
     """Return the file type that keeps the weights of a model that is published quantized; empty for other models."""
-    published = _data()["published"].get(model.architecture)
+    published = data()["published"].get(model.architecture)
     return (
         published["file_type"]
         if published and any(tensor.type == published["type"] for tensor in model.tensors)
@@ -130,7 +121,7 @@ def published_as(model: Model) -> str:
 def assumptions(model: Model) -> tuple[str, ...]:
     """List the assumptions about a model that is itself quantized."""
     published = published_as(model)
-    published_types = {_data()["published"][model.architecture]["type"]} if published else set()
+    published_types = {data()["published"][model.architecture]["type"]} if published else set()
     notes = (
         (
             f"{short(model)} has weights in {', '.join(sorted(published_types)).upper()} as they are published, which "
@@ -154,18 +145,18 @@ def assumptions(model: Model) -> tuple[str, ...]:
 
 def needs_imatrix(tensors: Sequence[str], file_type: FileType) -> bool:
     """Return whether llama-quantize refuses to write the file without an importance matrix."""
-    rule = _data()["imatrix"]
+    rule = data()["imatrix"]
     needing = {*rule["types"], rule["also"].get(file_type.name)}
     return any(kind in needing and name not in rule["but"] for name, kind in zip(tensors, file_type.types, strict=True))
 
 
 def quantization(model: Model, types: FileTypes, file_type: FileType) -> Quantization:
     """Describe one file type before it is planned; ``problem`` says why it will not be planned."""
-    name, is_trained_for = file_type.name, file_type.name in _data()["trained"]["names"]
+    name, is_trained_for = file_type.name, file_type.name in data()["trained"]["names"]
     if file_type.problem:
         return Quantization(name, None, None, {}, False, is_trained_for, problem=f"llama.cpp: {file_type.problem}")
     needs = needs_imatrix(types.tensors, file_type)
-    if needs and name in _data()["changed_by_imatrix"]["names"]:
+    if needs and name in data()["changed_by_imatrix"]["names"]:
         problem = "its tensors' types depend on the importance matrix, and llama.cpp tells only those without one"
         return Quantization(name, None, None, {}, needs, is_trained_for, problem=problem)
     weights = sum(math.prod(tensor.shape) for tensor in model.tensors)
@@ -185,47 +176,20 @@ def ordered(quantizations: Iterable[Quantization]) -> tuple[Quantization, ...]:
 
 
 def best_of(
-    quantizations: Iterable[Quantization],
-    own_type: str,
-    n_devices: int,
-    tokens_per_second: float | None,
-    published: str = "",
+    quantizations: Iterable[Quantization], own_type: str, tokens_per_second: float | None, published: str = ""
 ) -> Quantization | None:
     """Choose the best type; see ``Quantizations.best``.
 
     Args:
         quantizations: The planned types.
         own_type: The type of most weights of the model.
-        n_devices: Number of devices.
-        tokens_per_second: The requested speed, if any.
+        tokens_per_second: The useful speed of generation, if the user sets it.
         published: See ``published_as``.
     """
-    full = [each for each in FULL if each.upper() != own_type.upper()]
-    # F16 and BF16 files of one model have equal weights
-    others = {each.upper() for each in full} if own_type in FULL else set()
-    able = [
-        each
-        for each in quantizations
-        if each.fits
-        and not each.is_trained_for
-        and each.name not in others
-        and _is_enough(each, n_devices, tokens_per_second)
-    ]
-    left = [each for each in able if not any(_is_beaten(each, by, published) for by in able)]
-    return max(left, key=lambda each: (each.bits_per_weight or 0, not each.needs_imatrix, each.name), default=None)
+    rows = [each for each in quantizations if each.fits]
+    return best_type(rows, figures_of, tokens_per_second, own_type=own_type, published=published)
 
 
-def _is_enough(each: Quantization, n_devices: int, tokens_per_second: float | None) -> bool:
-    if tokens_per_second is not None:
-        return each.tokens_per_second is not None and each.tokens_per_second >= tokens_per_second
-    return each.is_on_devices or not n_devices
-
-
-def _is_beaten(each: Quantization, by: Quantization, published: str) -> bool:
-    """Return whether ``by`` is no larger and has lower published perplexity, or the weights as published."""
-    perplexity = _data()["perplexity"]
-    if by.bytes is None or each.bytes is None or by.bytes > each.bytes or by is each:
-        return False
-    if by.name == published:
-        return True
-    return by.name in perplexity and each.name in perplexity and bool(perplexity[by.name] < perplexity[each.name])
+def figures_of(each: Quantization) -> TypeFigures:
+    """Return the figures of a type to choose by."""
+    return TypeFigures(each.name, each.bytes, each.bits_per_weight, each.tokens_per_second, each.needs_imatrix)

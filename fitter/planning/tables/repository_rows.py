@@ -10,7 +10,7 @@ from fitter.model.repository_models import SideFile
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.plan_or_error import Planned
 from fitter.planning.plan.result_methods import methods_of
-from fitter.planning.tables.quantization_rows import Quantization, best_of
+from fitter.planning.tables.type_choice import TypeFigures, best_type, is_useful
 
 _SAME_MODEL = 0.95
 """Files whose numbers of weights differ by less are one model: some leave the output's tensor out."""
@@ -53,14 +53,14 @@ class Repository:
     beside: tuple[SideFile, ...]
     """Its other GGUF files."""
     best: RepositoryFile | None
-    """The model with the most bits per weight that fits with every layer on devices (else: that fits), or that
-    generates as fast as requested; ``None`` if there is none. Excluded are files that another one beats by size and
-    published perplexity, and models with fewer weights.
+    """The model with the most bits per weight that generates ``tokens_per_second``, by the rule of
+    ``fitter.planning.tables.type_choice``; ``None`` if nothing fits. Excluded are files that another one beats by size
+    and published perplexity. Models with fewer weights count only if the larger ones are too slow.
     """
     n_devices: int = 0
     """Number of devices."""
     tokens_per_second: float | None = None
-    """The requested speed, if any."""
+    """The useful speed of generation that the user set; ``None`` for the default, 20."""
     download: tuple[str, ...] | None = None
     """The command that downloads the best model into the current directory; ``None`` if it is here, or there is none.
     """
@@ -90,26 +90,23 @@ def ordered(files: Iterable[RepositoryFile]) -> tuple[RepositoryFile, ...]:
     return tuple(sorted(files, key=lambda each: (each.plan is None, -each.bytes, each.name)))
 
 
-def best_file(
-    files: Sequence[RepositoryFile], n_devices: int, tokens_per_second: float | None
-) -> RepositoryFile | None:
+def best_file(files: Sequence[RepositoryFile], tokens_per_second: float | None) -> RepositoryFile | None:
     """Choose the best model; see ``Repository.best``."""
-    # if no model is wholly on devices, models with weights on the host count
-    for devices in dict.fromkeys((n_devices, 0)):
-        for group in _models(files):
-            types = {each.file_type.lower() for each in group}
-            own_type = next((each for each in ("bf16", "f16", "f32") if each in types), "")
-            choices = [(_as_quantization(each), each) for each in group]
-            best = best_of([each for each, _ in choices], own_type, devices, tokens_per_second)
-            if best is not None:
-                return next(file for each, file in choices if each is best)
-    return None
+    groups = [[each for each in group if each.fits] for group in _models(files)]
+    best = [each for each in (_best_of(group, tokens_per_second) for group in groups) if each is not None]
+    # a model with fewer weights that is useful, rather than a larger one that is too slow
+    return next((each for each in best if is_useful(figures_of(each), tokens_per_second)), best[0] if best else None)
 
 
-def _as_quantization(each: RepositoryFile) -> Quantization:
-    """Convert a file to a row of the table of file types."""
-    kind, bits = each.file_type or each.name, each.bits_per_weight
-    return Quantization(kind, each.bytes, bits, {}, False, plan=each.plan, longest_context=each.longest_context)
+def _best_of(group: Sequence[RepositoryFile], tokens_per_second: float | None) -> RepositoryFile | None:
+    types = {each.file_type.lower() for each in group}
+    own_type = next((each for each in ("bf16", "f16", "f32") if each in types), "")
+    return best_type(group, figures_of, tokens_per_second, own_type=own_type)
+
+
+def figures_of(each: RepositoryFile) -> TypeFigures:
+    """Return the figures of a file to choose by."""
+    return TypeFigures(each.file_type or each.name, each.bytes, each.bits_per_weight, each.generation_tokens_per_second)
 
 
 def _models(files: Sequence[RepositoryFile]) -> list[list[RepositoryFile]]:

@@ -1,0 +1,115 @@
+"""Write a plan as a compose file that starts llama-server in a container, with an image of llama.cpp's own.
+
+The images and the devices that each needs are those of llama.cpp's ``docs/docker.md``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from fitter.errors import PlanError
+from fitter.output.arguments import check_line
+from fitter.output.formats.format_options import MODEL, OptionValue, split_files, with_absolute_paths
+from fitter.planning.plan.plan import Plan
+
+_IMAGE = "ghcr.io/ggml-org/llama.cpp:server"
+_PORT = 8080
+_DRI = ["devices:", '  - "/dev/dri"']
+_NVIDIA = [
+    "deploy:",
+    "  resources:",
+    "    reservations:",
+    "      devices:",
+    '        - driver: "nvidia"',
+    '          count: "all"',
+    '          capabilities: ["gpu"]',
+]
+_BACKENDS = {
+    "": ("", []),
+    "CUDA": ("-cuda", _NVIDIA),
+    "ROCm": ("-rocm", ["devices:", '  - "/dev/kfd"', '  - "/dev/dri"']),
+    "SYCL": ("-intel", _DRI),
+    "Vulkan": ("-vulkan", _DRI),
+}
+"""Ending of the image's tag, and the lines that lend devices to its container, by backend."""
+_DEVICES = ("-dev", "-devd", "-mmdev")
+"""Options whose values are devices."""
+
+
+def text(plan: Plan) -> str:
+    """Write a service with the image for the plan's devices, each file of the model mounted, and the plan's arguments.
+
+    Raises :class:`PlanError` if no image has the plan's devices.
+    """
+    values, files = with_absolute_paths(plan), _Files()
+    named = [name for each in values if each.option.name in _DEVICES for name in each.value.split(",")]
+    ending, devices = _backend((*plan.breakdown.devices, *named))
+    options = [files.mounted(each).words for each in values]
+    for words in options:
+        check_line(words)
+    options += [["--host", "0.0.0.0"], ["--port", str(_PORT)]]
+    lines = [
+        f"image: {_scalar(_IMAGE + ending)}",
+        "command:",
+        "  [",
+        *(f"    {', '.join(map(_scalar, words))}," for words in options),
+        "  ]",
+        "ports:",
+        f'  - "127.0.0.1:{_PORT}:{_PORT}"',
+        "volumes:",
+        *(f"  {line}" for line in files.volumes()),
+        *devices,
+    ]
+    return "\n".join(["services:", "  llama-server:", *(f"    {line}" for line in lines)])
+
+
+def _backend(names: Iterable[str]) -> tuple[str, list[str]]:
+    kinds = {re.sub(r"\d+$", "", name) for name in names if name != "none"} or {""}
+    if len(kinds) > 1:
+        raise PlanError(
+            f"no image of llama.cpp has {' and '.join(sorted(kinds))} devices, which this plan uses: choose with -dev"
+        )
+    (kind,) = kinds
+    if kind not in _BACKENDS:
+        raise PlanError(f"no image of llama.cpp has {kind} devices, which this plan uses: use another format")
+    return _BACKENDS[kind]
+
+
+class _Files:
+    """Files of this machine, and their paths in the container."""
+
+    def __init__(self) -> None:
+        self._targets: dict[str, str] = {}
+
+    def mounted(self, argument: OptionValue) -> OptionValue:
+        """Return ``argument`` with paths in the container."""
+        if not argument.option.is_files:
+            return argument
+        parts = [argument.value] if argument.option is MODEL else argument.value.split(",")
+        scaled = argument.option.name == "--lora-scaled"
+        return replace(argument, value=",".join(self._target(part, scaled) for part in parts))
+
+    def _target(self, path: str, scaled: bool) -> str:
+        path, colon, scale = path.rpartition(":") if scaled else (path, "", "")
+        name, folder = os.path.basename(path), "/models"
+        while any(target == f"{folder}/{name}" and source != path for source, target in self._targets.items()):
+            folder += "/more"
+        self._targets |= {file: f"{folder}/{os.path.basename(file)}" for file in split_files(path)}
+        return f"{folder}/{name}{colon}{scale}"
+
+    def volumes(self) -> Iterable[str]:
+        """Write a read-only mount of each file: of files, since those of a cache are often links to elsewhere."""
+        for source, target in self._targets.items():
+            yield '- type: "bind"'
+            yield f"  source: {_scalar(source)}"
+            yield f"  target: {_scalar(target)}"
+            yield "  read_only: true"
+
+
+def _scalar(word: str) -> str:
+    """Quote a text for YAML, in which compose takes ``$`` for a variable."""
+    return json.dumps(word.replace("$", "$$"), ensure_ascii=False)

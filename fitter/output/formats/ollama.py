@@ -1,0 +1,163 @@
+"""Write a plan as a Modelfile of Ollama, which starts a llama-server of its own with a few of its options.
+
+Mapped from its source at commit fb30760 (``llm/llama_server.go``, ``parser/parser.go``) and its documentation; Ollama
+was not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fitter.errors import PlanError
+from fitter.output.arguments import check_line
+from fitter.output.formats.format_options import OptionValue, split_files, with_absolute_paths
+from fitter.output.formats.ini import section
+from fitter.planning.plan.plan import Plan
+
+_VERSION = "0.30.0"
+"""First version that runs every GGUF model with llama-server."""
+_PLACING = ("PARAMETER num_gpu", "PARAMETER main_gpu")
+_CACHE_TYPES = ("f16", "q8_0", "q4_0")
+_VISIBLE = {"CUDA": "CUDA_VISIBLE_DEVICES", "ROCm": "ROCR_VISIBLE_DEVICES", "Vulkan": "GGML_VK_VISIBLE_DEVICES"}
+"""Variables that limit Ollama to some devices of a backend, by their numbers."""
+
+
+def text(plan: Plan, *, anyway: bool = False) -> str:
+    """Write instructions for the plan, and comments with the variables of Ollama's server that it needs.
+
+    Args:
+        plan: The plan.
+        anyway: Whether to leave out what Ollama cannot be told, with a comment; Ollama then places the layers.
+
+    Raises:
+        PlanError: Ollama cannot be told a parameter, and ``anyway`` is false.
+    """
+    instructions, variables, missing = [f"REQUIRES {_VERSION}"], list[str](), list[str]()
+    for argument in with_absolute_paths(plan):
+        check_line(argument.words)
+        option = argument.option.name
+        try:
+            if option in _VARIABLES:
+                variables += _VARIABLES[option](argument, plan)
+            else:
+                instructions += _INSTRUCTIONS.get(option, _refused)(argument, plan)
+        except PlanError:
+            if not anyway:
+                raise
+            missing.append(f"# Ollama cannot be told this part of the plan: {' '.join(argument.words)}")
+    if missing:
+        # with a part of the placement, more layers would be on devices than fit
+        instructions = [line for line in instructions if not line.startswith(_PLACING)]
+        missing.append("# so Ollama itself chooses the layers on devices, and its memory is not the plan's")
+    # a larger -b than -ub, which Ollama has not, only groups more tokens of prompts
+    instructions.append(f"PARAMETER num_batch {plan.params.n_ubatch}")
+    head = [f"# ollama create {section(plan.model.path).lower()} -f Modelfile"]
+    if variables:
+        head.append(f"# start the server with {' '.join(dict.fromkeys(variables))}, which holds for all its models")
+    return "\n".join([*head, *missing, *instructions])
+
+
+def _refused(argument: OptionValue, _: Plan) -> list[str]:
+    raise PlanError(
+        f"Ollama has no parameter like llama.cpp's {argument.option.name}, which this plan needs: use another format, "
+        "or --anyway to have Ollama place the layers"
+    )
+
+
+def _nothing(_: OptionValue, __: Plan) -> list[str]:
+    return []
+
+
+def _from(argument: OptionValue, _: Plan) -> list[str]:
+    return [f"FROM {_path(each)}" for each in split_files(argument.value)]
+
+
+def _path(path: str) -> str:
+    """Quote a path whose last characters Ollama would strip."""
+    return f'"{path}"' if path != path.strip() else path
+
+
+def _num_ctx(argument: OptionValue, plan: Plan) -> list[str]:
+    """Write the context of one slot, which Ollama multiplies by their number."""
+    return [f"PARAMETER num_ctx {int(argument.value) // plan.params.n_seq_max}"]
+
+
+def _num_gpu(argument: OptionValue, plan: Plan) -> list[str]:
+    if not plan.breakdown.devices:
+        return ["PARAMETER num_gpu 0"]
+    return [f"PARAMETER num_gpu {plan.n_layer + 1 if argument.value == 'all' else argument.value}"]
+
+
+def _split_mode(argument: OptionValue, plan: Plan) -> list[str]:
+    return [f"PARAMETER main_gpu {plan.params.main_gpu}"] if argument.value == "none" else _refused(argument, plan)
+
+
+def _use_mmap(argument: OptionValue, plan: Plan) -> list[str]:
+    if argument.value not in ("none", "mmap"):
+        return _refused(argument, plan)
+    return [f"PARAMETER use_mmap {'true' if argument.value == 'mmap' else 'false'}"]
+
+
+def _adapter(argument: OptionValue, _: Plan) -> list[str]:
+    return [f"ADAPTER {_path(each)}" for each in argument.value.split(",")]
+
+
+def _visible(argument: OptionValue, plan: Plan) -> list[str]:
+    """Write the variable that limits Ollama to the plan's devices."""
+    if argument.value in ("none", "MTL0"):
+        return []
+    names = argument.value.split(",")
+    kind = names[0].rstrip("0123456789")
+    numbers = [name.removeprefix(kind) for name in names]
+    if kind not in _VISIBLE or not all(map(str.isdecimal, numbers)):
+        return _refused(argument, plan)
+    return [f"{_VISIBLE[kind]}={','.join(numbers)}"]
+
+
+def _cache_type(argument: OptionValue, plan: Plan) -> list[str]:
+    types = {plan.params.type_k, plan.params.type_v}
+    if len(types) > 1 or not types <= set(_CACHE_TYPES):
+        raise PlanError(
+            f"Ollama has one type for both KV caches, {', '.join(_CACHE_TYPES)}, and this plan has "
+            f"{' '.join(argument.words)}: plan with one of them for -ctk and -ctv"
+        )
+    return [f"OLLAMA_KV_CACHE_TYPE={argument.value}"]
+
+
+def _flash_attn(argument: OptionValue, _: Plan) -> list[str]:
+    return {"on": ["OLLAMA_FLASH_ATTENTION=1"], "off": ["OLLAMA_FLASH_ATTENTION=0"]}.get(argument.value, [])
+
+
+def _num_parallel(argument: OptionValue, _: Plan) -> list[str]:
+    return [] if argument.value == "1" else [f"OLLAMA_NUM_PARALLEL={argument.value}"]
+
+
+def _kv_unified(_: OptionValue, __: Plan) -> list[str]:
+    raise PlanError("Ollama has a KV cache for each slot, and this plan shares one (-kvu): plan with -np 1")
+
+
+_Writer = Callable[[OptionValue, Plan], list[str]]
+_VARIABLES: dict[str, _Writer] = {
+    "-dev": _visible,
+    "-ctk": _cache_type,
+    "-ctv": _cache_type,
+    "-fa": _flash_attn,
+    "-np": _num_parallel,
+}
+"""Options that are variables of Ollama's server."""
+_INSTRUCTIONS: dict[str, _Writer] = {
+    "-m": _from,
+    "-c": _num_ctx,
+    "-ngl": _num_gpu,
+    "-sm": _split_mode,
+    "-mg": _nothing,
+    "-b": _nothing,
+    "-ub": _nothing,
+    "-kvu": _kv_unified,
+    "-lm": _use_mmap,
+    "--embedding": _nothing,
+    "--mmproj": _from,
+    "--lora": _adapter,
+    "-fit": _nothing,
+}
+"""Options that are instructions, or that Ollama sets in the same way itself."""

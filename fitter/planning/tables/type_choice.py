@@ -1,0 +1,129 @@
+"""The choice of a file type: quality first, as long as generation is fast enough to be useful, then speed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fitter.storage.data_files import read_data
+from fitter.text import printable
+
+FULL = ("f32", "bf16", "f16")
+"""Types of weights that are not quantized."""
+
+USEFUL = 20.0
+"""Default of the tokens per second of generation that are useful: several times as fast as one reads. With 10, Llama
+3.1 8B on 8 GiB would be Q8_0 at 13 in place of Q6_K at 31.
+"""
+_LEAST_BITS = 4.0
+"""Bits per weight below which quality falls quickly: the published perplexity rises by 0.27 with Q4_K_S (4.6 bits), and
+by 1.63 with Q3_K_S (3.6 bits).
+"""
+_WORTH_IT = 3.0
+"""How many times as fast a file of fewer bits must be. Without a GPU an 8B model is twice as fast with 2 bits as with
+4, which is not worth it; Llama 3.3 70B on an RTX 4090 is ten times as fast where all of it is on the card.
+"""
+_NEARLY = 0.8
+"""Share of the fastest one's speed that counts as nearly as fast: without a GPU, Q4_K_M beside Q3_K_L."""
+
+
+@dataclass(frozen=True)
+class TypeFigures:
+    """Figures of a fitting model in a file type, to choose by."""
+
+    name: str
+    """The name of the file type."""
+    bytes: int | None
+    bits_per_weight: float | None
+    tokens_per_second: float | None
+    needs_imatrix: bool = False
+
+    @property
+    def bits(self) -> float:
+        return self.bits_per_weight or 0.0
+
+    @property
+    def rate(self) -> float:
+        return self.tokens_per_second or 0.0
+
+
+_Row = TypeVar("_Row")
+
+
+@functools.cache
+def data() -> Mapping[str, Any]:
+    """Return the published facts about file types."""
+    return read_data(__file__, "file_types.toml")
+
+
+def best_type(
+    rows: Sequence[_Row],
+    figures: Callable[[_Row], TypeFigures],
+    tokens_per_second: float | None = None,
+    *,
+    own_type: str = "",
+    published: str = "",
+) -> _Row | None:
+    """Choose the row with the best file type: the most bits per weight that generates ``tokens_per_second``.
+
+    Fewer than 4 bits must be three times as fast as the fastest with 4 bits or more. If that leaves none, choose the
+    most bits of those with 4 bits or more that are at most a fifth slower than the fastest of them. Never chosen are
+    types for models that were trained for them, types that another one beats by size and published perplexity, F16 of a
+    BF16 model and the other way round, and types no smaller than the one that keeps published weights.
+
+    Args:
+        rows: The models that fit.
+        figures: Returns the figures of a row.
+        tokens_per_second: The useful speed of generation; ``USEFUL`` if ``None``.
+        own_type: The type of most weights of the model, if known.
+        published: The file type that keeps the weights of a model that is published quantized; empty for others.
+    """
+    others = {each.upper() for each in FULL if each != own_type.lower()} if own_type.lower() in FULL else set()
+    able = [row for row in rows if figures(row).name not in {*data()["trained"]["names"], *others}]
+    useful = [row for row in able if is_useful(figures(row), tokens_per_second)]
+
+    def most_bits(candidates: list[_Row]) -> _Row | None:
+        left = [row for row in candidates if not any(_beats(figures(by), figures(row), published) for by in candidates)]
+        return max(left, key=lambda row: _order(figures(row)), default=None)
+
+    whole = [row for row in able if figures(row).bits >= _LEAST_BITS]
+    fastest = max((figures(row).rate for row in whole), default=0.0)
+    best = most_bits(useful or [row for row in able if figures(row).rate >= _WORTH_IT * fastest])
+    if best is not None and (figures(best).bits >= _LEAST_BITS or figures(best).rate >= _WORTH_IT * fastest):
+        return best
+    return most_bits([row for row in whole if figures(row).rate >= _NEARLY * fastest])
+
+
+def is_useful(each: TypeFigures, tokens_per_second: float | None) -> bool:
+    """Return whether generation is fast enough."""
+    return each.rate >= (USEFUL if tokens_per_second is None else tokens_per_second)
+
+
+def reason(best: TypeFigures, called: str, tokens_per_second: float | None) -> str:
+    """Say in a line why ``best`` is the best one."""
+    rate = f"{USEFUL if tokens_per_second is None else tokens_per_second:g} t/s"
+    name = printable(called)
+    if is_useful(best, tokens_per_second):
+        return f"{name} has the best quality at {rate} or more (--tokens-per-second sets another speed)"
+    if best.bits >= _LEAST_BITS:
+        return (
+            f"none with 4 bits or more generates {rate} (--tokens-per-second): {name} has the best quality of those "
+            "that are nearly the fastest"
+        )
+    return f"none generates {rate} (--tokens-per-second): with 4 bits, none fits or is a third as fast as {name}"
+
+
+def _order(each: TypeFigures) -> tuple[float, bool, float, str]:
+    return each.bits, not each.needs_imatrix, each.rate, each.name
+
+
+def _beats(by: TypeFigures, each: TypeFigures, published: str) -> bool:
+    """Return whether ``by`` is no larger and has lower published perplexity, or the weights as published."""
+    perplexity = data()["perplexity"]
+    if by.bytes is None or each.bytes is None or by.bytes > each.bytes:
+        return False
+    if by.name == published and each.name != published:
+        return True
+    return by.name in perplexity and each.name in perplexity and bool(perplexity[by.name] < perplexity[each.name])
