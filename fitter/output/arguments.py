@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from fitter.errors import PlanError
 from fitter.llama.build.versions import numbers_of
+from fitter.model.location import local_name
+from fitter.model.shapes import shape_addresses
 from fitter.parameters.kinds import Flag
 from fitter.parameters.table import PARAMETERS, SHARED, Parameter, of_a_load
 from fitter.planning.plan.plan import Plan
@@ -104,6 +106,35 @@ def check_line(args: Sequence[str]) -> None:
             raise PlanError(
                 f"'{arg}' has control characters, which a command line cannot contain: rename the file, or use --json"
             )
+
+
+RUNS = ("llama-server", "llama-cli")
+"""Programs that a command can start with a plan's arguments; for any other program it starts the first."""
+
+
+def command(plan: Plan) -> str:
+    """Write the whole command that runs ``plan``, to paste into a shell. Raises as ``arguments`` and ``check_line``."""
+    return command_of(plan.program, plan.model.path, arguments(plan))
+
+
+def command_of(program: str, model: str, args: Sequence[str]) -> str:
+    """Write the command of ``program`` with ``args``, quoted for sh, bash, zsh and fish.
+
+    Args:
+        program: The program that the arguments are for.
+        model: Path or address of the model. A remote file is named as its download; a model without a file gets a
+            place to fill in.
+        args: llama.cpp's arguments.
+
+    Raises:
+        PlanError: An argument cannot be on one line.
+    """
+    file = local_name(model)
+    if shape_addresses.wanted(model) is not None:
+        file = f"path/to/{file}"
+    words = [program if program in RUNS else RUNS[0], "-m", file, *args]
+    check_line(words)
+    return " ".join(map(shell_word, words))
 
 
 def shell_word(arg: str) -> str:
