@@ -33,6 +33,8 @@ _REMEDIES = (
     (r"use fitter fit --format \w+", "take another form"),
     (r", or use --json|: use fitter --json", ""),
     (r"'fitter shapes' lists (all|them)", "take one of the list"),
+    (r": --tokens-per-second N marks the one of them that generates as fast", ""),
+    (r" \(--mmproj plans with one\)", ""),
     (r", or start it with --root", ""),
     (r"leave (-\S+) out", r"set no \1"),
 )

@@ -278,7 +278,7 @@ def command_entry(plan: Plan) -> dict[str, str]:
         from fitter.model.files.addresses import as_url, download_command
 
         note = f"Download the model first: {download_command(as_url(path) or '')}"
-    entry = {"name": "command", "meaning": "paste it into a shell", "text": "", "problem": "", "note": note}
+    entry = {"name": "command", "title": "Run it", "meaning": "paste it into a shell", "text": "", "problem": "", "note": note}
     try:
         return _checked({**entry, "text": command(plan)}, "use fitter --json")
     except PlanError as error:
