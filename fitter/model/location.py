@@ -101,6 +101,15 @@ def local_name(path: str | os.PathLike[str]) -> str:
     return addresses.hub_name(url) if is_hub else addresses.file_name(url)
 
 
+def download(path: str | os.PathLike[str]) -> str:
+    """Return the command that downloads a remote model; empty for others."""
+    if shapes.wanted(path) is not None or not is_address(path):
+        return ""
+    from fitter.model.files.addresses import as_url, download_command
+
+    return download_command(as_url(path) or "")
+
+
 def check_is_here(path: str | os.PathLike[str]) -> None:
     """Raise ``ModelError`` for a remote model, which cannot be loaded."""
     if (shape := shapes.wanted(path)) is not None:
@@ -108,10 +117,7 @@ def check_is_here(path: str | os.PathLike[str]) -> None:
             f"{shape.shown} is a model without a file, which cannot be loaded: give the path of a GGUF file of it"
         )
     if is_address(path):
-        from fitter.model.files.addresses import as_url, download_command, shown
-
-        url = as_url(path) or ""
-        raise ModelError(f"{shown(url)} has to be here to be loaded: download it with {download_command(url)}")
+        raise ModelError(f"{called(path)} has to be here to be loaded: download it with {download(path)}")
 
 
 def _of_file_url(path: str | os.PathLike[str]) -> str | os.PathLike[str]:

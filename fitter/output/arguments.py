@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from fitter.errors import PlanError
 from fitter.llama.build.versions import numbers_of
-from fitter.model.location import local_name
-from fitter.model.shapes import shape_addresses
+from fitter.model import location
 from fitter.parameters.kinds import Flag
 from fitter.parameters.table import PARAMETERS, SHARED, Parameter, of_a_load
 from fitter.planning.plan.plan import Plan
@@ -85,6 +84,31 @@ _LISTS = ("--lora", "--lora-scaled", "--spec-type")
 """Options for draft models, vision and LoRA whose value is a list."""
 
 
+_RUNS = ("llama-server", "llama-cli")
+"""Programs that take a plan's arguments; ``llama-bench`` has names of its own."""
+
+
+def command(plan: Plan, others: Sequence[str] = ()) -> list[str] | None:
+    """List the words that start the program of ``plan`` with its model, its arguments and ``others``.
+
+    ``None`` for a program that does not take them, and for a model whose name cannot be on a command line.
+    """
+    model = location.local_name(plan.model.path)
+    if plan.program not in _RUNS or not model.isprintable():
+        return None
+    return [plan.program, "-m", model, *arguments(plan), *others]
+
+
+def run_hint(plan: Plan) -> str:
+    """Say that ``command`` runs the plan, and what to do first if the model's file is not here."""
+    path = plan.model.path
+    if download := location.download(path):
+        return f"download: {download}\nrun it:"
+    return (
+        f"run it, with your file in place of {location.local_name(path)}:" if location.is_address(path) else "run it:"
+    )
+
+
 def command_line(args: Sequence[str], *, quoted: bool) -> str:
     """Write ``args`` as one line.
 
@@ -108,35 +132,6 @@ def check_line(args: Sequence[str]) -> None:
             )
 
 
-RUNS = ("llama-server", "llama-cli")
-"""Programs that a command can start with a plan's arguments; for any other program it starts the first."""
-
-
-def command(plan: Plan) -> str:
-    """Write the whole command that runs ``plan``, to paste into a shell. Raises as ``arguments`` and ``check_line``."""
-    return command_of(plan.program, plan.model.path, arguments(plan))
-
-
-def command_of(program: str, model: str, args: Sequence[str]) -> str:
-    """Write the command of ``program`` with ``args``, quoted for sh, bash, zsh and fish.
-
-    Args:
-        program: The program that the arguments are for.
-        model: Path or address of the model. A remote file is named as its download; a model without a file gets a
-            place to fill in.
-        args: llama.cpp's arguments.
-
-    Raises:
-        PlanError: An argument cannot be on one line.
-    """
-    file = local_name(model)
-    if shape_addresses.wanted(model) is not None:
-        file = f"path/to/{file}"
-    words = [program if program in RUNS else RUNS[0], "-m", file, *args]
-    check_line(words)
-    return " ".join(map(shell_word, words))
-
-
 def shell_word(arg: str) -> str:
     r"""Quote ``arg`` for ``eval`` in sh, bash, zsh and fish.
 
@@ -146,3 +141,14 @@ def shell_word(arg: str) -> str:
         return arg
     parts = re.findall(r"[^'\\]+|['\\]", arg)
     return "".join(f"\\{part}" if part in ("'", "\\") else f"'{part}'" for part in parts) or "''"
+
+
+def shell_line(words: Sequence[str]) -> str:
+    """Write ``words`` as one line for sh, bash, zsh and fish. Raises :class:`PlanError` as ``check_line``."""
+    check_line(words)
+    return " ".join(map(shell_word, words))
+
+
+def placeholder(path: str) -> str:
+    """Return the path to write for a model without a file: it is clearly none that is here."""
+    return f"path/to/{location.local_name(path)}"

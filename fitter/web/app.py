@@ -99,7 +99,7 @@ class Server:
         return await self._answer(asked, request, model, ask)
 
     async def panel(self, asked: PlanQuestion, request: Request, name: str) -> str:
-        """Plan the model, or every model of a repository, and write it as a side of the page. Raises ``FitterError``."""
+        """Plan the model, or every model of a repository, and write a side of the page. Raises ``FitterError``."""
         model = await self._wanted(asked)
         if not model.is_repository:
             answer = await self.plan(asked, request, with_map=True)

@@ -18,10 +18,10 @@ from fitter.model.shapes.shape_addresses import DEFAULT_TYPE
 from fitter.output.pages import page as output_pages
 from fitter.output.pages import report_page, repository_page
 from fitter.output.pictures.curves import tokens
-from fitter.parameters.table import DEFAULTS, PARAMETERS
+from fitter.parameters.table import PARAMETERS
 from fitter.parameters.values import MAX_DEVICES
 from fitter.programs import PROGRAMS
-from fitter.text import LONGEST_TEXT, MIB, printable
+from fitter.text import LONGEST_TEXT, printable
 from fitter.web.allowed_files import Root
 from fitter.web.questions import LONGEST
 from fitter.web.wording import LABELS, worded
@@ -71,7 +71,9 @@ def shapes() -> tuple[listing.ShapeInfo, ...]:
 def _contexts() -> list[tuple[int, str]]:
     """Return the contexts of the slider, up to the largest that a model of the catalogue was trained for."""
     most = max(each.n_ctx_train for each in shapes())
-    steps = sorted({base << power for power in range(most.bit_length()) for base in (512, 768) if base << power <= most})
+    steps = sorted(
+        {base << power for power in range(most.bit_length()) for base in (512, 768) if base << power <= most}
+    )
     return [(step, tokens(step)) for step in steps]
 
 

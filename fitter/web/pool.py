@@ -167,7 +167,8 @@ class Pool:
     ) -> _T:
         """Call ``ask`` with a planner for ``model``, best one with the same question ``about`` before.
 
-        ``seconds`` for the answer replace ``answered``. Raises its errors, ``Overtaken``, ``Busy`` if too many wait or none was free, and ``TimeLimitError``.
+        ``seconds`` for the answer replace ``answered``. Raises its errors, ``Overtaken``, ``Busy`` if too many wait or
+        none was free, and ``TimeLimitError``.
         """
         held = await self._take(question, model, about)
         try:

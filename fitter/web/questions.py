@@ -170,7 +170,8 @@ def wanted(model: str, root: Root | None) -> Wanted:
         )
     if root is None:
         raise UsageError(
-            f"'{printable(text, LONGEST_NAME)}' is no address, and the server offers no directory: name a shape or an address, or start it with --root"
+            f"'{printable(text, LONGEST_NAME)}' is no address, and the server offers no directory: name a shape or an "
+            "address, or start it with --root"
         )
     if text.endswith("/"):
         return Wanted(str(root.folder(text)), text, is_repository=True)

@@ -118,7 +118,7 @@ def _open(url: str, say: Callable[[str], None]) -> None:
 
 
 def _has_display() -> bool:
-    """Return whether a browser can have a window, or the user names one; without it Python would start a text browser."""
+    """Return whether a browser can have a window, or the user names one; otherwise Python may start a text browser."""
     is_shown = sys.platform in ("win32", "darwin") or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
     return is_shown or "BROWSER" in os.environ
 

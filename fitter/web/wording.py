@@ -23,7 +23,10 @@ _REMEDIES = (
     (r",? or let weights be read from disk again and again with --allow paging", ""),
     (r",? or a smaller margin with --host-margin", ""),
     (r"margin with --fit-target", LABELS["margin"]),
-    (r"raise --time-?(limit|out)(, or set more parameters yourself, such as -c)?", "set the context, or take fewer cards"),
+    (
+        r"raise --time-?(limit|out)(, or set more parameters yourself, such as -c)?",
+        "set the context, or take fewer cards",
+    ),
     (r", or give it more time \(--timeout\)", ""),
     (r"give it more time \(--timeout\)", "try again later"),
     (r", or (name )?another (llama\.cpp |one )?with --llama-cpp", ""),
@@ -45,7 +48,7 @@ _OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z0-9-]*")
 @cache
 def _labels() -> dict[str, str]:
     """Return the words for each option, and for a parameter as messages call it: ``n_ctx (-c)``."""
-    words = {}
+    words: dict[str, str] = {}
     for name, each in PARAMETERS.items():
         if each.options:
             label = LABELS.get(name, each.long.replace("-", " "))

@@ -13,7 +13,7 @@ from typing import Any
 from fitter.errors import PlanError
 from fitter.model.location import local_name
 from fitter.model.shapes import shape_addresses
-from fitter.output.arguments import RUNS, command_of
+from fitter.output.arguments import placeholder, shell_line
 from fitter.output.pages import page
 from fitter.output.pictures.drawing import text
 from fitter.output.tables.exploration_table import file_names
@@ -265,13 +265,15 @@ def _command(cell: Mapping[str, Any] | None) -> dict[str, str]:
         return {}
     model, file_type = cell["model"], cell["file_type"]
     shape = shape_addresses.wanted(model)
-    if file_type is not None and shape is not None:
-        model = shape.of_type(file_type).address
+    if shape is not None:
+        file = placeholder(shape.of_type(file_type or shape.file_type).address)
     elif file_type is not None:
         # llama-quantize has not made it yet
-        model = f"path/to/{PurePath(local_name(model)).stem}-{file_type}.gguf"
+        file = placeholder(f"{PurePath(local_name(model)).stem}-{file_type}.gguf")
+    else:
+        file = local_name(model)
     try:
-        return {"command": command_of(RUNS[0], model, cell["arguments"] or ()), "problem": ""}
+        return {"command": shell_line(["llama-server", "-m", file, *(cell["arguments"] or ())]), "problem": ""}
     except PlanError as error:
         return {"command": "", "problem": str(error)}
 

@@ -7,14 +7,14 @@ escaped, and shown on one line.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from fitter.errors import PlanError
-from fitter.model.location import is_address
+from fitter.model.location import download
 from fitter.model.shapes import shape_addresses
-from fitter.output.arguments import command, command_line
+from fitter.output.arguments import arguments, command, command_line, placeholder, shell_line
 from fitter.output.documents.plan_document import to_dict
 from fitter.output.formats import FORMATS, UNQUOTED, words
 from fitter.output.pages.page import fragment, page, pictures
@@ -27,6 +27,7 @@ from fitter.output.units import dummy_loads, speed
 from fitter.planning.plan.context_points import ContextPoint
 from fitter.planning.plan.layer_map import HOST_NAME, LayerMap
 from fitter.planning.plan.plan import Plan, resolved
+from fitter.programs import SERVER
 from fitter.text import MIB, human, printable
 
 _COLUMNS = (
@@ -90,9 +91,7 @@ NAMELESS = ("args", "shell", "ik_llama")
 """Formats without the model's file, which is on another machine than the reader of a panel."""
 
 
-def plan_panel(
-    plan: Plan, layer_map: LayerMap | None, name: str, of: str, say: Callable[[str], str] = str
-) -> str:
+def plan_panel(plan: Plan, layer_map: LayerMap | None, name: str, of: str, say: Callable[[str], str] = str) -> str:
     """Draw one plan of a page with several: HTML without style and script.
 
     Args:
@@ -137,9 +136,7 @@ def _shared_values(
         "map_pictures": ()
         if layer_map is None
         else pictures(lambda width: layer_picture.layer_svg(layer_map, width=width, is_alone=False)),
-        "formats": [{**each, "problem": say(each["problem"])} for each in _formats(plan, formats)]
-        if plan.fits
-        else [],
+        "formats": [{**each, "problem": say(each["problem"])} for each in _formats(plan, formats)] if plan.fits else [],
         "remarks": list(map(say, _remarks(plan, layer_map, notes))),
     }
 
@@ -270,17 +267,19 @@ def _explanation(plan: Plan) -> dict[str, Any] | None:
 
 
 def command_entry(plan: Plan) -> dict[str, str]:
-    """Return the command to paste as one of ``_formats``, with a note about a model that is not a file here."""
-    path, note = plan.model.path, ""
-    if shape_addresses.wanted(path) is not None:
+    """Return the command to paste as one of ``_formats``: only the arguments for a program that takes no such ones."""
+    path, note, meaning = plan.model.path, "", "paste it into a shell"
+    words = command(replace(plan, program=SERVER) if plan.program == "any" else plan)
+    if words is None:
+        meaning = "arguments of llama.cpp, quoted for a shell"
+    elif shape_addresses.wanted(path) is not None:
+        words[words.index("-m") + 1] = placeholder(path)
         note = "This model has no file yet: write the path of yours in place of path/to/…"
-    elif is_address(path):
-        from fitter.model.files.addresses import as_url, download_command
-
-        note = f"Download the model first: {download_command(as_url(path) or '')}"
-    entry = {"name": "command", "title": "Run it", "meaning": "paste it into a shell", "text": "", "problem": "", "note": note}
+    elif first := download(path):
+        note = f"Download the model first: {first}"
+    entry = {"name": "command", "title": "Run it", "meaning": meaning, "text": "", "problem": "", "note": note}
     try:
-        return _checked({**entry, "text": command(plan)}, "use fitter --json")
+        return _checked({**entry, "text": shell_line(words or arguments(plan))}, "use fitter --json")
     except PlanError as error:
         return {**entry, "problem": str(error)}
 

@@ -1,4 +1,4 @@
-"""The models of a repository with their plans, as a part of a page. Names of files are untrusted: everything is escaped."""
+"""The models of a repository with their plans, as a part of a page. Untrusted names of files are escaped."""
 
 from __future__ import annotations
 
@@ -54,24 +54,22 @@ def _facts(best: RepositoryFile) -> list[Fact]:
 
 def _row(each: RepositoryFile, *, is_best: bool) -> dict[str, Any]:
     """Write a model's figures; ``-`` for each that it does not have."""
-    figures = (
-        ("bits per weight", each.bits_per_weight, "{:.2f}".format),
-        ("context", each.n_ctx, "{:,}".format),
-        ("longest context", each.longest_context, "{:,}".format),
-        ("weights on the host", each.host_weights if each.fits else None, human),
-        ("generation, tokens/s", each.generation_tokens_per_second, speed),
-        ("prompt, tokens/s", each.prompt_tokens_per_second, speed),
-    )
+    figures = {
+        "size": human(each.bytes),
+        "fits": _FITS[each.fits if each.plan is not None else None],
+        "bits per weight": each.bits_per_weight and f"{each.bits_per_weight:.2f}",
+        "context": each.n_ctx and f"{each.n_ctx:,}",
+        "longest context": each.longest_context and f"{each.longest_context:,}",
+        "weights on the host": human(each.plan.host.model) if each.plan is not None and each.fits else None,
+        "generation, tokens/s": each.generation_tokens_per_second and speed(each.generation_tokens_per_second),
+        "prompt, tokens/s": each.prompt_tokens_per_second and speed(each.prompt_tokens_per_second),
+    }
     return {
         "name": each.name,
         "model": each.path,
         "has_plan": each.plan is not None,
         "is_best": is_best,
-        "figures": [
-            ("size", human(each.bytes)),
-            ("fits", _FITS[each.fits if each.plan is not None else None]),
-            *((title, "-" if value is None else write(value)) for title, value, write in figures),
-        ],
+        "figures": [(title, text or "-") for title, text in figures.items()],
     }
 
 

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fitter.output.pictures.drawing import BOLD, EDGE, NAMES, NARROW, SMALL, WIDE, Part, fitting, hatch, legend, svg, text
+from fitter.output.pictures.drawing import (
+    BOLD,
+    EDGE,
+    NAMES,
+    NARROW,
+    SMALL,
+    WIDE,
+    Part,
+    fitting,
+    hatch,
+    legend,
+    svg,
+    text,
+)
 from fitter.text import human
 
 PARTS = {
