@@ -25,6 +25,7 @@ from fitter.output.documents.device_documents import CATALOGUE, Catalogue
 from fitter.output.documents.shape_document import SHAPES, Shapes
 from fitter.planning.plan.layer_map import LayerMap
 from fitter.planning.plan.plan import Plan
+from fitter.planning.request.request import Progress
 from fitter.planning.tables.repository_rows import Repository, RepositoryFile
 from fitter.web import planner_page
 from fitter.web.allowed_files import Root, encoded
@@ -107,7 +108,11 @@ class Server:
         keywords = asked.keywords(has_devices=self.settings.has_devices)
 
         def ask(planner: Planner, question: Question) -> Repository:
-            return planner.repository(on_progress=lambda _: question.check(), **keywords)
+            def on_progress(progress: Progress) -> None:
+                question.check()
+                question.said = progress.text
+
+            return planner.repository(on_progress=on_progress, **keywords)
 
         planned = _below_root(await self._answer(asked, request, model, ask, seconds=_REPOSITORY), model)
         return await asyncio.to_thread(planner_page.repository_panel, planned, name, self.settings.root)
@@ -234,6 +239,11 @@ def _add_pages(app: FastAPI, server: Server) -> None:
             return {"html": None, "error": None}
         except (FitterError, Unanswered) as error:
             return {"html": None, "error": worded(planner_page.told(str(error), root))}
+
+    @app.get("/progress/{session}", include_in_schema=False)
+    def progress(session: str) -> dict[str, str]:
+        """Return the progress of the session's question about a repository."""
+        return {"said": planner_page.told(server.pool.said(session), root)}
 
     for path, (kind, text) in planner_page.static().items():
         app.add_api_route(path, _constant(text, kind), include_in_schema=False)

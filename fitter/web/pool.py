@@ -74,6 +74,8 @@ class Question:
     session: str
     over: asyncio.Event = field(default_factory=asyncio.Event)
     why: str = ""
+    said: str = ""
+    """The last progress of its answer."""
 
     def end(self, why: str = "a newer question was asked: this one was not answered") -> None:
         """End the question: nobody wants its answer any more."""
@@ -135,6 +137,11 @@ class Pool:
     def waiting(self) -> int:
         """Number of waiting questions."""
         return len(self._line)
+
+    def said(self, session: str) -> str:
+        """Return the last progress of a session's question; empty without one."""
+        question = self._latest.get(session)
+        return "" if question is None else question.said
 
     @asynccontextmanager
     async def asked(self, session: str = "") -> AsyncIterator[Question]:

@@ -199,6 +199,7 @@
       if (!question.model || question.gpus?.length === 0) return this.fail("");
       const asking = (this.asking = new AbortController());
       this.settle();
+      this.follow(asking, question.model);
       try {
         const answer = await fetch(`/panel/${this.name}`, {
           method: "POST", body: key, headers: { "Content-Type": "application/json" }, signal: asking.signal,
@@ -214,6 +215,18 @@
           this.asking = null;
           this.settle();
         }
+      }
+    }
+
+    // say how far the models of a repository are, which takes a while
+    async follow(asking, model) {
+      this.panel.dataset.said = "planning …";
+      if (!/^hf:.*(?<!\.gguf)$|\/$/is.test(model)) return;
+      for (;;) {
+        await new Promise((done) => setTimeout(done, 1000));
+        if (asking !== this.asking) return;
+        const { said } = await fetch(`/progress/${this.session}`).then((answer) => answer.json(), () => ({}));
+        if (said && asking === this.asking) this.panel.dataset.said = said;
       }
     }
 
