@@ -114,6 +114,8 @@ def _open(url: str, say: Callable[[str], None]) -> None:
         if not _has_display() or not webbrowser.open(url):
             say(f"no browser can be opened here: open {url} in one")
 
+    # a relative entry would start a program of the current directory
+    os.environ["PATH"] = os.pathsep.join(filter(os.path.isabs, os.get_exec_path()))
     threading.Thread(target=run, daemon=True).start()
 
 

@@ -778,10 +778,12 @@ def test_what_it_cannot_be_started_with(site: Site) -> None:
 
 
 def test_the_page_is_opened_in_a_browser(tmp_path: Path) -> None:
-    program, opened_at = tmp_path / "browser", tmp_path / "address"
+    program, opened_at = tmp_path / "chosen-browser", tmp_path / "address"
     program.write_text(f'#!/bin/sh\nprintf "%s" "$1" > "{opened_at}.new" && mv "{opened_at}.new" "{opened_at}"\n')
     program.chmod(0o755)
-    with serving("--open", "--workers", "1", BROWSER=f"{program} %s") as served:
+    with serving(
+        "--open", "--workers", "1", BROWSER="chosen-browser", PATH=f"{tmp_path}:{os.environ['PATH']}"
+    ) as served:
         until(opened_at.exists, "no browser is started")
         assert opened_at.read_text() == served.url
 
