@@ -23,11 +23,10 @@ from fitter.planning.plan.layer_map import LayerMap
 from fitter.planning.plan.plan import Plan
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.request import Progress
+from fitter.planning.tables.repository_rows import Repository
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from fitter.planning.tables.repository_rows import Repository
 
 _T = TypeVar("_T")
 
