@@ -214,6 +214,8 @@ def test_the_command_is_pasted_and_run(cards: str, site: Site, tmp_path: Path, b
 
 
 def test_a_directory_is_a_table_of_plans(site: Site, browser: Browser) -> None:
+    from playwright.sync_api import expect
+
     planned = fitter.repository(site.root / "deep", gpus=CARD, program="llama-server", n_ctx=2048)
     assert planned.best is not None and len(planned.found) == 2
     with opened(browser, site, "#a.model=deep/&a.gpus=1GiB&a.n_ctx=2048", PHONE) as page:
@@ -229,6 +231,7 @@ def test_a_directory_is_a_table_of_plans(site: Site, browser: Browser) -> None:
         answered(page)
         assert page.locator("#a .verdict").inner_text() == "Fits"
         assert page.locator("#a-model").input_value() == f"deep/{other}"
+        expect(page.locator("#a .verdict")).to_be_in_viewport()
         assert page.url.partition("#")[2].startswith(f"a.model=deep%2F{other}&")
         page.locator("#a .back").get_by_role("button", name="All models of deep/").click()
         answered(page)

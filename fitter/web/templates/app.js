@@ -27,7 +27,7 @@
       this.back = this.section.querySelector(".back");
       this.session = `${random()}-${name}`;
       this.asking = null;
-      this.isChanged = false;
+      this.isChanged = this.isOpened = false;
       this.shown = "";
       this.form.addEventListener("submit", (event) => event.preventDefault());
       this.form.addEventListener("input", (event) => this.changed(event.target, true));
@@ -67,6 +67,7 @@
       this.field("model").value = model;
       this.from(repository);
       this.label();
+      this.isOpened = true;
       changed();
     }
 
@@ -241,6 +242,9 @@
       // the server has escaped every name in it
       this.panel.innerHTML = html;
       for (const each of this.panel.querySelectorAll("details")) each.open = open.has(each.dataset.kept);
+      // the row that was clicked may be far below
+      if (this.isOpened) this.section.scrollIntoView();
+      this.isOpened = false;
       said.textContent = `${this.panel.querySelector(".verdict").textContent}: ${this.panel.querySelector(".facts").innerText.replace(/\s+/g, " ")}`;
       compared();
     }
