@@ -37,7 +37,7 @@ _REMEDIES = (
     (r", or use --json|: use fitter --json", ""),
     (r"'fitter shapes' lists (all|them)", "take one of the list"),
     (r": --tokens-per-second N marks the one of them that generates as fast", ""),
-    (r" \(--mmproj plans with one\)", ""),
+    (r" \(--(mmproj plans with one|tokens-per-second[^)]*)\)", ""),
     (r", or start it with --root", ""),
     (r"leave (-\S+) out", r"set no \1"),
 )

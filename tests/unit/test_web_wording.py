@@ -40,6 +40,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "'a' is no address, and the server offers no directory: name a shape or an address, or start it with --root",
         "'a' is no address, and the server offers no directory: name a shape or an address",
     ),
+    "the best of a repository": (
+        "a-Q4_K_M.gguf has the best quality at 20 t/s or more (--tokens-per-second sets another speed)",
+        "a-Q4_K_M.gguf has the best quality at 20 t/s or more",
+    ),
     "another option": ("use --split-mode layer, or -ub 512", "use split mode layer, or ubatch size 512"),
     "no option": ("gpt-oss-120b -x f16 e-5 - a--b", "gpt-oss-120b -x f16 e-5 - a--b"),
 }
