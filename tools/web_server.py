@@ -57,13 +57,14 @@ class Served:
 
 
 @contextmanager
-def serving(*words: str, **environment: str) -> Iterator[Served]:
-    """``fitter serve`` with these options, at a port that is free."""
+def serving(*words: str, **environment: str | None) -> Iterator[Served]:
+    """``fitter serve`` with these options, at a port that is free; ``None`` removes a variable of the environment."""
+    variables = {**os.environ, **environment}
     process = subprocess.Popen(
         [sys.executable, "-m", "fitter", "serve", "--port", "0", *words],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **environment},
+        env={name: value for name, value in variables.items() if value is not None},
     )
     try:
         assert process.stderr is not None

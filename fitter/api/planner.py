@@ -23,6 +23,7 @@ from fitter.planning.plan.layer_map import LayerMap
 from fitter.planning.plan.plan import Plan
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.request import Progress
+from fitter.planning.tables.repository_rows import Repository
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -98,6 +99,14 @@ class Planner:
     def estimate(self, *, live_tokens: int | None = None, **parameters: Unpack[Estimating]) -> Price:
         """Answer as ``fitter.estimate``. Raises what that raises, and ``CancelledError``."""
         return self._ask(api.estimate, Estimating, parameters, {"live_tokens": live_tokens})
+
+    def repository(
+        self, *, on_progress: Callable[[Progress], None] | None = None, **parameters: Unpack[Fitting]
+    ) -> Repository:
+        """Answer as ``fitter.repository``, if the model is a repository or a directory. Raises what that raises."""
+        from fitter.api import plan_repository
+
+        return self._ask(plan_repository.repository, Fitting, parameters, {"on_progress": on_progress})
 
     def layer_map(self, plan: Plan) -> LayerMap | None:
         """Map the layers of a ``plan`` of this planner to devices, by one dummy load at most.

@@ -15,7 +15,7 @@ _EPILOG = """\
 Examples:
   fitter serve                                 plan well-known models and those of addresses
   fitter serve --root ~/models                 and those of a directory
-  fitter serve --port 0                        at any port that is free
+  fitter serve --port 0 --open                 at any port that is free, and open the page in the browser
 
 It answers this machine only, unless --host says otherwise. Ctrl-C and SIGTERM
 end it within 8 seconds, with all that it has begun.
@@ -58,8 +58,15 @@ _SECTION = "Server"
     is_flag=True,
     help="Also fetch headers from hosts of private networks and of this machine, and through proxies.",
 )
+@options.grid_option(
+    _SECTION,
+    "open_browser",
+    "--open",
+    is_flag=True,
+    help="Open the page in the default browser once the server listens.",
+)
 @options.llama_cpp_option
-def serve(allow_private_addresses: bool | None, **given: Any) -> int:
+def serve(allow_private_addresses: bool | None, open_browser: bool | None, **given: Any) -> int:
     """Plan in the browser: pick a model and cards, move context, KV cache and margins, and see the plan change.
 
     A model is a file below --root, an address (https://, hf://) or a shape. Cards are described, or those of this
@@ -77,6 +84,7 @@ def serve(allow_private_addresses: bool | None, **given: Any) -> int:
     run(
         **options.given(given),
         allow_private_addresses=bool(allow_private_addresses),
+        open_browser=bool(open_browser),
         say=lambda text: click.echo(f"fitter: {text}", err=True),
     )
     return EXIT_FITS

@@ -88,8 +88,8 @@ _RUNS = ("llama-server", "llama-cli")
 """Programs that take a plan's arguments; ``llama-bench`` has names of its own."""
 
 
-def command(plan: Plan) -> list[str] | None:
-    """List the words that start the program of ``plan`` with its model and its arguments.
+def command(plan: Plan, others: Sequence[str] = ()) -> list[str] | None:
+    """List the words that start the program of ``plan`` with its model, its arguments and ``others``.
 
     ``None`` for a program that does not take them, and for a model whose name cannot be on a command line. Raises
     :class:`PlanError` for an argument that cannot.
@@ -97,7 +97,7 @@ def command(plan: Plan) -> list[str] | None:
     model = location.local_name(plan.model.path)
     if plan.program not in _RUNS or not model.isprintable():
         return None
-    args = arguments(plan)
+    args = [*arguments(plan), *others]
     check_line(args)
     return [plan.program, "-m", model, *args]
 
@@ -144,3 +144,14 @@ def shell_word(arg: str) -> str:
         return arg
     parts = re.findall(r"[^'\\]+|['\\]", arg)
     return "".join(f"\\{part}" if part in ("'", "\\") else f"'{part}'" for part in parts) or "''"
+
+
+def shell_line(words: Sequence[str]) -> str:
+    """Write ``words`` as one line for sh, bash, zsh and fish. Raises :class:`PlanError` as ``check_line``."""
+    check_line(words)
+    return " ".join(map(shell_word, words))
+
+
+def placeholder(path: str) -> str:
+    """Return the path to write for a model without a file: it is clearly none that is here."""
+    return f"path/to/{location.local_name(path)}"

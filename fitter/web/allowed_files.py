@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from fitter.errors import ModelError, UsageError
 from fitter.model.files.source import split_name, split_path
-from fitter.model.repository_models import Listed, listed
+from fitter.model.repository_models import Listed, listed, listing
 from fitter.text import LONGEST_NAME, printable
 
 _SUFFIX = ".gguf"
@@ -46,10 +47,29 @@ class Root:
         models = sorted(self._files_below())
         return tuple(each for each in listed("", models, None).models if each.problem is None)
 
+    def folders(self) -> Iterator[tuple[str, int]]:
+        """List the directories with several models in them or below, with their number: ``./`` and ``sub/``."""
+        counts: Counter[str] = Counter()
+        for each in self.models():
+            parts = each.path.split("/")[:-1]
+            counts.update(["./", *("/".join(parts[: i + 1]) + "/" for i in range(len(parts)))])
+        return ((name, count) for name, count in counts.items() if count > 1)
+
+    def folder(self, name: str) -> Path:
+        """Return a directory of ``folders``. Raises ``ModelError`` for another one, or with links to other places."""
+        if name not in dict(self.folders()):
+            raise ModelError(f"there are no models in '{printable(name, LONGEST_NAME)}': take a directory of the list")
+        path = self.path.joinpath(*_decoded(name).split("/"))
+        within = {each for each, _ in self._files_below()}
+        prefix = name.removeprefix("./")
+        if not all(prefix + encoded(each) in within for each in listing(path, 0).names):
+            raise ModelError(f"'{printable(name, LONGEST_NAME)}' has links to other places: plan one of its files")
+        return path
+
     def file(self, name: str) -> Path:
         """Return the file of a model by its relative path. Raises ``ModelError`` if it is not below the root."""
         unknown = ModelError(f"there is no model '{printable(name, LONGEST_NAME)}' here: take one of the list")
-        parts = _BYTE.sub(lambda byte: os.fsdecode(bytes.fromhex(byte[1])), name).split("/")
+        parts = _decoded(name).split("/")
         if any(part in ("", ".", "..") or "\\" in part for part in parts) or not parts[-1].endswith(_SUFFIX):
             raise unknown
         path = self.path.joinpath(*parts)
@@ -87,8 +107,16 @@ class Root:
                 # it may be removed meanwhile
                 with suppress(OSError):
                     if name.endswith(_SUFFIX) and self._has(path):
-                        called = os.fsencode(path.relative_to(self.path).as_posix()).decode(errors="backslashreplace")
-                        yield called, path.stat().st_size
+                        yield encoded(path.relative_to(self.path).as_posix()), path.stat().st_size
 
 
-__all__ = ["Root"]
+def encoded(name: str) -> str:
+    """Write a name for JSON, with ``\\xff`` for each byte that is not UTF-8."""
+    return os.fsencode(name).decode(errors="backslashreplace")
+
+
+def _decoded(name: str) -> str:
+    return _BYTE.sub(lambda byte: os.fsdecode(bytes.fromhex(byte[1])), name)
+
+
+__all__ = ["Root", "encoded"]

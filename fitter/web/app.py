@@ -9,7 +9,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -25,12 +25,17 @@ from fitter.output.documents.device_documents import CATALOGUE, Catalogue
 from fitter.output.documents.shape_document import SHAPES, Shapes
 from fitter.planning.plan.layer_map import LayerMap
 from fitter.planning.plan.plan import Plan
+from fitter.planning.request.request import Progress
+from fitter.planning.tables.repository_rows import Repository, RepositoryFile
 from fitter.web import planner_page
-from fitter.web.allowed_files import Root
+from fitter.web.allowed_files import Root, encoded
 from fitter.web.fetching import Fetching
 from fitter.web.guard import Guard, Hosts
 from fitter.web.pool import Busy, Overtaken, Pool, Question, Unanswered
 from fitter.web.questions import ASKED, PlanQuestion, Wanted, wanted
+from fitter.web.wording import worded
+
+_T = TypeVar("_T")
 
 _STATUS = {Busy: 503, WorkerError: 503, Overtaken: 409, UsageError: 400, ModelError: 422, TimeLimitError: 504}
 """HTTP status of an error; any other error is the server's fault."""
@@ -43,6 +48,8 @@ _MEANING = {
     504: "Nothing was found in time",
 }
 """Meaning of each status."""
+_REPOSITORY = 600.0
+"""Seconds for all models of a repository; each has the time limit of a plan."""
 _LOOK = 0.2
 """Seconds between two checks that the asker is still connected."""
 _TIDY = 20.0
@@ -80,28 +87,66 @@ class Server:
 
     async def plan(self, asked: PlanQuestion, request: Request, *, with_map: bool) -> Answer:
         """Make the requested plan. Raises ``FitterError``."""
+        model = await self._wanted(asked)
+        if model.is_repository:
+            raise UsageError(f"{model.called or model.opens} holds several models: name a file of it")
         keywords = asked.keywords(has_devices=self.settings.has_devices)
-        loop = asyncio.get_running_loop()
-        model = await loop.run_in_executor(None, wanted, asked.model, self.settings.root)
 
+        def ask(planner: Planner, question: Question) -> Answer:
+            # the header may have been removed meanwhile: fetch it again
+            plan = planner.fit(on_progress=lambda _: question.check(), **keywords)
+            return Answer(_without_paths(plan, model), planner.layer_map(plan) if with_map else None)
+
+        return await self._answer(asked, request, model, ask)
+
+    async def panel(self, asked: PlanQuestion, request: Request, name: str) -> str:
+        """Plan the model, or every model of a repository, and write a side of the page. Raises ``FitterError``."""
+        model = await self._wanted(asked)
+        if not model.is_repository:
+            answer = await self.plan(asked, request, with_map=True)
+            return await asyncio.to_thread(planner_page.panel, answer.plan, answer.layer_map, name)
+        keywords = asked.keywords(has_devices=self.settings.has_devices)
+
+        def ask(planner: Planner, question: Question) -> Repository:
+            def on_progress(progress: Progress) -> None:
+                question.check()
+                question.said = progress.text
+
+            return planner.repository(on_progress=on_progress, **keywords)
+
+        planned = _below_root(await self._answer(asked, request, model, ask, seconds=_REPOSITORY), model)
+        return await asyncio.to_thread(planner_page.repository_panel, planned, name, self.settings.root)
+
+    async def _wanted(self, asked: PlanQuestion) -> Wanted:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, wanted, asked.model, self.settings.root)
+
+    async def _answer(
+        self,
+        asked: PlanQuestion,
+        request: Request,
+        model: Wanted,
+        ask: Callable[[Planner, Question], _T],
+        *,
+        seconds: float | None = None,
+    ) -> _T:
+        """Ask a planner of ``model``, until the asker disconnects."""
         async with self.pool.asked(asked.session) as question:
 
-            def ask(planner: Planner) -> Answer:
+            def ask_and_release(planner: Planner) -> _T:
                 try:
-                    # the header may have been removed meanwhile: fetch it again
-                    plan = planner.fit(on_progress=lambda _: question.check(), **keywords)
-                    layers = planner.layer_map(plan) if with_map else None
+                    return ask(planner, question)
                 finally:
                     if asked.gpus is None:
                         # a process with a real card uses memory of it
                         planner.release()
-                return Answer(_without_paths(plan, model), layers)
 
             watching = asyncio.ensure_future(_watch(request, question))
             try:
                 if model.is_elsewhere:
                     await self.fetching.fetch(question, model.opens)
-                return await self.pool.answer(question, model.opens, tuple(asked.gpus or ()), ask)
+                about = tuple(asked.gpus or ())
+                return await self.pool.answer(question, model.opens, about, ask_and_release, seconds=seconds)
             finally:
                 watching.cancel()
 
@@ -121,6 +166,23 @@ def _without_paths(plan: Plan, model: Wanted) -> Plan:
         model=replace(plan.model, path=model.called or plan.model.path),
         llama_cpp=None if build is None else replace(build, libllama=os.path.basename(build.libllama)),
     )
+
+
+def _below_root(planned: Repository, model: Wanted) -> Repository:
+    """Name the files of a directory by their paths below the root."""
+    folder = model.called
+    if folder is None:
+        return planned
+    prefix = folder.removeprefix("./")
+
+    def named(each: RepositoryFile) -> RepositoryFile:
+        path = prefix + encoded(each.name)
+        plan = None if each.plan is None else replace(each.plan, model=replace(each.plan.model, path=path))
+        return replace(each, name=encoded(each.name), path=path, plan=plan)
+
+    found = {each.name: named(each) for each in planned.found}
+    best = None if planned.best is None else found[planned.best.name]
+    return replace(planned, address=folder, found=tuple(found.values()), best=best)
 
 
 def application(settings: Settings, pool: Pool) -> Guard:
@@ -172,12 +234,16 @@ def _add_pages(app: FastAPI, server: Server) -> None:
     async def panel(name: Literal["a", "b"], asked: PlanQuestion, request: Request) -> dict[str, str | None]:
         """Return a part of the page. Errors are answers, too: a browser logs every other status as a failure."""
         try:
-            answer = await server.plan(asked, request, with_map=True)
+            return {"html": await server.panel(asked, request, name), "error": None}
         except Overtaken:
             return {"html": None, "error": None}
         except (FitterError, Unanswered) as error:
-            return {"html": None, "error": planner_page.told(str(error), root)}
-        return {"html": await asyncio.to_thread(planner_page.panel, answer.plan, answer.layer_map, name), "error": None}
+            return {"html": None, "error": worded(planner_page.told(str(error), root))}
+
+    @app.get("/progress/{session}", include_in_schema=False)
+    def progress(session: str) -> dict[str, str]:
+        """Return the progress of the session's question about a repository."""
+        return {"said": planner_page.told(server.pool.said(session), root)}
 
     for path, (kind, text) in planner_page.static().items():
         app.add_api_route(path, _constant(text, kind), include_in_schema=False)

@@ -16,16 +16,20 @@ from fitter.machine import gpu_catalogue
 from fitter.model.shapes import listing
 from fitter.model.shapes.shape_addresses import DEFAULT_TYPE
 from fitter.output.pages import page as output_pages
-from fitter.output.pages import report_page
+from fitter.output.pages import report_page, repository_page
 from fitter.output.pictures.curves import tokens
-from fitter.parameters.table import DEFAULTS, PARAMETERS
+from fitter.parameters.table import PARAMETERS
+from fitter.parameters.values import MAX_DEVICES
 from fitter.programs import PROGRAMS
-from fitter.text import LONGEST_TEXT, MIB, printable
+from fitter.text import LONGEST_TEXT, printable
 from fitter.web.allowed_files import Root
+from fitter.web.questions import LONGEST
+from fitter.web.wording import LABELS, worded
 
 if TYPE_CHECKING:
     from fitter.planning.plan.layer_map import LayerMap
     from fitter.planning.plan.plan import Plan
+    from fitter.planning.tables.repository_rows import Repository
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _TYPES = ("Q2_K", "IQ3_XXS", "Q3_K_M", "IQ4_XS", DEFAULT_TYPE, "Q5_K_M", "Q6_K", "Q8_0", "BF16")
@@ -36,23 +40,24 @@ _PATH = re.compile(r"(?<![\w:/.])/(?:[^\s/:;,'\"()]+/)+")
 
 def page(root: Root | None, *, has_devices: bool) -> str:
     """Write the planner's page, with the models and cards; ``has_devices``: also this machine's."""
-    kinds = PARAMETERS["type_k"].kind
     return (
         output_pages.environment(_TEMPLATES)
         .get_template("page.html")
         .render(
             models=root.models() if root is not None else (),
+            folders=root.folders() if root is not None else (),
             has_root=root is not None,
             has_devices=has_devices,
             shapes=shapes(),
             gpus=gpu_catalogue.gpus().values(),
             types=_TYPES,
             default_type=DEFAULT_TYPE,
-            cache_types=tuple(getattr(kinds, "words", ())),
-            default_cache=DEFAULTS["type_k"],
+            parameters={name: PARAMETERS[name] for name in LABELS},
+            usual={name: worded(PARAMETERS[name].unset) for name in LABELS},
             programs=tuple(PROGRAMS),
             contexts=_contexts(),
-            margin=DEFAULTS["host_margin"] // MIB,
+            most_cards=MAX_DEVICES,
+            longest=LONGEST,
         )
     )
 
@@ -64,14 +69,25 @@ def shapes() -> tuple[listing.ShapeInfo, ...]:
 
 
 def _contexts() -> list[tuple[int, str]]:
-    """Return the contexts of the slider."""
-    steps = sorted({base << power for power in range(21) for base in (512, 768) if base << power <= 1 << 20})
+    """Return the contexts of the slider, up to the largest that a model of the catalogue was trained for."""
+    most = max(each.n_ctx_train for each in shapes())
+    steps = sorted(
+        {base << power for power in range(most.bit_length()) for base in (512, 768) if base << power <= most}
+    )
     return [(step, tokens(step)) for step in steps]
+
+
+_SIDES = {"a": "first plan", "b": "second plan"}
 
 
 def panel(plan: Plan, layer_map: LayerMap | None, name: str) -> str:
     """Write a plan as the page's side ``a`` or ``b``."""
-    return report_page.plan_panel(plan, layer_map, name, {"a": "first plan", "b": "second plan"}[name])
+    return report_page.plan_panel(plan, layer_map, name, _SIDES[name], worded)
+
+
+def repository_panel(repository: Repository, name: str, root: Root | None) -> str:
+    """Write the models of a repository as the page's side ``a`` or ``b``."""
+    return repository_page.repository_panel(repository, name, _SIDES[name], lambda text: worded(told(text, root)))
 
 
 def api_page(schema: Mapping[str, Any]) -> str:
@@ -123,4 +139,4 @@ def told(message: str, root: Root | None) -> str:
     return printable(_PATH.sub("…/", message), LONGEST_TEXT)
 
 
-__all__ = ["api_page", "page", "panel", "shapes", "static", "told"]
+__all__ = ["api_page", "page", "panel", "repository_panel", "shapes", "static", "told"]

@@ -74,6 +74,8 @@ class Question:
     session: str
     over: asyncio.Event = field(default_factory=asyncio.Event)
     why: str = ""
+    said: str = ""
+    """The last progress of its answer."""
 
     def end(self, why: str = "a newer question was asked: this one was not answered") -> None:
         """End the question: nobody wants its answer any more."""
@@ -136,6 +138,11 @@ class Pool:
         """Number of waiting questions."""
         return len(self._line)
 
+    def said(self, session: str) -> str:
+        """Return the last progress of a session's question; empty without one."""
+        question = self._latest.get(session)
+        return "" if question is None else question.said
+
     @asynccontextmanager
     async def asked(self, session: str = "") -> AsyncIterator[Question]:
         """Start a question of ``session`` for the block, and end the session's question before it.
@@ -156,14 +163,23 @@ class Pool:
             if self._latest.get(session) is question:
                 del self._latest[session]
 
-    async def answer(self, question: Question, model: str, about: object, ask: Callable[[Planner], _T]) -> _T:
+    async def answer(
+        self,
+        question: Question,
+        model: str,
+        about: object,
+        ask: Callable[[Planner], _T],
+        *,
+        seconds: float | None = None,
+    ) -> _T:
         """Call ``ask`` with a planner for ``model``, best one with the same question ``about`` before.
 
-        Raises its errors, ``Overtaken``, ``Busy`` if too many wait or none was free, and ``TimeLimitError``.
+        ``seconds`` for the answer replace ``answered``. Raises its errors, ``Overtaken``, ``Busy`` if too many wait or
+        none was free, and ``TimeLimitError``.
         """
         held = await self._take(question, model, about)
         try:
-            return await self._run(question, held, ask)
+            return await self._run(question, held, ask, self._answered if seconds is None else seconds)
         finally:
             held.about, held.used = about, time.monotonic()
             self._busy.discard(held)
@@ -256,13 +272,13 @@ class Pool:
         self._line.remove(turn)
         turn.come.set()
 
-    async def _run(self, question: Question, held: _Held, ask: Callable[[Planner], _T]) -> _T:
+    async def _run(self, question: Question, held: _Held, ask: Callable[[Planner], _T], seconds: float) -> _T:
         question.check()
         running: asyncio.Future[_T] = asyncio.get_running_loop().run_in_executor(self._threads, ask, held.planner)
         running.add_done_callback(heard)
         is_killed = False
         try:
-            await question.wait_for(running, seconds=self._answered)
+            await question.wait_for(running, seconds=seconds)
         finally:
             began = time.monotonic()
             while not running.done():
@@ -271,7 +287,7 @@ class Pool:
                 await asyncio.wait({running}, timeout=_AGAIN)
         question.check()
         if is_killed:
-            raise TimeLimitError(f"llama.cpp did not answer within {self._answered:g} seconds: ask again")
+            raise TimeLimitError(f"llama.cpp did not answer within {seconds:g} seconds: ask again")
         try:
             return running.result()
         except CancelledError as error:

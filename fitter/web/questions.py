@@ -11,9 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, WithJsonSchema, cr
 from fitter.errors import UsageError
 from fitter.machine.gpu import parse_gpus
 from fitter.model.files.addresses import HUB
+from fitter.model.repository_models import is_repository
 from fitter.model.shapes.shape_addresses import CONFIG, SHAPE
 from fitter.parameters.kinds import Choice, Flag, Kind, Number, Size, Texts, Whole
 from fitter.parameters.table import PARAMETERS
+from fitter.parameters.values import MAX_DEVICES
 from fitter.text import LONGEST_NAME, printable
 from fitter.web.allowed_files import Root
 
@@ -43,12 +45,13 @@ ASKED = (
 SECONDS = 30.0
 """Time limit of a plan, and of a header."""
 
-_MOST_CARDS, _LONGEST = 16, 300
+LONGEST = 300
+"""Most characters of a text."""
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*):/", re.IGNORECASE)
 _SCHEMES = ("https", "http", HUB)
 
-_Text = Annotated[str, Field(max_length=_LONGEST)]
-_Value = bool | int | float | _Text | Annotated[list[StrictInt | _Text], Field(max_length=_MOST_CARDS)] | None
+_Text = Annotated[str, Field(max_length=LONGEST)]
+_Value = bool | int | float | _Text | Annotated[list[StrictInt | _Text], Field(max_length=MAX_DEVICES)] | None
 
 
 class Asked(BaseModel):
@@ -62,7 +65,7 @@ class Asked(BaseModel):
     gpus: list[_Text] | None = Field(
         None,
         min_length=1,
-        max_length=_MOST_CARDS,
+        max_length=MAX_DEVICES,
         description=f"{PARAMETERS['gpus'].text} [default: the server's own devices, where no other machine can ask it]",
     )
     session: str = Field(
@@ -137,11 +140,15 @@ else:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A requested model. ``opens``: its path or address; ``called``: a file's path below the root."""
+    """A requested model, or a repository or directory of models.
+
+    ``opens``: its path or address; ``called``: its path below the root.
+    """
 
     opens: str
     called: str | None = None
     is_elsewhere: bool = False
+    is_repository: bool = False
 
 
 def wanted(model: str, root: Root | None) -> Wanted:
@@ -154,7 +161,8 @@ def wanted(model: str, root: Root | None) -> Wanted:
     if scheme == SHAPE:
         return Wanted(text)
     if scheme in _SCHEMES and "://" in text[: len(scheme) + 3]:
-        return Wanted(text, is_elsewhere=True)
+        several = is_repository(text)
+        return Wanted(text, is_elsewhere=not several, is_repository=several)
     if scheme:
         more = " or config.json" if scheme == CONFIG else ""
         raise UsageError(
@@ -162,9 +170,12 @@ def wanted(model: str, root: Root | None) -> Wanted:
         )
     if root is None:
         raise UsageError(
-            f"'{printable(text, LONGEST_NAME)}' is no address, and the server offers no directory: start it with --root"
+            f"'{printable(text, LONGEST_NAME)}' is no address, and the server offers no directory: name a shape or an "
+            "address, or start it with --root"
         )
+    if text.endswith("/"):
+        return Wanted(str(root.folder(text)), text, is_repository=True)
     return Wanted(str(root.file(text)), text)
 
 
-__all__ = ["ASKED", "SECONDS", "Asked", "PlanQuestion", "Wanted", "wanted"]
+__all__ = ["ASKED", "LONGEST", "SECONDS", "Asked", "PlanQuestion", "Wanted", "wanted"]

@@ -6,8 +6,10 @@ import ipaddress
 import os
 import signal
 import socket
+import sys
 import threading
 import time
+import webbrowser
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -46,6 +48,7 @@ def serve(
     *,
     llama_cpp: AnyPath | None = None,
     allow_private_addresses: bool = False,
+    open_browser: bool = False,
     say: Callable[[str], None] = print,
 ) -> None:
     """Serve the planner until the process is interrupted.
@@ -57,6 +60,7 @@ def serve(
         workers: Plans at the same time.
         llama_cpp: The llama.cpp to use, as in ``fit``.
         allow_private_addresses: Whether to fetch headers from private networks.
+        open_browser: Whether to open the page in the default browser.
         say: Called with the server's address once it listens.
 
     Raises:
@@ -98,7 +102,27 @@ def serve(
         say(f"serving at http://{shown}:{number}/ (Ctrl-C ends it)")
         if Hosts.of(host).is_everywhere:
             say("other machines can ask it, and there is no password: do so in a network that you trust")
+        if open_browser:
+            _open(f"http://{'127.0.0.1' if Hosts.of(host).is_everywhere else shown}:{number}/", say)
         server.run(sockets=[sock])
+
+
+def _open(url: str, say: Callable[[str], None]) -> None:
+    """Open ``url`` in the default browser, in a thread: a browser may run until it is closed."""
+
+    def run() -> None:
+        if not _has_display() or not webbrowser.open(url):
+            say(f"no browser can be opened here: open {url} in one")
+
+    # a relative entry would start a program of the current directory
+    os.environ["PATH"] = os.pathsep.join(filter(os.path.isabs, os.get_exec_path()))
+    threading.Thread(target=run, daemon=True).start()
+
+
+def _has_display() -> bool:
+    """Return whether a browser can have a window, or the user names one; otherwise Python may start a text browser."""
+    is_shown = sys.platform in ("win32", "darwin") or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
+    return is_shown or "BROWSER" in os.environ
 
 
 class _Server(uvicorn.Server):

@@ -23,7 +23,7 @@ from fitter.planning.plan.plan import Plan
 from fitter.text import printable
 from tests.integration.test_hostile_text import ATTACKS
 from tests.support.command import run_fitter
-from tests.support.pages import MARKUP, PHONE, WIDE, heard, opened, serving
+from tests.support.pages import MARKUP, PHONE, WIDE, heard, opened, pasted, serving, words_of
 from tools import shapes
 from tools.tiny import TINY_DENSE, write_tiny
 
@@ -152,6 +152,23 @@ def test_arguments_are_copied(name: str, site: Any, browser: Browser) -> None:
         assert json.loads(page.evaluate("navigator.clipboard.readText()")) == report.plan.to_dict()
 
 
+@pytest.mark.parametrize("where", ["http", "file"])
+@pytest.mark.parametrize("name", ["MoE, two devices and the host", "MoE, eight devices"])
+def test_the_command_is_pasted_and_run(name: str, where: str, site: Any, tmp_path: Path, browser: Browser) -> None:
+    report = site[0][name]
+    file = tmp_path / "report.html"
+    file.write_text(report.page, encoding="utf-8")
+    # nobody gave a permission
+    with opened(browser, report.url if where == "http" else file.as_uri()) as page:
+        says = heard(page)
+        page.locator(".command button").click()
+        says("Copied")
+        line = pasted(page)
+    model = report.plan.model.path
+    assert "-ot" in report.plan.arguments()
+    assert words_of(line, tmp_path) == ["llama-server", "-m", model, *report.plan.arguments()]
+
+
 NO_CLIPBOARD = """
   Object.defineProperty(navigator, "clipboard", { value: undefined });
   const copies = document.execCommand.bind(document);
@@ -165,13 +182,13 @@ def test_without_a_clipboard_the_text_is_selected(site: Any, browser: Browser) -
         page.evaluate(NO_CLIPBOARD)
         says = heard(page)
         for can_copy, name, words in (
-            (True, "text-args", "Copied"),
-            (False, "text-args", "Selected: copy it"),
+            (True, "text-command", "Copied"),
+            (False, "text-command", "Selected: copy it"),
             (False, "plan", "Not copied"),
         ):
             page.evaluate("can => { window.canCopy = can; getSelection().empty() }", can_copy)
             page.locator(f'button[data-from="{name}"]').click()
-            selected = report.plan.format("args") if words.startswith("Selected") else ""
+            selected = page.locator("#text-command").text_content() if words.startswith("Selected") else ""
             assert says(words) == [words, words, selected]
 
 
@@ -369,6 +386,12 @@ def test_a_missing_package_is_said_before_anything_is_planned(words: list[str], 
     assert not (tmp_path / "report.html").exists()
 
 
+CLIPPED = """() => [...document.querySelectorAll("svg text")].filter((text) => {
+  const box = text.getBoundingClientRect(), svg = text.ownerSVGElement.getBoundingClientRect();
+  return box.width && (box.left < svg.left - 1 || box.right > svg.right + 1);
+}).map((text) => text.textContent)"""
+
+
 def test_a_check_and_a_verification_have_pages(tiny: Path, tmp_path: Path, browser: Browser) -> None:
     cases = tmp_path / "fitter.toml"
     table = '[cases."<b>chat"]\nmodel = "{}"\ngpu = ["rtx-3090"]\nn_ctx = {}\n'
@@ -385,6 +408,7 @@ def test_a_check_and_a_verification_have_pages(tiny: Path, tmp_path: Path, brows
         assert page.locator("h2").first.inner_text().startswith("<b>chat")
         names = page.locator("tbody th").all_inner_texts()
         assert names == [move["what"] for move in document["cases"][0]["moves"]]
+        assert page.evaluate(CLIPPED) == []
     page_file = tmp_path / "verify.html"
     moe = write_tiny(tmp_path / "moe.gguf")
     done = run_fitter("verify", moe, "-c", "512", "-dev", "none", "--json", "--report", page_file)

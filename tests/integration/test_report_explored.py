@@ -12,7 +12,7 @@ import pytest
 from fitter.api.explore.explore_grid import Exploration, explore
 from fitter.cli import main
 from fitter.output.pages.exploration_page import exploration_page
-from tests.support.pages import MARKUP, PHONE, WIDE, heard, opened, serving
+from tests.support.pages import MARKUP, PHONE, WIDE, heard, opened, serving, words_of
 from tools.shapes import write
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def column(page: Page, title: str) -> list[str]:
     return [cell.get_attribute("data-value") or "" for cell in cells.all()]
 
 
-def test_the_page_is_the_exploration(explored: Exploration, site: Any, browser: Browser) -> None:
+def test_the_page_is_the_exploration(explored: Exploration, site: Any, tmp_path: Path, browser: Browser) -> None:
     address, asked = site
     del asked[:]
     document = explored.to_dict()
@@ -72,7 +72,8 @@ def test_the_page_is_the_exploration(explored: Exploration, site: Any, browser: 
         says("Copied")
         (answer,) = explored.answers
         assert answer.plan is not None
-        assert page.evaluate("navigator.clipboard.readText()") == answer.plan.format("args")
+        line = page.evaluate("navigator.clipboard.readText()")
+    assert words_of(line, tmp_path) == ["llama-server", "-m", answer.model, *answer.plan.arguments()]
     assert asked == ["/page.html"]
 
 

@@ -25,12 +25,17 @@ from fitter.llama.build import build_folder
 from fitter.machine import gpu_catalogue
 from fitter.model.shapes import listing
 from fitter.output.pages import report_page
+from fitter.parameters.kinds import Whole
+from fitter.parameters.table import CACHE_TYPES, PARAMETERS
+from fitter.parameters.values import MAX_DEVICES
+from fitter.programs import PROGRAMS
 from fitter.web.guard import HEADERS
 from fitter.web.questions import ASKED
+from fitter.web.wording import worded
 from tests.support import patience, ranges
 from tests.support.command import run_fitter
 from tests.support.hub import hub_of
-from tests.support.pages import heard, reads
+from tests.support.pages import heard, pasted, reads, words_of
 from tests.support.patience import until
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 from tools.upstream import TOOLS
@@ -85,6 +90,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     (root / "deep").mkdir(parents=True)
     write_tiny(root / "dense.gguf", TINY_DENSE)
     write_tiny(root / "deep" / "moe.gguf", TINY_MOE)
+    write_tiny(root / "deep" / "dense-Q8_0.gguf", TINY_DENSE)
     write_tiny(root / "hostile.gguf", replace(TINY_DENSE, name=MARKUP))
     (root / UNDECODABLE).parent.mkdir()
     write_tiny(root / UNDECODABLE, TINY_DENSE)
@@ -155,7 +161,7 @@ def test_pick_change_compare_share_and_open_again(site: Site, browser: Browser) 
         chosen(page, "#a .gpu", "rtx-3090")
         chosen(page, "#a .count", "2")
         page.locator("#a .steps").fill("4")
-        page.locator("#a-k").select_option("q8_0")
+        page.locator("#a-type_k").select_option("q8_0")
         page.locator("#a-margin").fill("2048")
         answered(page)
         status, plan = site.plan(
@@ -194,6 +200,118 @@ def test_pick_change_compare_share_and_open_again(site: Site, browser: Browser) 
         assert page.locator("#compare").get_attribute("aria-pressed") == "true"
 
 
+@pytest.mark.parametrize("cards", ["1GiB", "1MiB"])
+def test_the_command_is_pasted_and_run(cards: str, site: Site, tmp_path: Path, browser: Browser) -> None:
+    expected = site.plan(model="deep/moe.gguf", gpus=[cards], n_ctx=2048)[1]["arguments"]
+    # nobody gave a permission
+    with opened(browser, site, f"#a.model=deep/moe.gguf&a.gpus={cards}&a.n_ctx=2048") as page:
+        says = heard(page)
+        page.locator("#a .command button").click()
+        says("Copied")
+        line = pasted(page)
+        assert str(site.root) not in page.content()
+    assert words_of(line, tmp_path) == ["llama-server", "-m", "deep/moe.gguf", *expected]
+
+
+def test_a_directory_is_a_table_of_plans(site: Site, browser: Browser) -> None:
+    from playwright.sync_api import expect
+
+    planned = fitter.repository(site.root / "deep", gpus=CARD, program="llama-server", n_ctx=2048)
+    assert planned.best is not None and len(planned.found) == 2
+    with opened(browser, site, "#a.model=deep/&a.gpus=1GiB&a.n_ctx=2048", PHONE) as page:
+        assert page.locator("#a .verdict").inner_text() == "2 of 2 models fit"
+        assert page.locator("#a .open").all_inner_texts() == [each.name for each in planned.found]
+        assert page.locator("#a tr.chosen .open").all_inner_texts() == [planned.best.name]
+        contexts = page.locator("#a td[data-label=context]").all_inner_texts()
+        assert contexts == [f"{each.n_ctx:,}" for each in planned.found]
+        assert f"deep/{planned.best.name}" in page.locator("#a-text-command").inner_text()
+        assert page.evaluate("document.documentElement.scrollWidth") == PHONE
+        other = next(each.name for each in planned.found if each is not planned.best)
+        page.locator("#a .open", has_text=other).click()
+        answered(page)
+        assert page.locator("#a .verdict").inner_text() == "Fits"
+        assert page.locator("#a-model").input_value() == f"deep/{other}"
+        expect(page.locator("#a .verdict")).to_be_in_viewport()
+        assert page.url.partition("#")[2].startswith(f"a.model=deep%2F{other}&")
+        page.locator("#a .back").get_by_role("button", name="All models of deep/").click()
+        answered(page)
+        assert (page.locator("#a-model").input_value(), page.locator("#a .open").count()) == ("deep/", 2)
+        assert not page.locator("#a .back").is_visible()
+        assert page.locator("#models option[value='deep/']").inner_text() == "2 models"
+        # it has a link to a file outside
+        chosen(page, "#a-model", "./")
+        reads(page.locator("#a .failed"), "'./' has links to other places: plan one of its files")
+        chosen(page, "#a-model", "../")
+        reads(page.locator("#a .failed"), "there are no models in '../': take a directory of the list")
+    status, answer = site.plan(model="deep/", gpus=CARD)
+    assert (status, answer["error"]) == (400, "deep/ holds several models: name a file of it")
+
+
+def test_how_far_a_directory_is(site: Site, browser: Browser) -> None:
+    from playwright.sync_api import Route, expect
+
+    held: list[Route] = []
+    with opened(browser, site, "#a.model=deep/&a.gpus=1GiB&a.n_ctx=2048") as page:
+        page.route("**/progress/*", lambda route: route.fulfill(json={"said": "planned 1 of 2: a"}))
+        page.route("**/panel/a", lambda route: held.append(route))
+        page.locator("#a-context").fill("4096")
+        page.locator("#a-context").blur()
+        said = page.locator("#a .panel[aria-busy=true]")
+        expect(said).to_have_attribute("data-said", "planned 1 of 2: a", timeout=1000 * patience.SECONDS)
+        held[0].continue_()
+        answered(page)
+        assert page.locator("#a .open").count() == 2
+    assert site.get("/progress/nobody") == {"said": ""}
+
+
+OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
+
+
+def test_nobody_reads_options_on_the_page(site: Site, browser: Browser) -> None:
+    for question in (
+        "a.model=dense.gguf&a.gpus=1GiB",
+        "a.model=dense.gguf&a.gpus=600MiB&a.host_memory=1MiB&a.n_ctx=4096",
+        "a.model=dense.gguf&a.gpus=rtx-9999",
+        "a.model=deep/&a.gpus=none",
+        "a.model=dense.gguf&a.gpus=1GiB&a.host_memory=much",
+    ):
+        with opened(browser, site, f"#{question}") as page:
+            page.evaluate("for (const each of document.querySelectorAll('pre, .format, datalist')) each.remove()")
+            for each in page.locator("details").all():
+                each.locator("summary").click()
+            assert OPTION.findall(page.locator("body").inner_text()) == [], question
+
+
+def test_fields_allow_what_the_table_does(site: Site, browser: Browser) -> None:
+    with opened(browser, site, "#a.model=dense.gguf&a.gpus=1GiB") as page:
+        for name in ("n_ctx", "n_seq_max"):
+            field, kind = page.locator(f"#a [name={name}]"), PARAMETERS[name].kind
+            assert isinstance(kind, Whole)
+            assert [field.get_attribute(each) for each in ("min", "max")] == [str(kind.least), str(kind.most)]
+        assert page.locator("#a .count").get_attribute("max") == str(MAX_DEVICES)
+        for name, values in (("type_k", CACHE_TYPES), ("type_v", CACHE_TYPES), ("program", PROGRAMS)):
+            assert page.locator(f"#a [name={name}] option").all_inner_texts() == list(values)
+        for field, value, says in (
+            ("#a-slots", "257", "Slots: give a whole number from 1 to 256"),
+            ("#a-margin", "-1", "Margin, in MiB: give a whole number of 0 or more"),
+        ):
+            page.locator(field).fill(value)
+            reads(page.locator("#a .failed"), says)
+            chosen(page, field, "")
+        page.locator("#a-slots").fill("256")
+        answered(page)
+        assert page.locator("#a .verdict").inner_text() == "Fits"
+
+
+def test_the_verdict_is_above_the_form_on_a_telephone(site: Site, browser: Browser) -> None:
+    for question in ("a.gpus=1GiB", "a.gpus=rtx-9999"):
+        for width, is_above in ((PHONE, True), (WIDE, False)):
+            with opened(browser, site, f"#a.model=dense.gguf&{question}", width) as page:
+                places = [page.locator(each).bounding_box() for each in ("#a .verdict, #a .failed:visible", "#a form")]
+                assert places[0] is not None and places[1] is not None
+                assert (places[0]["y"] < places[1]["y"]) == is_above
+
+
 def test_a_slider_is_moved_with_the_keyboard(site: Site, browser: Browser) -> None:
     with opened(browser, site, "#a.model=dense.gguf&a.gpus=1GiB&a.n_ctx=512") as page:
         asked: list[Any] = []
@@ -218,10 +336,11 @@ def test_a_plan_that_fails_is_one_line(site: Site, browser: Browser) -> None:
         assert page.locator("#a .verdict").inner_text() == "Does not fit"
         status, plan = site.plan(model="dense.gguf", gpus=["600MiB"], host_memory="1MiB")
         assert (status, plan["fits"]) == (200, False)
-        assert page.locator("#a .problem:visible").all_inner_texts() == [each["message"] for each in plan["problems"]]
+        messages = [worded(each["message"]) for each in plan["problems"]]
+        assert page.locator("#a .problem:visible").all_inner_texts() == messages
         chosen(page, "#a .gpu", "rtx-9999")
         failed = page.locator("#a .failed")
-        assert failed.inner_text() == site.plan(model="dense.gguf", gpus=["rtx-9999"])[1]["error"]
+        assert failed.inner_text() == worded(site.plan(model="dense.gguf", gpus=["rtx-9999"])[1]["error"])
         assert "\n" not in failed.inner_text() and "unknown GPU" in failed.inner_text()
         chosen(page, "#a .gpu", "8GiB")
         page.locator("#a-host").fill("")
@@ -231,10 +350,10 @@ def test_a_plan_that_fails_is_one_line(site: Site, browser: Browser) -> None:
 
 
 def test_what_an_address_cannot_say_is_named(site: Site, browser: Browser) -> None:
-    strange = "a.margin=1000&a.n_seq_max=99&a.type_k=q9_9&a.n_ctx=many&a.owner=me&x=1"
+    strange = "a.margin=auto&a.n_seq_max=four&a.type_k=q9_9&a.n_ctx=many&a.owner=me&x=1"
     with opened(browser, site, f"#a.model=dense.gguf&a.gpus=1GiB&a.type_v=q8_0&{strange}") as page:
         note = page.locator("#ignored")
-        said = "x=1, a.margin=1000, a.n_seq_max=99, a.type_k=q9_9, a.n_ctx=many, a.owner=me"
+        said = "x=1, a.margin=auto, a.n_seq_max=four, a.type_k=q9_9, a.n_ctx=many, a.owner=me"
         reads(note, f"The address says what cannot be chosen here, which is ignored: {said}")
         assert fact(page, "context") == "16,384"
         page.locator("#a .steps").fill("3")
@@ -252,7 +371,7 @@ def test_numbers_that_make_no_sense_are_not_planned(site: Site, browser: Browser
         reads(failed, "How many of this card: give a whole number from 1 to 16")
         page.locator("#a .count").fill("1")
         page.locator("#a-context").fill("1.5")
-        reads(failed, "Context, in tokens: give a whole number from 1 to 1073741824")
+        reads(failed, "Context, in tokens: give a whole number from 0 to 2147483647")
         assert page.locator("#a .verdict").count() == 0
         page.locator("#a-context").fill("2048")
         reads(page.locator("#a .verdict"), "Fits")
@@ -323,14 +442,16 @@ def test_a_name_with_markup_is_text(site: Site, browser: Browser) -> None:
 def test_everyone_can_use_it(scheme: str, width: int, site: Site, browser: Browser) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
+    one = "#a.model=deep/&a.gpus=1GiB&a.n_ctx=2048"
     both = "#a.model=dense.gguf&a.gpus=1GiB&b.model=deep/moe.gguf&b.gpus=2x+600MiB&b.host_memory=1MiB&b.n_ctx=900000"
-    # axe's own script is not one that the page allows
-    with opened(browser, site, both, width, scheme, bypass_csp=True) as page:
-        for details in page.locator("details:visible").all():
-            details.locator("summary").click()
-        found = Axe().run(page).response["violations"]
-        assert [(each["id"], each["impact"], each["nodes"][0]["target"]) for each in found] == []
-        assert page.evaluate("document.documentElement.scrollWidth") == width
+    for question in (one, both):
+        # axe's own script is not one that the page allows
+        with opened(browser, site, question, width, scheme, bypass_csp=True) as page:
+            for details in page.locator("details:visible").all():
+                details.locator("summary").click()
+            found = Axe().run(page).response["violations"]
+            assert [(each["id"], each["impact"], each["nodes"][0]["target"]) for each in found] == []
+            assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
 def test_the_api_has_a_page(site: Site, browser: Browser) -> None:
@@ -396,6 +517,7 @@ def test_the_document_says_what_is_taken(name: str, right: Sequence[Any], wrong:
 def test_the_lists_are_those_of_the_commands(site: Site) -> None:
     assert [each["model"] for each in site.get("/api/models")["models"]] == [
         "broken.gguf",
+        "deep/dense-Q8_0.gguf",
         "deep/moe.gguf",
         "dense.gguf",
         "hostile.gguf",
@@ -469,6 +591,8 @@ def test_private_addresses_are_not_asked(site: Site) -> None:
         status, answer = site.plan(model=model, gpus=CARD)
         assert status == 422, answer
         assert "is in a private network, which is not asked for models" in answer["error"]
+    listed = json.loads(ask(site.served.connection(), "/panel/a", {"model": "hf://org/repo", "gpus": CARD})[1])
+    assert "is in a private network, which is not asked for models" in listed["error"]
     assert site.files.requests == []
 
 
@@ -483,6 +607,8 @@ def test_private_addresses_are_asked_where_that_is_allowed(site: Site, tmp_path:
         for model in (address, "hf://org/repo/a.gguf"):
             status, body = ask(served.connection(), "/api/plan", {"model": model, "gpus": CARD})
             assert (status, json.loads(body)["model"]["path"]) == (200, model)
+        page = json.loads(ask(served.connection(), "/panel/a", {"model": "hf://org/repo", "gpus": CARD})[1])
+        assert page["error"] is None and 'data-model="hf://org/repo/a.gguf"' in page["html"]
         hub.token = "another"
         status, body = ask(served.connection(), "/api/plan", {"model": "hf://org/repo/b.gguf", "gpus": CARD})
         assert status == 422 and TOKEN not in body
@@ -652,6 +778,29 @@ def test_what_it_cannot_be_started_with(site: Site) -> None:
     for words in (["--workers", "0"], ["--port", "65536"], ["a.gguf"], ["--host", ""]):
         status, text = failing(*words)
         assert status == 2 and text.count("\n") == 1
+
+
+def test_the_page_is_opened_in_a_browser(tmp_path: Path) -> None:
+    program, opened_at = tmp_path / "chosen-browser", tmp_path / "address"
+    program.write_text(f'#!/bin/sh\nprintf "%s" "$1" > "{opened_at}.new" && mv "{opened_at}.new" "{opened_at}"\n')
+    program.chmod(0o755)
+    with serving(
+        "--open", "--workers", "1", BROWSER="chosen-browser", PATH=f"{tmp_path}:{os.environ['PATH']}"
+    ) as served:
+        until(opened_at.exists, "no browser is started")
+        assert opened_at.read_text() == served.url
+
+
+def test_without_a_display_nothing_is_opened(tmp_path: Path) -> None:
+    program = tmp_path / "w3m"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    gone = {"DISPLAY": None, "WAYLAND_DISPLAY": None, "BROWSER": None}
+    with serving("--open", "--workers", "1", PATH=f"{tmp_path}:{os.environ['PATH']}", **gone) as served:
+        assert served.process.stderr is not None
+        line = served.process.stderr.readline()
+        assert line == f"fitter: no browser can be opened here: open {served.url} in one\n"
+        assert served.stop() == (0, [])
 
 
 def test_which_llama_cpp_plans(tmp_path: Path) -> None:

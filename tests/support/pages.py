@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import http.server
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.support.patience import SECONDS, until
@@ -94,6 +96,30 @@ def heard(page: Page) -> Callable[[str], list[str]]:
         return notes[seen - 1]
 
     return wait
+
+
+def pasted(page: Page) -> str:
+    """What the clipboard has, as someone pastes it who gave no permission to read it."""
+    page.evaluate("document.body.append(Object.assign(document.createElement('textarea'), { id: 'pasted' }))")
+    field = page.locator("#pasted")
+    field.focus()
+    page.keyboard.press("Control+V")
+    text = field.input_value()
+    field.evaluate("field => field.remove()")
+    return text
+
+
+def words_of(line: str, folder: Path) -> list[str]:
+    """The program and the words that it gets, where ``line`` is pasted into bash."""
+    for name in ("llama-server", "llama-cli"):
+        program = folder / name
+        program.write_text('#!/bin/sh\nprintf "%s\\0" "${0##*/}" "$@"\n')
+        program.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", line], env={"PATH": f"{folder}:/usr/bin:/bin"}, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    return done.stdout.split("\0")[:-1]
 
 
 def reads(locator: Locator, text: str) -> None:

@@ -14,8 +14,18 @@ import pytest
 from fitter.llama.types import TensorBuftOverride
 from fitter.output.documents.document import dumps
 from fitter.output.formats import UNQUOTED
-from fitter.output.pages.report_page import NAMELESS, check_page, plan_fragment, plan_page, plan_panel, plan_picture
+from fitter.output.pages.report_page import (
+    NAMELESS,
+    check_page,
+    command_entry,
+    plan_fragment,
+    plan_page,
+    plan_panel,
+    plan_picture,
+)
 from fitter.output.pictures.curves import charts, tokens
+from fitter.output.pictures.drawing import BOLD, NARROW, WIDE
+from fitter.output.pictures.moves_picture import moves_svg
 from fitter.planning.plan.context_points import ContextPoint, contexts_to_try, point_of
 from fitter.planning.plan.layer_map import HOST_NAME, LayerMap, MapCell
 from fitter.planning.plan.plan import Problem
@@ -72,6 +82,49 @@ def test_a_plan_that_does_not_fit_has_nothing_to_run() -> None:
     assert "There are no arguments to copy" in page
     assert 'id="text-args"' not in page
     assert "lacks 3.0 GiB" in page
+
+
+OVERRIDE = TensorBuftOverride("^blk.1.ffn_(up|down)_exps.weight$", "CPU")
+COMMANDS: dict[str, tuple[str, str, str, str]] = {
+    "a file": ("my models/a'b.gguf", "llama-server", "llama-server -m 'my models/a'\\''b.gguf' ", ""),
+    "a file for llama-cli": ("model.gguf", "llama-cli", "llama-cli -m model.gguf ", ""),
+    "any program": ("model.gguf", "any", "llama-server -m model.gguf ", ""),
+    "a shape": (
+        "shape://qwen3-30b-a3b:Q8_0",
+        "llama-server",
+        "llama-server -m path/to/qwen3-30b-a3b-Q8_0.gguf ",
+        "This model has no file yet: write the path of yours in place of path/to/…",
+    ),
+    "an address": (
+        "hf://org/repo/sub/model.gguf",
+        "llama-server",
+        "llama-server -m sub/model.gguf ",
+        "Download the model first: hf download org/repo sub/model.gguf --local-dir .",
+    ),
+    "a program with other arguments": ("model.gguf", "llama-bench", "", ""),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_comes_first(name: str) -> None:
+    path, program, head, note = COMMANDS[name]
+    plan = make_plan()
+    plan = replace(
+        plan,
+        program=program,
+        model=replace(plan.model, path=path),
+        params=replace(plan.params, tensor_buft_overrides=(OVERRIDE,)),
+    )
+    expected = head + plan.format("shell")
+    assert "'^blk.1.ffn_(up|down)_exps.weight$=CPU'" in expected
+    page = plan_page(plan)
+    assert command_entry(plan) | {"name": "", "title": "", "meaning": ""} == {
+        **dict.fromkeys(("name", "title", "meaning", "problem"), ""),
+        "text": expected,
+        "note": note,
+    }
+    first = re.findall(r"<pre.*?</pre>", page, re.DOTALL)[0]
+    assert html.unescape(re.sub("<.*?>", "", first)) == expected
 
 
 def test_what_was_chosen_over_what() -> None:
@@ -222,6 +275,15 @@ def test_what_changed_in_a_case(unit: str | None, before: float | None, after: f
     assert "<li>&lt;n_ctx&gt; 512 → 1024</li>" in page
 
 
+@pytest.mark.parametrize("what", ["GPU", "CUDA0 (NVIDIA GeForce RTX 5090 Laptop) used", "w" * 200])
+def test_no_name_in_the_picture_of_a_check_is_clipped(what: str) -> None:
+    moves = [{**move("bytes", 1024, 2048), "what": what}]
+    for width in (NARROW, WIDE):
+        drawn = moves_svg(moves, width)
+        (name,) = re.findall(r'<text class="name" x="(\d+)" y="\d+">(.*?)</text>', drawn)
+        assert int(name[0]) + BOLD * len(name[1]) <= width and (name[1] == what or name[1].endswith("…"))
+
+
 def test_the_host_alone() -> None:
     page = plan_page(make_plan(devices=()))
     assert page.count('<tr><th scope="row">host') == 1
@@ -230,21 +292,21 @@ def test_the_host_alone() -> None:
 
 def test_a_panel_stands_beside_another_one() -> None:
     plan = make_plan()
-    plan = replace(plan, model=replace(plan.model, name=ENDING, path="/secret/place/model.gguf"))
+    plan = replace(plan, model=replace(plan.model, name=ENDING))
     first, second = (plan_panel(plan, None, name, of) for name, of in (("a", "first plan"), ("b", "second plan")))
     ids = [re.findall(r'(?<!data-)\bid="([^"]*)"', panel) for panel in (first, second)]
     own = [[each for each in found if not each.startswith("hatched-")] for found in ids]
-    assert own == [[f"{name}-{what}-{each}" for each in NAMELESS for what in ("format", "text")] for name in "ab"]
-    assert "<script" not in first and "<style" not in first and "/secret/place" not in first
+    shown = ("command", *NAMELESS)
+    assert own == [[f"{name}-{what}-{each}" for each in shown for what in ("format", "text")] for name in "ab"]
+    assert "<script" not in first and "<style" not in first
     assert 'aria-label="Table of each device&#39;s memory, first plan"' in first
     sizes = re.compile(r'<data value="\d+">')
     assert sizes.findall(first) == sizes.findall(plan_page(plan)) != []
 
 
 def test_a_line_that_a_shell_would_change_says_so_once() -> None:
-    found = TensorBuftOverride("^blk.1.ffn_(up|down)_exps.weight$", "CPU")
     plan = make_plan()
-    plan = replace(plan, params=replace(plan.params, tensor_buft_overrides=(found,)))
+    plan = replace(plan, params=replace(plan.params, tensor_buft_overrides=(OVERRIDE,)))
     for text in (plan_page(plan), plan_panel(plan, None, "a", "first plan")):
         assert text.count("It has no quotes") == len(UNQUOTED)
 

@@ -95,6 +95,22 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @acting()
+async def test_what_is_said_of_a_question_is_its_sessions(acted: Acted) -> None:
+    async with acted.pool.asked("one") as question:
+        question.said = "planned 1 of 2"
+        assert [acted.pool.said(session) for session in ("one", "two", "")] == ["planned 1 of 2", "", ""]
+    assert acted.pool.said("one") == ""
+
+
+@acting()
+async def test_an_answer_may_have_a_limit_of_its_own(acted: Acted) -> None:
+    acted.is_free = False
+    async with acted.pool.asked() as question:
+        with pytest.raises(TimeLimitError, match=r"llama\.cpp did not answer within 0\.01 seconds"):
+            await acted.pool.answer(question, "a", None, lambda planner: planner.ask(), seconds=0.01)  # type: ignore[attr-defined]
+
+
+@acting()
 async def test_the_same_model_has_the_same_planner(acted: Acted) -> None:
     assert [await acted.ask("a"), await acted.ask("a")] == [acted.made[0]] * 2
     assert (len(acted.made), acted.pool.planners) == (1, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fitter.output.arguments import arguments, check_line, shell_word
+from fitter.output.arguments import arguments, shell_line
 from fitter.planning.plan.plan import Plan
 
 
@@ -11,6 +11,4 @@ def text(plan: Plan) -> str:
 
     Raises :class:`PlanError` for an argument that cannot be on one line.
     """
-    args = arguments(plan)
-    check_line(args)
-    return " ".join(map(shell_word, args))
+    return shell_line(arguments(plan))

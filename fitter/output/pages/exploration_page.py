@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
-from fitter.output.arguments import command_line
+from fitter.errors import PlanError
+from fitter.model.location import local_name
+from fitter.model.shapes import shape_addresses
+from fitter.output.arguments import placeholder, shell_line
 from fitter.output.pages import page
 from fitter.output.pictures.drawing import text
 from fitter.output.tables.exploration_table import file_names
@@ -61,7 +65,10 @@ def exploration_page(document: Mapping[str, Any]) -> str:
         verdict=_verdict(document),
         same=same_everywhere(cells),
         counts=_counts(document),
-        answers=[_answer(answer, document["cost"]) for answer in document["answers"]],
+        answers=[
+            {**_answer(named, document["cost"]), **_command(answer["cell"])}
+            for answer, named in zip(whole["answers"], document["answers"], strict=True)
+        ],
         fronts=[(front.title, Markup(front.svg)) for front in fronts(cells, document["cost"])],
         cost=COSTS[document["cost"]],
         unpriced=0
@@ -171,7 +178,7 @@ def table(document: Mapping[str, Any]) -> str:
     heads = (f'<th scope="col"{_class(column)}>{text(column.title)}</th>' for column in columns)
     rows = (_row(cell, columns) for cell in document["cells"])
     return "\n".join(
-        ['<table class="fitter-grid"><thead><tr>', *heads, "</tr></thead><tbody>", *rows, "</tbody></table>"]
+        ['<table class="fitter-grid stacked"><thead><tr>', *heads, "</tr></thead><tbody>", *rows, "</tbody></table>"]
     )
 
 
@@ -185,7 +192,8 @@ def _row(cell: Mapping[str, Any], columns: Sequence[_Column]) -> str:
         words, value = _cell(cell, column.key)
         name, scope = ("td", "") if number else ("th", ' scope="row"')
         kind = ' class="words"' if column.key == "note" else _class(column)
-        parts.append(f'<{name}{scope}{kind} data-value="{text(value, None)}">{text(words, None)}</{name}>')
+        label = f'data-label="{text(column.title)}" data-value="{text(value, None)}"'
+        parts.append(f"<{name}{scope}{kind} {label}>{text(words, None)}</{name}>")
     return f"<tr{' class=' + chr(34) + 'best' + chr(34) if cell['is_best'] else ''}>{''.join(parts)}</tr>"
 
 
@@ -229,7 +237,7 @@ def _answer(answer: Mapping[str, Any], cost: str) -> dict[str, Any]:
     confirmed = "on the header that llama-quantize would write" if answer["is_of_header"] else "on the model itself"
     notes = [f"{refused} did it by their header, but not when the model itself was measured"] if refused else []
     if cell is None:
-        return {"model": name, "cell": None, "facts": [], "notes": notes, "arguments": ""}
+        return {"model": name, "cell": None, "facts": [], "notes": notes}
     why = {"price": "the cheapest", "watts": "the one with the fewest watts", "memory": "the one with the least memory"}
     if cost != "memory" and cell["cost"] is None:
         notes.append(f"its {cost} is unknown, and no machine with a known one does it")
@@ -248,8 +256,26 @@ def _answer(answer: Mapping[str, Any], cost: str) -> dict[str, Any]:
         "cell": cell,
         "facts": [*kind, *figures],
         "notes": notes,
-        "arguments": command_line(list(cell["arguments"] or ()), quoted=True),
     }
+
+
+def _command(cell: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return the command that runs a cell, or the problem with it."""
+    if cell is None:
+        return {}
+    model, file_type = cell["model"], cell["file_type"]
+    shape = shape_addresses.wanted(model)
+    if shape is not None:
+        file = placeholder(shape.of_type(file_type or shape.file_type).address)
+    elif file_type is not None:
+        # llama-quantize has not made it yet
+        file = placeholder(f"{PurePath(local_name(model)).stem}-{file_type}.gguf")
+    else:
+        file = local_name(model)
+    try:
+        return {"command": shell_line(["llama-server", "-m", file, *(cell["arguments"] or ())]), "problem": ""}
+    except PlanError as error:
+        return {"command": "", "problem": str(error)}
 
 
 __all__ = ["exploration_fragment", "exploration_page"]

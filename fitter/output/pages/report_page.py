@@ -6,13 +6,15 @@ escaped, and shown on one line.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from fitter.errors import PlanError
-from fitter.output.arguments import command_line
+from fitter.model.location import download
+from fitter.model.shapes import shape_addresses
+from fitter.output.arguments import arguments, command, command_line, placeholder, shell_line
 from fitter.output.documents.plan_document import to_dict
 from fitter.output.formats import FORMATS, UNQUOTED, words
 from fitter.output.pages.page import fragment, page, pictures
@@ -25,6 +27,7 @@ from fitter.output.units import dummy_loads, speed
 from fitter.planning.plan.context_points import ContextPoint
 from fitter.planning.plan.layer_map import HOST_NAME, LayerMap
 from fitter.planning.plan.plan import Plan, resolved
+from fitter.programs import SERVER
 from fitter.text import MIB, human, printable
 
 _COLUMNS = (
@@ -71,6 +74,7 @@ def plan_page(
         title=plan.model.name,
         documents=[("plan", document), ("drawn", pictures_data)],
         heading="h1",
+        below="h2",
         level="h3",
         prefix="",
         of="",
@@ -87,7 +91,7 @@ NAMELESS = ("args", "shell", "ik_llama")
 """Formats without the model's file, which is on another machine than the reader of a panel."""
 
 
-def plan_panel(plan: Plan, layer_map: LayerMap | None, name: str, of: str) -> str:
+def plan_panel(plan: Plan, layer_map: LayerMap | None, name: str, of: str, say: Callable[[str], str] = str) -> str:
     """Draw one plan of a page with several: HTML without style and script.
 
     Args:
@@ -95,6 +99,7 @@ def plan_panel(plan: Plan, layer_map: LayerMap | None, name: str, of: str) -> st
         layer_map: The places of its layers, if known.
         name: Beginning of its ids, unique on the page.
         of: The plan's name in the names of its tables.
+        say: Words a message for the page.
 
     Raises:
         LibraryError: A package is missing.
@@ -103,10 +108,11 @@ def plan_panel(plan: Plan, layer_map: LayerMap | None, name: str, of: str) -> st
         "panel.html",
         title=plan.model.name,
         heading="h2",
+        below="h3",
         level="h4",
         prefix=f"{name}-",
         of=f", {of}",
-        **_shared_values(plan, to_dict(plan), layer_map, formats=NAMELESS),
+        **_shared_values(plan, to_dict(plan), layer_map, formats=NAMELESS, say=say),
     )
 
 
@@ -116,10 +122,13 @@ def _shared_values(
     layer_map: LayerMap | None,
     notes: Sequence[str] = (),
     formats: Iterable[str] = tuple(FORMATS),
+    say: Callable[[str], str] = str,
 ) -> dict[str, Any]:
     """Collect the values that every page of a plan shows."""
     return {
         "document": document,
+        "command": command_entry(plan) if plan.fits else None,
+        "problems": [say(problem.message) for problem in plan.problems],
         "facts": _facts(plan),
         "uses": _uses(document),
         "memory_pictures": pictures(lambda width: bars.bars_svg(document, width=width, is_alone=False)),
@@ -127,8 +136,8 @@ def _shared_values(
         "map_pictures": ()
         if layer_map is None
         else pictures(lambda width: layer_picture.layer_svg(layer_map, width=width, is_alone=False)),
-        "formats": _formats(plan, formats) if plan.fits else [],
-        "remarks": _remarks(plan, layer_map, notes),
+        "formats": [{**each, "problem": say(each["problem"])} for each in _formats(plan, formats)] if plan.fits else [],
+        "remarks": list(map(say, _remarks(plan, layer_map, notes))),
     }
 
 
@@ -257,6 +266,31 @@ def _explanation(plan: Plan) -> dict[str, Any] | None:
     }
 
 
+def command_entry(plan: Plan) -> dict[str, str]:
+    """Return the command to paste as one of ``_formats``: only the arguments for a program that takes no such ones."""
+    path, note, meaning = plan.model.path, "", "paste it into a shell"
+    words = command(replace(plan, program=SERVER) if plan.program == "any" else plan)
+    if words is None:
+        meaning = "arguments of llama.cpp, quoted for a shell"
+    elif shape_addresses.wanted(path) is not None:
+        words[words.index("-m") + 1] = placeholder(path)
+        note = "This model has no file yet: write the path of yours in place of path/to/…"
+    elif first := download(path):
+        note = f"Download the model first: {first}"
+    entry = {"name": "command", "title": "Run it", "meaning": meaning, "text": "", "problem": "", "note": note}
+    try:
+        return _checked({**entry, "text": shell_line(words or arguments(plan))}, "use fitter --json")
+    except PlanError as error:
+        return {**entry, "problem": str(error)}
+
+
+def _checked(entry: dict[str, str], instead: str) -> dict[str, str]:
+    """Replace a text with invisible characters by the problem: the page would show another text than the needed one."""
+    if any(printable(line) != line for line in entry["text"].split("\n")):
+        return {**entry, "text": "", "problem": f"it has invisible characters: {instead}"}
+    return entry
+
+
 _UNQUOTED = "It has no quotes, as for $(...): a shell would change it where it is pasted."
 
 
@@ -271,10 +305,8 @@ def _formats(plan: Plan, names: Iterable[str]) -> list[dict[str, str]]:
             entry["text"] = plan.format(name)
         except PlanError as error:
             entry["problem"] = str(error)
-        if any(printable(line) != line for line in entry["text"].split("\n")):
-            # the page would show another text than the needed one
-            entry |= {"text": "", "problem": f"it has invisible characters: use fitter fit --format {name}"}
-        elif name in UNQUOTED and entry["text"] and entry["text"] != command_line(words(plan, name), quoted=True):
+        entry = _checked(entry, f"use fitter fit --format {name}")
+        if name in UNQUOTED and entry["text"] and entry["text"] != command_line(words(plan, name), quoted=True):
             entry["note"] = _UNQUOTED + (" Take shell for that." if name == "args" else "")
         formats.append(entry)
     return formats

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fitter.output.pictures.drawing import EDGE, NAMES, NARROW, SMALL, WIDE, Part, fitting, hatch, legend, svg, text
+from fitter.output.pictures.drawing import (
+    BOLD,
+    EDGE,
+    NAMES,
+    NARROW,
+    SMALL,
+    WIDE,
+    Part,
+    fitting,
+    hatch,
+    legend,
+    svg,
+    text,
+)
 from fitter.text import human
 
 PARTS = {
@@ -23,7 +36,7 @@ PARTS = {
 _TAKEN = ("model", "context", "compute", "shared", "later")
 _BAR = 22
 _BOLD = 9.8
-"""Width of a letter of a name."""
+"""Width of a wide letter of a name."""
 _FAR = 3
 """A host that is larger than the largest device by this factor gets its own scale."""
 
@@ -113,7 +126,7 @@ def _row(use: Mapping[str, Any], left: float, width: int, scale: float, lacking:
         lines.append(f'<text class="small" x="{left}" y="6">{fitting(" · ".join(filter(None, words)), beside)}</text>')
     else:
         bar, words = 24 if use["description"] or missing else 8, [use["name"], _used(use)]
-        lines = [f'<text class="name" x="{left}" y="2">{fitting(" · ".join(words), room, 7.5)}</text>']
+        lines = [f'<text class="name" x="{left}" y="2">{fitting(" · ".join(words), room, BOLD)}</text>']
         lines.append(f'<text class="small" x="{left}" y="18">{fitting(use["description"], beside)}</text>')
     if missing:
         y = 6 if width > NARROW else 18

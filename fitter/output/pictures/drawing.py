@@ -18,6 +18,8 @@ NAMES = 160
 
 SMALL = 6.5
 """Width of a small letter."""
+BOLD = 7.5
+"""Width of a letter of a name."""
 
 STYLE = """
 .fitter text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: currentColor }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fitter.output.pictures.drawing import EDGE, NARROW, Part, fitting, svg, text
+from fitter.output.pictures.drawing import BOLD, EDGE, Part, fitting, svg, text
 from fitter.output.units import speed
 from fitter.text import human
 
@@ -45,28 +45,23 @@ def moves_svg(moves: Sequence[Mapping[str, Any]], width: int) -> str:
     shown = [move for move in moves if move["unit"] == "bytes" and move["before"] is not None]
     if not shown:
         return ""
-    left = 150 if width > NARROW else EDGE
     largest = max(max(move["before"], move["after"]) for move in shown) or 1
-    scale = (width - left - EDGE - 90) / largest
-    rows = [_row(move, left, width, scale) for move in shown]
+    scale = (width - 2 * EDGE - 110) / largest
+    rows = [_row(move, width, scale) for move in shown]
     label = "; ".join(f"{move['what']}: {human(move['before'])}, now {human(move['after'])}" for move in shown)
     return svg(rows, label, width=width, is_alone=False)
 
 
-def _row(move: Mapping[str, Any], left: float, width: int, scale: float) -> Part:
-    top = 0 if width > NARROW else 18
-    if width > NARROW:
-        lines = [
-            f'<text class="name" x="{left - 8}" y="20" text-anchor="end">{fitting(move["what"], left - 20)}</text>'
-        ]
-    else:
-        lines = [f'<text class="name" x="{left}" y="11">{fitting(move["what"], width - 2 * EDGE)}</text>']
+def _row(move: Mapping[str, Any], width: int, scale: float) -> Part:
+    """Draw two bars below their name, which may be long."""
+    top = 18
+    lines = [f'<text class="name" x="{EDGE}" y="11">{fitting(move["what"], width - 2 * EDGE, BOLD)}</text>']
     for i, (kind, size) in enumerate((("taken", move["before"]), (_colour(move), move["after"]))):
         y = top + 1 + i * (_BAR + 4)
         wide = max(size * scale, 0.5)
-        lines.append(f'<rect class="{kind}" x="{left}" y="{y}" width="{wide:.1f}" height="{_BAR}"/>')
+        lines.append(f'<rect class="{kind}" x="{EDGE}" y="{y}" width="{wide:.1f}" height="{_BAR}"/>')
         words = f"{'budget' if move['budget'] and not i else ('before', 'now')[i]} {human(size)}"
-        lines.append(f'<text class="small" x="{left + wide + 6:.1f}" y="{y + 10}">{text(words)}</text>')
+        lines.append(f'<text class="small" x="{EDGE + wide + 6:.1f}" y="{y + 10}">{text(words)}</text>')
     return Part(tuple(lines), top + 2 * (_BAR + 4) + 12)
 
 

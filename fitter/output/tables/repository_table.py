@@ -28,7 +28,7 @@ def repository_table(repository: Repository, *, verbose: bool = False) -> Render
     rates, spare = ("prompt t/s", "t/s"), ("bits", "context", "host MiB", "prompt t/s", "MiB")
     table = plan_row.table_of("file", rows, rates=rates, spare=spare, is_folded=True)
     title = Text(printable(repository.address), "bold", overflow="fold")
-    return plan_row.shown(title, table, lines=_lines_below(repository, verbose))
+    return plan_row.shown(title, table, lines=lines_below(repository, verbose=verbose))
 
 
 def _cells(each: RepositoryFile) -> tuple[str, ...]:
@@ -39,7 +39,8 @@ def _notes(each: RepositoryFile) -> list[str]:
     return [f"{len(each.files)} files"] if len(each.files) > 1 else []
 
 
-def _lines_below(repository: Repository, verbose: bool) -> Iterator[str]:
+def lines_below(repository: Repository, *, verbose: bool = False) -> Iterator[str]:
+    """Write the notes below the table: models without a plan, other files, and the choice of the best one."""
     if verbose:
         for each in repository.found:
             if each.plan is not None and each.fits:
@@ -85,4 +86,4 @@ def _companion_files(repository: Repository, verbose: bool) -> Iterator[str]:
         yield f"not planned, {word}{option}: {printable(', '.join(shown))}{more}"
 
 
-__all__ = ["commands", "repository_table"]
+__all__ = ["commands", "lines_below", "repository_table"]

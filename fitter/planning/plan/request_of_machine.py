@@ -113,11 +113,12 @@ def request_of(
 
 def _beyond_training(params: Params, model: Model) -> tuple[str, ...]:
     """Note a context of a sequence beyond the one that the model was trained for."""
-    if not model.n_ctx_train or not params.n_ctx or params.n_ctx // _streams(params) <= model.n_ctx_train:
+    n_ctx = params.n_ctx // _streams(params)
+    if not model.n_ctx_train or n_ctx <= model.n_ctx_train:
         return ()
     return (
-        f"the context of {params.n_ctx // _streams(params)} tokens is beyond the {model.n_ctx_train} that the model was "
-        "trained for: its answers may be useless there",
+        f"the context of {n_ctx} tokens is beyond the {model.n_ctx_train} that the model was trained for: its answers "
+        "may be useless there",
     )
 
 

@@ -23,15 +23,21 @@
       this.own = this.section.querySelector(".own");
       this.rows = this.section.querySelector(".rows");
       this.steps = this.section.querySelector(".steps");
-      this.largest = this.section.querySelector(".largest");
+      this.usualContext = this.section.querySelector(".usual");
+      this.back = this.section.querySelector(".back");
       this.session = `${random()}-${name}`;
       this.asking = null;
-      this.isChanged = false;
+      this.isChanged = this.isOpened = false;
       this.shown = "";
       this.form.addEventListener("submit", (event) => event.preventDefault());
       this.form.addEventListener("input", (event) => this.changed(event.target, true));
       this.form.addEventListener("change", (event) => this.changed(event.target, false));
       this.again.addEventListener("click", () => this.ask());
+      this.panel.addEventListener("click", (event) => {
+        const button = event.target.closest("button.open");
+        if (button) this.open(button.dataset.model, this.field("model").value);
+      });
+      this.back.addEventListener("click", () => this.open(this.repository, ""));
       this.section.querySelector(".add").addEventListener("click", () => {
         this.card("1", "").querySelector(".gpu").focus();
       });
@@ -56,32 +62,45 @@
       return row;
     }
 
+    // plan another model: one of a repository, or the repository again
+    open(model, repository) {
+      this.field("model").value = model;
+      this.from(repository);
+      this.label();
+      this.isOpened = true;
+      changed();
+    }
+
+    // the repository of the model, if it was opened from there
+    from(repository) {
+      this.repository = repository;
+      this.back.hidden = !repository;
+      this.back.firstElementChild.textContent = `All models of ${repository}`;
+    }
+
     changed(field, isInput) {
       // a name is whole once it has been left or chosen
       const isText = field.matches("input:not([type])");
       if (isText && isInput) return;
       if (field === this.steps) {
-        this.largest.checked = false;
+        this.usualContext.checked = false;
         this.field("n_ctx").value = contexts[this.steps.value];
-      } else if (field === this.largest) {
-        this.field("n_ctx").value = this.largest.checked ? "" : contexts[this.steps.value];
+      } else if (field === this.usualContext) {
+        this.field("n_ctx").value = this.usualContext.checked ? "" : contexts[this.steps.value];
       } else if (field.name === "n_ctx") {
-        this.largest.checked = field.value === "";
+        this.usualContext.checked = field.value === "";
+      } else if (field.name === "model") {
+        this.from("");
       }
       this.label();
       changed();
     }
 
-    // what sliders mean
+    // what the fields mean
     label() {
       const tokens = Number(this.field("n_ctx").value);
       if (tokens > 0) this.steps.value = step(tokens);
-      this.steps.setAttribute("aria-valuetext", this.largest.checked ? "the largest that fits" : `${tokens} tokens`);
-      for (const range of this.form.querySelectorAll("input[type=range][name]")) {
-        const text = range.value === range.defaultValue ? range.dataset.usual : `${range.value} ${range.dataset.unit}`.trim();
-        this.form.querySelector(`label[for="${range.id}"] output`).textContent = text;
-        range.setAttribute("aria-valuetext", text);
-      }
+      this.steps.setAttribute("aria-valuetext", this.usualContext.checked ? this.usualContext.labels[0].textContent.trim() : `${tokens} tokens`);
       this.section.querySelector(".typed").hidden = !/^shape:/i.test(this.field("model").value.trim());
       for (const each of [this.rows, this.section.querySelector(".add")]) each.hidden = Boolean(this.own?.checked);
       this.field("host_memory").placeholder = this.own?.checked ? "what is available" : "no limit";
@@ -123,6 +142,7 @@
       const ignored = [];
       this.form.reset();
       this.rows.replaceChildren();
+      this.from("");
       for (const [name, value] of pairs) {
         if (name === "gpus" && value === OWN && this.own) {
           this.own.checked = true;
@@ -140,8 +160,8 @@
         }
       }
       if (!this.rows.children.length) this.card("1", "");
-      this.largest.checked = this.field("n_ctx").value === "";
-      if (this.largest.checked) this.steps.value = step(16384);
+      this.usualContext.checked = this.field("n_ctx").value === "";
+      if (this.usualContext.checked) this.steps.value = step(16384);
       this.label();
       return ignored;
     }
@@ -164,7 +184,7 @@
     // what a field says that no number is, where that is so
     get wrong() {
       const field = [...this.form.elements].find((each) => !each.closest("[hidden]") && !each.validity.valid && !each.validity.valueMissing);
-      return field && `${field.labels[0]?.textContent ?? field.ariaLabel}: give a whole number from ${field.min} to ${field.max}`;
+      return field && `${field.labels[0]?.textContent ?? field.ariaLabel}: give a whole number${field.max ? ` from ${field.min} to ${field.max}` : ` of ${field.min} or more`}`;
     }
 
     async ask() {
@@ -180,6 +200,7 @@
       if (!question.model || question.gpus?.length === 0) return this.fail("");
       const asking = (this.asking = new AbortController());
       this.settle();
+      this.follow(asking, question.model);
       try {
         const answer = await fetch(`/panel/${this.name}`, {
           method: "POST", body: key, headers: { "Content-Type": "application/json" }, signal: asking.signal,
@@ -198,6 +219,18 @@
       }
     }
 
+    // say how far the models of a repository are, which takes a while
+    async follow(asking, model) {
+      this.panel.dataset.said = "planning …";
+      if (!/^hf:.*(?<!\.gguf)$|\/$/is.test(model)) return;
+      for (;;) {
+        await new Promise((done) => setTimeout(done, 1000));
+        if (asking !== this.asking) return;
+        const { said } = await fetch(`/progress/${this.session}`).then((answer) => answer.json(), () => ({}));
+        if (said && asking === this.asking) this.panel.dataset.said = said;
+      }
+    }
+
     // whether it waits for an answer; from a change on it does, though it asks a little later
     settle() {
       this.panel.setAttribute("aria-busy", String(this.isChanged || this.asking !== null));
@@ -209,6 +242,9 @@
       // the server has escaped every name in it
       this.panel.innerHTML = html;
       for (const each of this.panel.querySelectorAll("details")) each.open = open.has(each.dataset.kept);
+      // the row that was clicked may be far below
+      if (this.isOpened) this.section.scrollIntoView();
+      this.isOpened = false;
       said.textContent = `${this.panel.querySelector(".verdict").textContent}: ${this.panel.querySelector(".facts").innerText.replace(/\s+/g, " ")}`;
       compared();
     }
