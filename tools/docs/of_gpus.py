@@ -61,7 +61,7 @@ def _profiles() -> str:
         [
             "## Profiles { #profiles }",
             "A profile says how a virtual device behaves: how tensors are sized and aligned, which operations it "
-            "supports and takes over from the host. [What was checked](../explanation/what-was-checked.md) says "
+            "supports and takes over from the host. [What was checked](../explanation/validation.md) says "
             "against what each was compared.",
             table(("profile", "such as", "its devices are called"), rows),
         ]
