@@ -31,7 +31,7 @@ LONGEST_FIRST = (
 SLOW = {
     "test_docs": (
         *("choose-a-quantization", "compare-builds", "split-mode-tensor", "server-memory", "verify-and-calibrate"),
-        *("reports", "models-without-a-file", "guides/pytest", "guides/ci", "draft-models-vision-lora", "which-gpu-to-buy"),
+        *("reports", "models-without-a-file", "guides/pytest", "guides/ci", "draft-models", "which-gpu-to-buy"),
         *("virtual-gpus", "other-programs", "unified-memory", "explanation/", "when-it-does-not-fit", "macs"),
         *("guides/llama-server", "remote-devices", "web-planner"),
     ),
