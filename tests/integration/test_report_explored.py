@@ -65,7 +65,7 @@ def test_the_page_is_the_exploration(explored: Exploration, site: Any, browser: 
         ):
             assert column(page, title) == ["" if cell[key] is None else str(cell[key]) for cell in document["cells"]]
         best = [cell["is_best"] for cell in document["cells"]]
-        assert any(best) and column(page, "front") == ["best" if each else "" for each in best]
+        assert any(best) and column(page, "trade-off") == ["best" if each else "" for each in best]
         assert page.locator("h1").inner_text() == MARKUP.replace("/", "|")
         says = heard(page)
         page.get_by_role("button", name="Copy").first.click()

@@ -68,7 +68,7 @@ def test_every_figure_is_that_of_json() -> None:
         assert {title: row[title] for title in keys} == {
             title: "" if value is None else str(value) for title, value in values.items()
         }
-    assert [(row["fits"], row["front"]) for row in shown] == [("yes", "best"), ("yes", ""), ("no", ""), ("", "")]
+    assert [(row["fits"], row["trade-off"]) for row in shown] == [("yes", "best"), ("yes", ""), ("no", ""), ("", "")]
     assert [row["note"] for row in shown] == [each["problem"] or "" for each in cells]
 
 

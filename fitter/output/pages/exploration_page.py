@@ -157,7 +157,7 @@ def _columns(document: Mapping[str, Any]) -> list[_Column]:
     cells = document["cells"]
     varied = _varied(cells) or ["machine"]
     columns = [_Column(key, _AXES[key], key in _TOKENS) for key in varied]
-    columns += [_Column("fits", "fits", False), _Column("is_best", "front", False)]
+    columns += [_Column("fits", "fits", False), _Column("is_best", "trade-off", False)]
     columns += [_Column(key, title) for key, title in _FIGURES.items()]
     cost = "memory" if document["cost"] == "memory" else "cost"
     columns.append(_Column(cost, COSTS[document["cost"]]))
