@@ -100,7 +100,7 @@ def formats_page() -> str:
     for each in PARAMETERS.values():
         if each.options and not each.is_ours and (each.key or each.section == SHARED) and each.name != "rpc":
             refused += [(each, name, said) for name in FORMATS if (said := _refusal(each, name))]
-    listed = [(option_link(each.long, each.option), code(name), plain(said)) for each, name, said in refused]
+    listed = [(option_link(each, each.option), code(name), plain(said)) for each, name, said in refused]
     return page(
         "Formats",
         "`fitter MODEL --format NAME`, and `plan.format(NAME)` in Python. Every format but `json` is meant to be run, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 
 import click
 
@@ -92,7 +92,6 @@ def commands() -> dict[str, click.Command]:
     return {name: command for name, command in found if command is not None}
 
 
-@cache
 def entries() -> dict[tuple[str, ...], Entry]:
     """Every option of every command, by its names."""
     found: dict[tuple[str, ...], Entry] = {}
@@ -195,8 +194,8 @@ def _entry(entry: Entry) -> str:
     return "\n\n".join([heading(3, codes(shown), entry.anchor), *lines, *([f"{said}\n{{ .facts }}"] if said else [])])
 
 
-def _topic(entry: Entry) -> str:
-    section = entry.section.partition(" (")[0]
+def _topic(section: str) -> str:
+    section = section.partition(" (")[0]
     for title, topic in TOPICS.items():
         if section in topic.sections:
             return title
@@ -206,18 +205,14 @@ def _topic(entry: Entry) -> str:
 def _by_topic() -> dict[str, list[Entry]]:
     found: dict[str, list[Entry]] = {title: [] for title in TOPICS}
     for entry in entries().values():
-        found[_topic(entry)].append(entry)
+        found[_topic(entry.section)].append(entry)
     return found
 
 
-@cache
-def _addresses() -> dict[str, str]:
-    return {entry.anchor: f"{TOPICS[title].file}#{entry.anchor}" for title, of in _by_topic().items() for entry in of}
-
-
-def option_link(anchor: str, shown: str) -> str:
-    """A link to the option whose heading has ``anchor``, from a page of the reference; ``shown`` is code."""
-    return f"[{code(shown)}]({_addresses()[anchor]})"
+def option_link(each: Parameter | Entry, shown: str) -> str:
+    """A link from a page of the reference to an option; ``shown`` is code."""
+    anchor = each.anchor if isinstance(each, Entry) else each.long
+    return f"[{code(shown)}]({TOPICS[_topic(each.section)].file}#{anchor})"
 
 
 def options_page() -> str:
@@ -229,7 +224,7 @@ def options_page() -> str:
         "llama-server command line."
     )
     rows = [
-        (f"[{title}]({TOPICS[title].file})", ", ".join(option_link(entry.anchor, entry.long) for entry in of))
+        (f"[{title}]({TOPICS[title].file})", ", ".join(option_link(entry, entry.long) for entry in of))
         for title, of in _by_topic().items()
     ]
     facts = (
@@ -258,7 +253,7 @@ def topic_pages() -> dict[str, Callable[[], str]]:
 
 def commands_page() -> str:
     """Every command, with its arguments, its options and its own examples."""
-    links = {entry.names: option_link(entry.anchor, entry.names[0]) for entry in entries().values()}
+    links = {entry.names: option_link(entry, entry.names[0]) for entry in entries().values()}
     parts = []
     for name, command in commands().items():
         # With the settings of the whole: a command keeps the help option of the first context that it sees.

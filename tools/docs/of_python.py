@@ -102,7 +102,7 @@ def unit(kind: Kind) -> str:
 
 
 def _keyword(each: Parameter) -> tuple[str, str, str, str]:
-    name = option_link(each.long, each.name) if each.options else code(each.name)
+    name = option_link(each, each.name) if each.options else code(each.name)
     hint = type_text(each.hint).removesuffix(" | None")
     return name, code(hint), default_of(each), " ".join(filter(None, (meaning_of(each), unit(each.kind))))
 
@@ -231,7 +231,7 @@ def _member(kind: type, name: str, text: str) -> tuple[str, str, str, str]:
     has_default = default(kind, name)
     if not text and kind is fitter.Params:
         known = parameters.of_a_load().get(name)
-        text = f"As {option_link(known.long, known.name)}." if known is not None and known.options else ""
+        text = f"As {option_link(known, known.name)}." if known is not None and known.options else ""
         text = text or (plain(known.help) if known is not None else "")
     return code(name), _linked(hint), code(has_default or ""), sentence(text)
 
