@@ -30,10 +30,10 @@ LONGEST_FIRST = (
 
 SLOW = {
     "test_docs": (
-        *("choosing-a-quantization", "compare-builds", "several-equal-cards", "after-the-load", "calibration"),
-        *("reports", "models-without-a-file", "guides/pytest", "guides/ci", "beside-the-model", "what-to-buy"),
-        *("gpus-that-are-not-here", "other-programs", "shared-memory", "explanation/", "when-it-does-not-fit", "macs"),
-        *("guides/llama-server", "remote-devices", "in-the-browser"),
+        *("choose-a-quantization", "compare-builds", "split-mode-tensor", "server-memory", "verify-and-calibrate"),
+        *("reports", "models-without-a-file", "guides/pytest", "guides/ci", "draft-models", "which-gpu-to-buy"),
+        *("virtual-gpus", "other-programs", "unified-memory", "explanation/", "when-it-does-not-fit", "macs"),
+        *("guides/llama-server", "remote-devices", "web-planner"),
     ),
     "test_against_upstream": (
         *("qwen3-235b-a22b", "kimi-k2", "deepseek-v3.1/4x31600MiB", "deepseek-v3.1/rtx-5090", "qwen3-30b-a3b/2x4GiB"),

@@ -63,8 +63,15 @@ def cells(page: str) -> set[str]:
     return {word.split()[0] for cell in first for word in re.findall(r"`([^`]+)`", cell)}
 
 
+def options() -> dict[str, str]:
+    """Every option's heading, and what stands below it, of all pages of options."""
+    found = [sections(page, 3) for page in of_options.topic_pages()]
+    assert sum(map(len, found)) == len(of_options.entries())
+    return {heading: text for page in found for heading, text in page.items()}
+
+
 def test_every_option_of_every_command_is_there_with_a_meaning() -> None:
-    headings = sections("options.md", 3)
+    headings = options()
     listed = {name.split()[0] for heading in headings for name in re.findall(r"`([^`]+)`", heading)}
     commands = of_options.commands()
     assert listed == {
@@ -82,11 +89,21 @@ def test_every_option_of_every_command_is_there_with_a_meaning() -> None:
 @pytest.mark.parametrize("each", [each for each in PARAMETERS.values() if each.options], ids=lambda each: each.name)
 def test_every_parameter_is_there_by_all_its_names(each: Parameter) -> None:
     name = each.options[0].partition("/")[0]
-    [text] = (text for heading, text in sections("options.md", 3).items() if re.search(rf"`{name}[` ]", heading))
+    [text] = (text for heading, text in options().items() if re.search(rf"`{name}[` ]", heading))
     facts = re.findall(r"`([^`]+)`", text)
     assert each.name in facts
     for name in (each.env, each.case and of_a_case() and each.case):
         assert not name or name in facts
+
+
+def test_a_section_without_a_page_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(of_options.TOPICS, "Speed options")
+    with pytest.raises(ValueError, match=r"section 'Speed' of --help has no page: add it to TOPICS"):
+        of_options.options_page()
+
+
+def test_no_page_of_options_is_long() -> None:
+    assert max(len(PAGES[page]) for page in of_options.topic_pages()) < 12_000
 
 
 def test_every_option_of_llama_cpp_is_there() -> None:

@@ -158,13 +158,12 @@ def test_in_arguments_and_formats(invention: Invention) -> None:
 
 
 def test_in_the_reference(invention: Invention) -> None:
-    options = of_options.options_page()
+    options = of_options.topic_pages()["options-context.md"]()
     assert re.search(r"^### `-inv`, `--invented.*\n\nWhat nobody had thought of\.", options, re.MULTILINE)
     assert "`LLAMA_ARG_INVENTED`" in options
     for page in (of_python.functions_page(), of_cases.toml_page(), of_cases.pytest_page()):
-        assert re.search(
-            r"^\| \[`invented`\]\(options\.md#invented\) \|.*What nobody had thought of\.", page, re.MULTILINE
-        )
+        link = r"\[`invented`\]\(options-context\.md#invented\)"
+        assert re.search(rf"^\| {link} \|.*What nobody had thought of\.", page, re.MULTILINE)
     assert "`params.invented`" in of_json.json_page()
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from fitter.parameters import kinds
 from fitter.parameters.kinds import Kind
-from fitter.parameters.table import of_a_case
+from fitter.parameters.table import PARAMETERS, of_a_case
 from fitter.regression import MARKER, marks, pytest_plugin
 from fitter.regression.cases import Budget, Case
 from tools.docs.attributes import documented
 from tools.docs.markdown import code, codes, fenced, page, plain, sentence, table
-from tools.docs.of_options import default_of, meaning_of
+from tools.docs.of_options import default_of, meaning_of, option_link
 
 _EXAMPLE = """\
 [defaults]
@@ -26,7 +26,8 @@ type_v = "q8_0"
 CUDA0 = "20GiB"
 """
 
-_RELATIVE = "string; a path with `/` is relative to the file's directory, and needs [`--trust`](options.md#trust)"
+_TRUST = "[`--trust`](options-cases.md#trust)"
+_RELATIVE = f"string; a path with `/` is relative to the file's directory, and needs {_TRUST}"
 _AMOUNT = 'a share such as `"1%"`, bytes, or a text such as `"64MiB"`'
 
 
@@ -50,7 +51,7 @@ def toml_type(kind: Kind) -> str:
 def _settings() -> list[tuple[str, str, str, str]]:
     return [
         (
-            f"[`{key}`](options.md#{each.long})" if each.options else code(key),
+            option_link(each, key) if each.options else code(key),
             _RELATIVE if key == "llama_cpp" else toml_type(each.kind),
             default_of(each),
             meaning_of(each),
@@ -78,7 +79,7 @@ def toml_page() -> str:
         "The cases that `fitter lock` records and `fitter check` compares: each a model on a machine. `--file` names "
         "another file. A case without `gpu` is a machine without a GPU, never this machine. Native code that the file "
         "names, and addresses that are read with this machine's own keys, are used with "
-        "[`--trust`](options.md#trust) only: see [Security](../explanation/security.md).",
+        f"{_TRUST} only: see [Security](../explanation/security.md).",
         fenced(_EXAMPLE, "the guide about CI has one that runs", "toml"),
         "## `[defaults]` { #defaults }",
         "Keys that hold for every case that does not set them: all of those below but `model` and `budget`.",
@@ -103,7 +104,7 @@ def pytest_page() -> str:
     case = documented(Case)
     limits = [(code(name), plain(text)) for name, text in marks.LIMITS.items()]
     changes = [(code(name), sentence(case[name])) for name in marks.CHANGES]
-    settings = [(cells[0], cells[3]) for cells in _settings() if cells[0] != "[`gpu`](options.md#gpu)"]
+    settings = [(cells[0], cells[3]) for cells in _settings() if cells[0] != option_link(PARAMETERS["gpus"], "gpu")]
     options = [
         (
             code("--" + name.replace("_", "-") + (f" {settings_['metavar']}" if "metavar" in settings_ else "")),

@@ -14,6 +14,7 @@ from fitter.parameters.table import LEVERS, PARAMETERS, SHARED, Parameter
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.summary import DeviceUse, HostUse, ModelSummary, Search, SharedUse
 from tools.docs.markdown import code, page, paragraphs, plain, table
+from tools.docs.of_options import option_link
 
 MIB = 2**20
 _FIGURES = ("total", "usable", "free", "bandwidth", "compute", "pcie", "compute_capability")
@@ -61,7 +62,7 @@ def _profiles() -> str:
         [
             "## Profiles { #profiles }",
             "A profile says how a virtual device behaves: how tensors are sized and aligned, which operations it "
-            "supports and takes over from the host. [What was checked](../explanation/what-was-checked.md) says "
+            "supports and takes over from the host. [Validation](../explanation/validation.md) says "
             "against what each was compared.",
             table(("profile", "such as", "its devices are called"), rows),
         ]
@@ -99,9 +100,7 @@ def formats_page() -> str:
     for each in PARAMETERS.values():
         if each.options and not each.is_ours and (each.key or each.section == SHARED) and each.name != "rpc":
             refused += [(each, name, said) for name in FORMATS if (said := _refusal(each, name))]
-    listed = [
-        (f"[{code(each.option)}](options.md#{each.long})", code(name), plain(said)) for each, name, said in refused
-    ]
+    listed = [(option_link(each, each.option), code(name), plain(said)) for each, name, said in refused]
     return page(
         "Formats",
         "`fitter MODEL --format NAME`, and `plan.format(NAME)` in Python. Every format but `json` is meant to be run, "

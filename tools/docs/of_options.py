@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import click
 
@@ -24,6 +25,45 @@ _MORE = {
 """What an option's help has no room for."""
 
 
+@dataclass(frozen=True)
+class Topic:
+    """A page of options: its file, the sections of ``--help`` that are on it, and its first sentence."""
+
+    file: str
+    sections: tuple[str, ...]
+    text: str
+
+
+TOPICS = {
+    "Model options": Topic("options-model.md", ("Model", "Repository"), "Which model or repository is planned."),
+    "Program options": Topic(
+        "options-program.md", ("Program",), "The program that runs the plan, and what it keeps in memory."
+    ),
+    "Context and batch options": Topic(
+        "options-context.md", ("Context and batch",), "Context, batch, KV cache, slots and flash attention."
+    ),
+    "Placement options": Topic("options-placement.md", ("Placement",), "Which weights and caches go to which device."),
+    "Draft model, vision and LoRA options": Topic(
+        "options-draft.md", ("Draft models, vision, LoRA",), "Models and adapters that are loaded beside the model."
+    ),
+    "Device options": Topic(
+        "options-devices.md", ("Devices and limits",), "Devices, host memory, margins, and limits of the search."
+    ),
+    "Speed options": Topic(
+        "options-speed.md", ("Speed",), "The request that should be fast, and the figures of the estimate."
+    ),
+    "Output options": Topic("options-output.md", ("Output",), "What a command prints and writes."),
+    "Explore options": Topic(
+        "options-explore.md",
+        ("Grid", "Answer", "Where cells are planned"),
+        "Options of `fitter explore`: the grid, the answer, and where plans are made.",
+    ),
+    "Serve options": Topic("options-serve.md", ("Server",), "Options of `fitter serve`."),
+    "Case options": Topic("options-cases.md", ("Cases",), "Options of commands that read `fitter.toml`."),
+}
+"""The pages of options, by their titles."""
+
+
 @dataclass
 class Entry:
     """An option, as one or more commands have it. ``helps``: its help, with the commands that have that one."""
@@ -37,8 +77,12 @@ class Entry:
     @property
     def anchor(self) -> str:
         """The id of its heading."""
-        long = [name for name in self.names if name.startswith("--")]
-        return (long or self.names)[0].lstrip("-")
+        return self.long.lstrip("-")
+
+    @property
+    def long(self) -> str:
+        """Its first long name, or the only one."""
+        return next((name for name in self.names if name.startswith("--")), self.names[0])
 
 
 def commands() -> dict[str, click.Command]:
@@ -150,29 +194,66 @@ def _entry(entry: Entry) -> str:
     return "\n\n".join([heading(3, codes(shown), entry.anchor), *lines, *([f"{said}\n{{ .facts }}"] if said else [])])
 
 
-def options_page() -> str:
-    """Every option, one by one."""
-    sections: dict[str, list[Entry]] = {}
+def _topic(section: str) -> str:
+    section = section.partition(" (")[0]
+    for title, topic in TOPICS.items():
+        if section in topic.sections:
+            return title
+    raise ValueError(f"section '{section}' of --help has no page: add it to TOPICS in tools/docs/of_options.py")
+
+
+def _by_topic() -> dict[str, list[Entry]]:
+    found: dict[str, list[Entry]] = {title: [] for title in TOPICS}
     for entry in entries().values():
-        sections.setdefault(entry.section, []).append(entry)
+        found[_topic(entry.section)].append(entry)
+    return found
+
+
+def option_link(each: Parameter | Entry, shown: str) -> str:
+    """A link from a page of the reference to an option; ``shown`` is code."""
+    anchor = each.anchor if isinstance(each, Entry) else each.long
+    return f"[{code(shown)}]({TOPICS[_topic(each.section)].file}#{anchor})"
+
+
+def options_page() -> str:
+    """The topics, with their options."""
     intro = (
-        "Every option of every command. If llama.cpp has an option, this one has its names and its meaning. An option "
-        "that is not given is chosen by the fit, or has its default. *Python* is the keyword of `fitter.fit` and of "
-        "the other functions ([Python](python.md)); *`fitter.toml`, marker* the key of a case ([fitter.toml]"
-        "(fitter-toml.md)) and the keyword of a [pytest marker](pytest.md); *JSON* the key in a [plan](json.md); "
-        "*llama.cpp's variable* what `--format env` writes: fitter itself does not read it.\n\n"
-        "[Commands](commands.md) lists what each command takes; [llama.cpp's options](llama-options.md) what fitter "
-        "does with the others on a llama-server command line."
+        "If llama.cpp has an option, the option of fitter has its names and its meaning. The fit chooses the value of "
+        "an option that you do not set, or takes its default. [Commands](commands.md) lists the options of each "
+        "command, and [llama.cpp's options](llama-options.md) says what fitter does with the other options of a "
+        "llama-server command line."
     )
-    parts = [
-        "\n\n".join([heading(2, title.partition(" (")[0]), *map(_entry, found)]) for title, found in sections.items()
+    rows = [
+        (f"[{title}]({TOPICS[title].file})", ", ".join(option_link(entry, entry.long) for entry in of))
+        for title, of in _by_topic().items()
     ]
-    return page("Options", intro, *parts)
+    facts = (
+        "The last line of each option has its other names: *Python* is the keyword of `fitter.fit` and of the other "
+        "functions ([Python](python.md)); *`fitter.toml`, marker* the key of a case ([fitter.toml](fitter-toml.md)) "
+        "and the keyword of a [pytest marker](pytest.md); *JSON* the key in a [plan](json.md); *llama.cpp's variable* "
+        "the variable that `--format env` writes, which fitter itself does not read."
+    )
+    return page("Options", intro, table(("topic", "options"), rows), facts)
+
+
+def _topic_page(title: str) -> str:
+    sections: dict[str, list[str]] = {}
+    for entry in _by_topic()[title]:
+        sections.setdefault(entry.section.partition(" (")[0], []).append(_entry(entry))
+    parts = [
+        "\n\n".join([*([heading(2, name)] if len(sections) > 1 else []), *found]) for name, found in sections.items()
+    ]
+    return page(title, f"{TOPICS[title].text} [All options](options.md).", *parts)
+
+
+def topic_pages() -> dict[str, Callable[[], str]]:
+    """The page of each topic, by its file."""
+    return {topic.file: partial(_topic_page, title) for title, topic in TOPICS.items()}
 
 
 def commands_page() -> str:
     """Every command, with its arguments, its options and its own examples."""
-    links = {entry.names: f"[`{entry.names[0]}`](options.md#{entry.anchor})" for entry in entries().values()}
+    links = {entry.names: option_link(entry, entry.names[0]) for entry in entries().values()}
     parts = []
     for name, command in commands().items():
         # With the settings of the whole: a command keeps the help option of the first context that it sees.

@@ -16,7 +16,7 @@ from fitter.parameters.kinds import Kind
 from fitter.parameters.table import PARAMETERS, Estimating, Fitting, Measuring, Parameter, taken_by
 from tools.docs.attributes import default, documented, hints_of
 from tools.docs.markdown import code, heading, page, paragraphs, plain, sentence, table
-from tools.docs.of_options import default_of, meaning_of
+from tools.docs.of_options import default_of, meaning_of, option_link
 
 KEYWORDS: dict[str, Any] = {
     "fit": Fitting,
@@ -102,7 +102,7 @@ def unit(kind: Kind) -> str:
 
 
 def _keyword(each: Parameter) -> tuple[str, str, str, str]:
-    name = f"[`{each.name}`](options.md#{each.long})" if each.options else code(each.name)
+    name = option_link(each, each.name) if each.options else code(each.name)
     hint = type_text(each.hint).removesuffix(" | None")
     return name, code(hint), default_of(each), " ".join(filter(None, (meaning_of(each), unit(each.kind))))
 
@@ -231,7 +231,7 @@ def _member(kind: type, name: str, text: str) -> tuple[str, str, str, str]:
     has_default = default(kind, name)
     if not text and kind is fitter.Params:
         known = parameters.of_a_load().get(name)
-        text = f"As [`{known.name}`](options.md#{known.long})." if known is not None and known.options else ""
+        text = f"As {option_link(known, known.name)}." if known is not None and known.options else ""
         text = text or (plain(known.help) if known is not None else "")
     return code(name), _linked(hint), code(has_default or ""), sentence(text)
 

@@ -1,4 +1,4 @@
-"""Draws the picture of the README: ``python -m tools.docs.picture [--check]`` writes docs/images/plan.svg.
+"""Draws the picture of README.md and of the guide to reports: ``python -m tools.docs.picture [--check]``.
 
 It is what ``fitter report --svg`` draws of the same plan.
 """
@@ -20,11 +20,11 @@ OPTIONS: dict[str, Any] = {
     "n_ctx": 0,
     "program": "llama-server",
 }
-"""What the README's first example asks for."""
+"""Keywords of the plan: the example of docs/guides/reports.md."""
 
 
 def readme_picture() -> str:
-    """The picture of the README's first example, planned anew."""
+    """Plan the example of the guide to reports, and draw it."""
     import fitter
     from fitter.api.report_plan import beside
     from fitter.output.pages.report_page import plan_picture
@@ -38,7 +38,7 @@ def readme_picture() -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """Draw the README's picture; with ``--check`` status 1 if it is stale."""
+    """Write docs/images/plan.svg; with ``--check`` return status 1 if it is stale."""
     drawn = readme_picture()
     if words == ["--check"]:
         fresh = TARGET.is_file() and TARGET.read_text(encoding="utf-8") == drawn

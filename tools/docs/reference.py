@@ -20,6 +20,7 @@ REFERENCE = ROOT / "docs" / "reference"
 PAGES: dict[str, Callable[[], str]] = {
     "commands.md": of_options.commands_page,
     "options.md": of_options.options_page,
+    **of_options.topic_pages(),
     "llama-options.md": of_options.llama_options_page,
     "levers.md": of_gpus.levers_page,
     "formats.md": of_gpus.formats_page,
