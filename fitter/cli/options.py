@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fitter.cli import completion
 from fitter.errors import UsageError
 from fitter.llama.worker import process
 from fitter.model.shapes.shape_addresses import CONFIG, DEFAULT_TYPE, SHAPE, named
@@ -34,11 +35,18 @@ else:
 
 
 class SectionOption(click.Option):
-    """An option, and the section of ``--help`` that lists it."""
+    """An option, the section of ``--help`` that lists it, and ``former`` names, which are accepted but not shown."""
 
-    def __init__(self, *args: Any, section: str = "Output", **kwargs: Any) -> None:
+    def __init__(self, *args: Any, section: str = "Output", former: tuple[str, ...] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.section = section
+        self.former = former
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Accept the former names too."""
+        shown, self.opts = self.opts, [*self.opts, *self.former]
+        super().add_to_parser(parser, ctx)
+        self.opts = shown
 
 
 class Command(click.Command):
@@ -166,6 +174,7 @@ _shape_options = stacked(
         _MODEL,
         "shape",
         "--shape",
+        shell_complete=completion.complete_shapes,
         metavar="NAME[:TYPE]",
         help="A well-known model without a file, instead of MODEL: see fitter shapes. TYPE is a file type of "
         f"llama-quantize. [default: {DEFAULT_TYPE}]",
@@ -187,6 +196,7 @@ shapes_option = _option(
     _MODEL,
     "shapes",
     "--shape",
+    shell_complete=completion.complete_shapes,
     multiple=True,
     metavar="NAME[:TYPE]",
     help="A well-known model without a file, beside or instead of others: see fitter shapes. Repeatable. "
@@ -278,6 +288,8 @@ def _option_of(each: Parameter, **settings: Any) -> Callable[[_Function], _Funct
         all_settings |= {"multiple": True, "callback": _split_commas if kind.has_commas else _repeated, "type": str}
     if isinstance(kind, kinds.Path):
         all_settings["type"] = click.Path()
+    if isinstance(kind, kinds.Gpus):
+        all_settings["shell_complete"] = completion.complete_gpus
     all_settings |= settings
     return _option(all_settings.pop("section", each.section), each.name, *each.options, **all_settings)
 
@@ -343,8 +355,10 @@ verification_options = stacked(
 catalogue_option = _flag(DEVICES, "catalogue", "--catalogue", help="List the GPUs that --gpu knows, with sources.")
 
 
-def _file(name: str, option: str, text: str, section: str = _CASES) -> Callable[[_Function], _Function]:
-    return _option(section, name, option, type=click.Path(path_type=Path), metavar="FILE", help=text)
+def _file(
+    name: str, option: str, text: str, section: str = _CASES, **settings: Any
+) -> Callable[[_Function], _Function]:
+    return _option(section, name, option, type=click.Path(path_type=Path), metavar="FILE", help=text, **settings)
 
 
 def _jobs(text: str) -> Callable[[_Function], _Function]:
@@ -360,7 +374,8 @@ _trust_option = _flag(
 )
 
 regression_options = stacked(
-    _file("cases_file", "--file", "The file with the cases. [default: fitter.toml]"),
+    # users' scripts have --file
+    _file("cases_file", "--cases", "The file with the cases. [default: fitter.toml]", former=("--file",)),
     _file(
         "lock_file",
         "--lock",
@@ -396,6 +411,7 @@ selection_option = _option(
     _CASES,
     "expression",
     "-k",
+    shell_complete=completion.complete_cases,
     metavar="EXPRESSION",
     help="Only cases whose names match, such as 'chat or not q8'.",
 )
@@ -441,7 +457,16 @@ history_options = stacked(
 def _choice_options(section: str, types: str) -> Callable[[_Function], _Function]:
     """Options that choose among plans in several file types; ``types`` is the help for ``--type``."""
     return stacked(
-        _option(section, "types", "--type", multiple=True, callback=_split_commas, metavar="TYPE", help=types),
+        _option(
+            section,
+            "types",
+            "--type",
+            multiple=True,
+            callback=_split_commas,
+            shell_complete=completion.complete_types,
+            metavar="TYPE",
+            help=types,
+        ),
         _option(
             section,
             "tokens_per_second",

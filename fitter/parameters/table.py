@@ -22,6 +22,8 @@ SplitMode = Literal["none", "layer", "row", "tensor", "auto"]
 AnyPath = str | bytes | PathLike[str] | PathLike[bytes]
 AnySize = int | str
 """Bytes, or a text such as ``24GiB``."""
+AnyTokens = int | str
+"""Tokens, or a text such as ``32k``."""
 
 LARGEST = 2**31 - 1
 """The largest number that llama.cpp's programs read."""
@@ -297,7 +299,8 @@ class LimitsKeywords(TypedDict, total=False):
             options=("--host-memory",),
             is_ours=True,
             section=DEVICES,
-            help="Host memory to plan with, such as 64GiB; of memory that a GPU shares with the host, the most that "
+            help="Host memory to plan with, such as 64GiB (KiB, MiB, GiB and TiB count in 1024s; KB, MB, GB and TB in "
+            "1000s); of memory that a GPU shares with the host, the most that "
             "the host's own part may take.",
             unset="what is available here; with --gpu unlimited, or what the GPU shares",
         ),
@@ -305,7 +308,7 @@ class LimitsKeywords(TypedDict, total=False):
     host_margin: Annotated[
         AnySize | None,
         Parameter(
-            Size("MiB", in_mib=True),
+            Size("MiB", in_mib=True, least=MIB),
             1024 * MIB,
             options=("--host-margin",),
             is_ours=True,
@@ -317,7 +320,7 @@ class LimitsKeywords(TypedDict, total=False):
     margin: Annotated[
         AnySize | Sequence[AnySize] | None,
         Parameter(
-            kinds.Margin("MiB[,MiB...]", is_list=True, in_mib=True),
+            kinds.Margin("MiB[,MiB...]", is_list=True, in_mib=True, least=MIB),
             options=("-fitt", "--fit-target"),
             env="LLAMA_ARG_FIT_TARGET",
             section=DEVICES,
@@ -327,7 +330,7 @@ class LimitsKeywords(TypedDict, total=False):
         ),
     ]
     fit_ctx: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
             Tokens(least=1, most=LARGEST),
             4096,
@@ -370,7 +373,7 @@ class LoadKeywords(TypedDict, total=False):
     """How llama.cpp's programs load a model, in the order of a plan's arguments."""
 
     n_ctx: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
             Tokens(most=LARGEST),
             0,
@@ -494,7 +497,7 @@ class LoadKeywords(TypedDict, total=False):
         ),
     ]
     n_batch: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
             Tokens(least=1, most=MAX_TOKENS),
             2048,
@@ -507,7 +510,7 @@ class LoadKeywords(TypedDict, total=False):
         ),
     ]
     n_ubatch: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
             Tokens(least=1, most=MAX_TOKENS),
             512,
@@ -670,7 +673,7 @@ class LoadKeywords(TypedDict, total=False):
         ),
     ]
     kv_unified_per_slot: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
             Tokens(least=1, most=LARGEST),
             None,
@@ -731,9 +734,9 @@ class ServerKeywords(TypedDict, total=False):
     """Keywords of llama-server and other programs beyond the load."""
 
     cache_ram: Annotated[
-        int | None,
+        int | str | None,
         Parameter(
-            Whole("MiB", least=-1, most=LARGEST),
+            kinds.Mebibytes(least=-1, most=LARGEST),
             None,
             "program",
             ("-cram", "--cache-ram"),
@@ -758,7 +761,7 @@ class ServerKeywords(TypedDict, total=False):
         ),
     ]
     checkpoint_min_step: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
             Tokens(most=LARGEST),
             None,
@@ -831,9 +834,9 @@ class ServerKeywords(TypedDict, total=False):
         ),
     ]
     spec_ngram_simple_size_m: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
-            Whole(least=1, most=1024),
+            Tokens(least=1, most=1024),
             options=("--spec-ngram-simple-size-m",),
             section=SHARED,
             help="Tokens that ngram-simple drafts at a time.",
@@ -841,9 +844,9 @@ class ServerKeywords(TypedDict, total=False):
         ),
     ]
     spec_ngram_map_k_size_m: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
-            Whole(least=1, most=1024),
+            Tokens(least=1, most=1024),
             options=("--spec-ngram-map-k-size-m",),
             section=SHARED,
             help="Tokens that ngram-map-k drafts at a time.",
@@ -851,9 +854,9 @@ class ServerKeywords(TypedDict, total=False):
         ),
     ]
     spec_ngram_map_k4v_size_m: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
-            Whole(least=1, most=1024),
+            Tokens(least=1, most=1024),
             options=("--spec-ngram-map-k4v-size-m",),
             section=SHARED,
             help="Tokens that ngram-map-k4v drafts at a time.",
@@ -861,9 +864,9 @@ class ServerKeywords(TypedDict, total=False):
         ),
     ]
     spec_ngram_mod_n_max: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
-            Whole(least=1, most=1024),
+            Tokens(least=1, most=1024),
             options=("--spec-ngram-mod-n-max",),
             section=SHARED,
             help="Tokens that ngram-mod drafts at a time.",
@@ -891,7 +894,7 @@ class RawKeywords(TypedDict, total=False):
         ),
     ]
     n_outputs_max: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
             Tokens(most=MAX_TOKENS),
             0,
@@ -1014,9 +1017,9 @@ class BesideKeywords(TypedDict, total=False):
         ),
     ]
     image_min_tokens: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
-            Whole(least=1, most=MAX_IMAGE_TOKENS),
+            Tokens(least=1, most=MAX_IMAGE_TOKENS),
             options=("--image-min-tokens",),
             env="LLAMA_ARG_IMAGE_MIN_TOKENS",
             section=SHARED,
@@ -1025,9 +1028,9 @@ class BesideKeywords(TypedDict, total=False):
         ),
     ]
     image_max_tokens: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
-            Whole(least=1, most=MAX_IMAGE_TOKENS),
+            Tokens(least=1, most=MAX_IMAGE_TOKENS),
             options=("--image-max-tokens",),
             env="LLAMA_ARG_IMAGE_MAX_TOKENS",
             section=SHARED,
@@ -1041,7 +1044,7 @@ class PricingKeywords(TypedDict, total=False):
     """The request to estimate, and the speeds for it."""
 
     prompt: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
             Tokens(least=1, most=LARGEST),
             options=("--prompt",),
@@ -1052,7 +1055,7 @@ class PricingKeywords(TypedDict, total=False):
         ),
     ]
     generate: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
             Tokens(least=1, most=LARGEST),
             options=("--generate",),
@@ -1120,7 +1123,7 @@ class OtherKeywords(TypedDict, total=False):
 
     live_tokens: Annotated[
         int | None,
-        Parameter(Whole(most=LARGEST), help="Tokens in the cache while generation is timed.", case=None),
+        Parameter(Tokens(most=LARGEST), help="Tokens in the cache while generation is timed.", case=None),
     ]
     tolerance: Annotated[
         AnySize | None,

@@ -30,6 +30,7 @@ from fitter.api.explore.explore_grid import explore
 from fitter.api.explore.plan_cell import Task, figures_of
 from fitter.cli import main
 from fitter.errors import LibraryError, UsageError
+from fitter.installation import install_command
 from fitter.llama.client import Worker
 from fitter.planning.tables.exploration import Exploration, ExploredCell
 from tests.support.patience import SECONDS, TooLateError, in_time
@@ -230,7 +231,7 @@ def test_a_package_that_is_missing_is_said_before_a_model_is_read(monkeypatch: p
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(LibraryError) as caught:
         explore("missing.gguf", "24GiB", executor="dask://127.0.0.1:1")
-    assert str(caught.value) == "a Dask cluster needs the package distributed: pip install 'llama-fitter[dask]'"
+    assert str(caught.value) == f"a Dask cluster needs the package distributed: {install_command('dask')}"
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 import fitter
+from fitter.installation import install_command
 from fitter.llama.build import build_folder
 from fitter.machine import gpu_catalogue
 from fitter.model.shapes import listing
@@ -674,5 +675,5 @@ def test_a_package_that_is_missing_is_named(
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["serve"]) == 3
     assert capsys.readouterr().err == (
-        "fitter: error: fitter serve needs the package uvicorn, which is missing: pip install 'llama-fitter[web]'\n"
+        f"fitter: error: fitter serve needs the package uvicorn, which is missing: {install_command('web')}\n"
     )
