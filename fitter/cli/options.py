@@ -231,12 +231,20 @@ def _similar_option(command: click.Command, ctx: click.Context, name: str) -> st
     return options[close[0]] if close else None
 
 
+_ON_HUB = ("-hf", "-hfr", "--hf-repo")
+"""llama.cpp's options for a repository of Hugging Face's hub."""
+
+
 def _check_model_option(command: click.Command, ctx: click.Context, words: Sequence[str]) -> None:
-    """Raise ``click.NoSuchOption`` for ``-mx``, which click would read as ``-m x`` and llama.cpp does not."""
+    """Raise ``click.UsageError`` for ``-hf``, and for ``-mx``, which click would read as ``-m x`` unlike llama.cpp."""
     options = words_after(command, ctx)
     for before, word in pairwise(("", *words)):
         if word == "--":
             return
+        if (name := word.partition("=")[0]) in _ON_HUB and not options.get(before):
+            raise click.UsageError(
+                f"{name} is an option of fit: name the model by its address, hf://org/repo/FILE.gguf", ctx
+            )
         if (
             word.startswith("-m")
             and len(word) > 2

@@ -313,7 +313,8 @@ class LimitsKeywords(TypedDict, total=False):
             options=("--host-margin",),
             is_ours=True,
             section=DEVICES,
-            help="Host memory that must stay free, of memory that a GPU shares with the host too.",
+            help="Host memory that must stay free, in MiB or as a size such as 2GiB; of memory that a GPU shares with "
+            "the host too.",
             unset="1024",
         ),
     ]
@@ -324,8 +325,9 @@ class LimitsKeywords(TypedDict, total=False):
             options=("-fitt", "--fit-target"),
             env="LLAMA_ARG_FIT_TARGET",
             section=DEVICES,
-            help="Memory that must stay free on each device: one number, or one per device; or auto, which is what was "
-            "measured of such devices, or of this one with fitter calibrate, and 512 MiB for the rest.",
+            help="Memory that must stay free on each device, in MiB or as a size such as 2GiB: one number, or one per "
+            "device; or auto, which is what was measured of such devices, or of this one with fitter calibrate, and "
+            "512 MiB for the rest.",
             unset="1024, or auto where that is more",
         ),
     ]
@@ -381,7 +383,7 @@ class LoadKeywords(TypedDict, total=False):
             ("-c", "--ctx-size"),
             "LLAMA_ARG_CTX_SIZE",
             CONTEXT,
-            "Context in tokens; 0 is the model's own.",
+            "Context in tokens, such as 32768 or 32k; 0 is the model's own.",
             unset="the largest that fits",
             is_always=True,
             is_keyword_of_llama=True,
@@ -742,7 +744,7 @@ class ServerKeywords(TypedDict, total=False):
             ("-cram", "--cache-ram"),
             "LLAMA_ARG_CACHE_RAM",
             PROGRAM,
-            "Host memory for llama-server's prompt cache; 0 for none, -1 for no limit.",
+            "Host memory for llama-server's prompt cache, in MiB or as a size such as 2GiB; 0: none, -1: no limit.",
             unset="llama-server's own, or what fits",
         ),
     ]

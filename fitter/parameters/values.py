@@ -110,6 +110,8 @@ def parse_size(text: str) -> int:
     number, unit = match.groups()
     if not unit:
         raise UsageError(f"{shown(text)} has no unit: write {number}MiB or {number}GiB")
+    if unit.lower() + "ib" in UNITS:
+        raise UsageError(f"{shown(text)} may mean two sizes: write {number}{unit.upper()}iB or {number}{unit.upper()}B")
     if unit.lower() not in UNITS:
         raise UsageError(f"{shown(text)} has an unknown unit: use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB")
     whole, _, decimals = number.partition(".")

@@ -32,7 +32,7 @@ def test_a_case_with_everything(tmp_path: Path) -> None:
     model = "models/a.gguf"
     gpu = ["rtx-4090", "2x 12GiB"]
     host_memory = "64GiB"
-    margin = ["1GiB", 512, "0 B"]
+    margin = ["1GB", 1048576, "0 B"]
     n_ctx = 32768
     n_ubatch = 1024
     tensor_split = [3, 1]
@@ -52,7 +52,7 @@ def test_a_case_with_everything(tmp_path: Path) -> None:
     assert case.settings == {
         "gpu": ("rtx-4090", "2x 12GiB"),
         "host_memory": 64 * GIB,
-        "margin": (GIB, 512, 0),
+        "margin": (10**9, 2**20, 0),
         "n_ctx": 32768,
         "tensor_split": (3.0, 1.0),
         "n_ubatch": 1024,
