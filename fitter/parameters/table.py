@@ -987,9 +987,9 @@ class BesideKeywords(TypedDict, total=False):
         ),
     ]
     draft_max: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
-            Whole(least=1, most=MAX_DRAFTED),
+            Tokens(least=1, most=MAX_DRAFTED),
             options=("--spec-draft-n-max",),
             env="LLAMA_ARG_SPEC_DRAFT_N_MAX",
             section=SHARED,

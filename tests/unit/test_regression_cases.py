@@ -173,6 +173,12 @@ WRONG = {
     "no TOML": ("[cases", "fitter.toml is not valid TOML: Expected"),
     "no cases": ("[defaults]\nn_ctx = 1", "there are no cases: add"),
     "an unknown key": (CASE + "n_ctxx = 1", r"unknown key 'n_ctxx' in cases.a: did you mean n_ctx\?"),
+    "an option's name": (CASE + "ctx_size = 1", r"unknown key 'ctx_size' in cases.a: did you mean n_ctx\?"),
+    "a short option's name": (CASE + "ctk = 'f16'", r"unknown key 'ctk' in cases.a: did you mean type_k\?"),
+    "bytes that must be GiB": (
+        CASE + "host_memory = 64",
+        'cases.a.host_memory is 64 bytes: write a unit, such as "64MiB"',
+    ),
     "a key like none": (CASE + "zzz = 1", "unknown key 'zzz' in cases.a: choose from model, gpu"),
     "an unknown table": ("[case.a]", r"unknown key 'case': did you mean cases\?"),
     "a model as default": ('[defaults]\nmodel = "a"\n' + CASE, "unknown key 'model' in defaults"),
