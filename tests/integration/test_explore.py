@@ -384,6 +384,21 @@ def test_one_bad_model_does_not_end_the_others(model: Path, tmp_path: Path, caps
     assert said.out == "" and said.err.count("\n") == 1 and "cut.gguf" in said.err
 
 
+def test_a_directory_is_every_model_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.gguf", "sub/b.gguf"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_tiny(tmp_path / name)
+    words = ["--gpu", "24GB", "-c", "1k", "-ctk", "f16,q8_0", "-ctv", "f16,q8_0"]
+    assert main(["explore", str(tmp_path), *words, "--json"]) == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert [(cell["model"], cell["type_k"], cell["type_v"], cell["n_ctx"], cell["fits"]) for cell in cells] == [
+        (str(tmp_path / name), kind, kind, 1024, True) for name in ("a.gguf", "sub/b.gguf") for kind in ("f16", "q8_0")
+    ]
+    (tmp_path / "none").mkdir()
+    assert main(["explore", str(tmp_path / "none"), *words]) == 3
+    assert "there is no GGUF file in it" in capsys.readouterr().err
+
+
 SECRET = "s3cr3t"
 
 
@@ -459,8 +474,8 @@ def test_the_command_prints_and_writes_what_was_explored(
     assert [path.name for path in tmp_path.iterdir()] == ["grid.csv"]
     assert main([*words, "--resume", str(output), "-o", str(output)]) == 2
     assert capsys.readouterr().err == f"fitter: error: -o {output} is the file of --resume too: name another one\n"
-    assert main([*words, "--answer", "1m context"]) == 2
-    assert "'1m context': it is not understood" in capsys.readouterr().err
+    assert main([*words, "--answer", "1x context"]) == 2
+    assert "'1x context': it is not understood" in capsys.readouterr().err
     assert main([*words, "--answer", "8k context at 9999 t/s"]) == 1
     assert "no machine does 8k context at 9999 t/s" in capsys.readouterr().out
 
