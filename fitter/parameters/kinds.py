@@ -340,7 +340,7 @@ class Size(Kind):
     Attributes:
         is_list: Whether several values are allowed.
         in_mib: Whether the command-line option takes MiB where a number has no unit.
-        least: The fewest bytes above 0 of a number without a unit: a smaller one is likely to be of another unit.
+        least: The fewest bytes above 0: a smaller number is likely to be of another unit.
     """
 
     is_list: bool = False
@@ -354,8 +354,11 @@ class Size(Kind):
 
     def _check(self, called: str, value: Any) -> int:
         checked = size(called, value)
-        if 0 < checked < self.least and not isinstance(value, str):
-            raise UsageError(f'{called} is {checked} bytes: write a unit, such as "{checked}MiB" or "{checked}GiB"')
+        if 0 < checked < self.least:
+            raise UsageError(
+                f"{called} is {checked} bytes, less than a MiB: give more, or write a unit, such as "
+                f'"{checked}MiB" or "{checked}GiB"'
+            )
         return checked
 
     def parse(self, word: str) -> Any:
@@ -379,8 +382,7 @@ class Size(Kind):
         return self._read(where, value)
 
     def _read(self, where: str, value: Any) -> int:
-        checked = read_size(where, value)
-        return self._check(where, value) if checked < self.least else checked
+        return self._check(where, read_size(where, value))
 
 
 AUTO = "auto"

@@ -177,7 +177,7 @@ WRONG = {
     "a short option's name": (CASE + "ctk = 'f16'", r"unknown key 'ctk' in cases.a: did you mean type_k\?"),
     "bytes that must be GiB": (
         CASE + "host_memory = 64",
-        'cases.a.host_memory is 64 bytes: write a unit, such as "64MiB"',
+        'cases.a.host_memory is 64 bytes, less than a MiB: give more, or write a unit, such as "64MiB"',
     ),
     "a key like none": (CASE + "zzz = 1", "unknown key 'zzz' in cases.a: choose from model, gpu"),
     "an unknown table": ("[case.a]", r"unknown key 'case': did you mean cases\?"),
