@@ -123,7 +123,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no bandwidth of what is remote": ({"rpc": ["a:1"], "rpc_bandwidth": ["fast"]}, "'fast' is not a bandwidth"),
     "a number of GiB": (
         {"host_memory": 64},
-        'host_memory (--host-memory) is 64 bytes, less than a MiB: give more, or write a unit, such as "64MiB" or "64GiB"',
+        "host_memory (--host-memory) is 64 bytes, less than a MiB: give more, or write a unit, such as ",
     ),
     "a margin of the command line's unit": ({"margin": 1024}, "margin (-fitt) is 1024 bytes, less than a MiB"),
     "just below a MiB": ({"host_memory": MIB - 1}, "write a unit"),
