@@ -374,7 +374,7 @@ def test_the_api_answers_as_fit_does(site: Site) -> None:
 
 
 TYPES: dict[str, tuple[str, Sequence[Any], Sequence[Any]]] = {
-    "a whole number": ("n_ctx", [4096, None], ["4096", -1, 1.5, [4096]]),
+    "a number of tokens": ("n_ctx", [4096, "4k", None], [-1, 1.5, [4096]]),
     "a number of a range": ("n_seq_max", [1, 256], [0, 257]),
     "yes or no": ("kv_unified", [True, False], ["true", 2]),
     "a word": ("type_k", ["q8_0"], ["q9_9", 8, True]),
