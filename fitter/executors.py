@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from fitter.errors import LibraryError, UsageError
+from fitter.installation import install_command
 from fitter.parameters.values import shown
 from fitter.text import LONGEST_NAME, printable
 from fitter.version import VERSION
@@ -35,7 +36,7 @@ def check_executor(text: str) -> None:
     if match is None or not 0 < int(match["port"]) < 65536:
         raise UsageError(f"--executor {shown(text)}: name the scheduler of a Dask cluster, such as dask://host:8786")
     if sys.modules.get(_PACKAGE, True) is None or find_spec(_PACKAGE) is None:
-        raise LibraryError("a Dask cluster needs the package distributed: pip install 'llama-fitter[dask]'")
+        raise LibraryError(f"a Dask cluster needs the package distributed: {install_command('dask')}")
 
 
 @contextmanager

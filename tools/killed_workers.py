@@ -74,7 +74,7 @@ def commands(directory: Path) -> tuple[Command, ...]:
         found.append(Command(shape, (str(model), *machine, "--json")))
     case = f'[cases.{PLANS[1][0]}]\nmodel = "{found[1].words[0]}"\ngpu = ["8GiB", "6GiB"]\n'
     (directory / "fitter.toml").write_text(case)
-    return *found, Command("lock", ("lock", "--file", str(directory / "fitter.toml")), is_lock=True)
+    return *found, Command("lock", ("lock", "--cases", str(directory / "fitter.toml")), is_lock=True)
 
 
 def run(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fitter.api.shared_models import Drafts, drafting_params
 from fitter.errors import LlamaCppError, UsageError
@@ -146,14 +148,15 @@ class ServerMemory:
             state.removal == "whole" or (state.removal == "bounded" and drafted > state.caches.n_rs_seq)
             for state in states
         )
+        words: Mapping[str, Any] = self.ask.words
         return server_caches(
             self.known,
             params.n_seq_max,
             sum(state.largest for state in states),
             sum(state.largest_checkpoint for state in states) if is_rolled_back else 0,
-            self.ask.words.get("cache_ram"),
-            self.ask.words.get("ctx_checkpoints"),
-            self.ask.words.get("cache_idle_slots"),
+            words.get("cache_ram"),
+            words.get("ctx_checkpoints"),
+            words.get("cache_idle_slots"),
             1 if drafted and takes_back else 0,
         )
 

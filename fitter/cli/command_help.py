@@ -18,13 +18,27 @@ _IN_FULL = "fitter.help_all"
 class SectionOption(click.Option):
     """An option of a section of the help. ``brief`` is its line in a short ``--help``, by default its first sentence.
 
-    An option with an empty ``brief`` is only in ``--help-all``.
+    An option with an empty ``brief`` is only in ``--help-all``. ``former`` names are accepted but not shown.
     """
 
-    def __init__(self, *args: Any, section: str = "Output", brief: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        section: str = "Output",
+        brief: str | None = None,
+        former: tuple[str, ...] = (),
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.section = section
+        self.former = former
         self.brief = re.split(r"(?<=\.)\s", self.help or "", maxsplit=1)[0] if brief is None else brief
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Accept the former names too."""
+        shown, self.opts = self.opts, [*self.opts, *self.former]
+        super().add_to_parser(parser, ctx)
+        self.opts = shown
 
     def brief_record(self, ctx: click.Context) -> tuple[str, str]:
         """Return two names at most, and the line."""

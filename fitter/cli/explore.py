@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fitter.cli import answers, options
+from fitter.cli import answers, completion, options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, UsageError
 from fitter.parameters.table import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PROGRAM, SPEED
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _EPILOG = """\
 Examples:
   fitter explore model.gguf --gpu rtx-3060 --gpu rtx-4090 --gpu "2x rtx-3090" -c 8192,32768
-  fitter explore model.gguf --gpu rtx-3090 --gpu "rtx-4090 + rtx-3060" --type Q4_K_M,Q8_0 -ctk f16,q8_0
+  fitter explore model.gguf --gpu rtx-3090 --gpu "rtx-4090 + rtx-3060" --type Q4_K_M,Q8_0
+  fitter explore models/ --gpu rtx-3090 -c 32k -ctk f16,q8_0 -ctv f16,q8_0
   fitter explore model.gguf --gpu rtx-3060 --gpu rtx-4090 --price rtx-3060=280 --price rtx-4090=1600 \\
       --answer "32k context at 20 t/s"
   fitter explore *.gguf --gpu rtx-4090 --resume cells.jsonl -o grid.csv
@@ -87,21 +88,34 @@ def _axis_option(name: str, text: str) -> Callable[..., Any]:
     _GRID,
     "machines",
     "--gpu",
+    shell_complete=completion.complete_gpus,
     multiple=True,
     metavar="SPEC",
     brief="A machine: rtx-4090, '2x rtx-3090', none.",
     help="A machine: rtx-4090, '2x rtx-3090', 'rtx-4090 + rtx-3060', or none for one without a GPU. Repeatable.",
 )
 @_axis_option(
-    "n_ctx", "Contexts in tokens, such as 8192,32768. [default: the one that --answer asks for, else a fit chooses]"
+    "n_ctx", "Contexts in tokens, such as 8k,32k. [default: the one that --answer asks for, else a fit chooses]"
 )
-@_axis_option("type_k", "Types of the KV cache's keys, such as f16,q8_0. [default: f16]")
-@_axis_option("type_v", "Types of the KV cache's values. [default: f16]")
+@_axis_option("type_k", "Types of K in the KV cache, such as f16,q8_0. [default: f16]")
+@_axis_option(
+    "type_v",
+    "Types of V in the KV cache, one for each type of -ctk or one for all: -ctk f16,q8_0 -ctv f16,q8_0 are two caches. "
+    "[default: f16, also with -ctk, as in llama.cpp]",
+)
+@options.grid_option(
+    _GRID,
+    "cross_cache_types",
+    "--cross-cache-types",
+    is_flag=True,
+    help="Combine every type of -ctk with every type of -ctv.",
+)
 @_axis_option("n_ubatch", "Micro batches in tokens, such as 512,2048. [default: the program's]")
 @options.grid_option(
     _GRID,
     "types",
     "--type",
+    shell_complete=completion.complete_types,
     multiple=True,
     metavar="LIST",
     brief="File types, such as Q4_K_M,Q8_0.",
@@ -201,9 +215,10 @@ def explore(
 ) -> int:
     """Plan every MODEL on every machine, with every context, KV type, micro batch and file type that is named.
 
-    Each --gpu is a machine of its own here. Every row of the table is a plan that llama.cpp has measured, on a copy of
-    the model's header; what --answer names is confirmed on the model itself. Marked are the best trade-offs: plans that
-    no other one beats in context, speed and price.
+    MODEL may be a directory or a repository (hf://org/repo): every model in it. Each --gpu is a machine of its own
+    here. Every row of the table is a plan that llama.cpp has measured, on a copy of the model's header; what --answer
+    names is confirmed on the model itself. Marked are the best trade-offs: plans that no other one beats in context,
+    speed and price.
     """
     from fitter import executors, programs
     from fitter.api.explore import explore_grid

@@ -71,7 +71,7 @@ class Group(click.Group):
             click.echo(ctx.get_help(), err=True)
             ctx.exit(EXIT_USAGE)
         if args[0] == "help" and not os.path.lexists("help"):
-            args = [*(word for word in args[1:2] if word in COMMANDS), "--help"]
+            args = [*args[1:2], "--help"]
         if args[0] not in COMMANDS and args[0] not in ("-h", "--help", "--version"):
             _check_spelling(args)
             args = ["fit", *args]
@@ -123,23 +123,12 @@ def complete(cli: click.Command) -> int:
     return EXIT_FITS
 
 
-def _is_shape(word: str) -> bool:
-    """Whether a word without a path is the name of a shape, with or without a type."""
-    if os.sep in word or word.startswith("-") or word.endswith(".gguf"):
-        return False
-    from fitter.model.shapes import catalogue
-
-    return word.partition(":")[0].lower() in catalogue.names()
-
-
 def _check_spelling(args: Sequence[str]) -> None:
     """Raise ``click.UsageError`` if the first word must be a misspelt command, not a model."""
     word = args[0]
-    if not os.path.lexists(word) and _is_shape(word):
-        raise click.UsageError(f"{word}: no such file; to plan the published shape of that name, write --shape {word}")
     if not re.fullmatch(r"[A-Za-z][A-Za-z_-]*", word) or os.path.lexists(word):
         return
-    close = difflib.get_close_matches(word.lower(), COMMANDS, n=1)
+    close = difflib.get_close_matches(word.lower(), (*COMMANDS, "help"), n=1)
     if close:
         raise click.UsageError(f"there is no command '{word}', and no file of that name: did you mean '{close[0]}'?")
     if len(args) > 1 and (args[1] in ("-h", "--help") or not args[1].startswith("-")):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _EPILOG = """\
 Examples:
-  fitter history fitter.toml --llama-cpp b10361/ --llama-cpp v0.5.0/ --llama-cpp python --svg history.svg
+  fitter history --cases fitter.toml --llama-cpp b10361/ --llama-cpp v0.5.0/ --llama-cpp python --svg history.svg
   fitter history model.gguf --gpu rtx-4090 --llama-cpp b10361/ --llama-cpp python
 
 Exit status: 0 nothing takes more with the last build than with the first, 2 usage error, 3 a model cannot be read, or
@@ -27,7 +27,7 @@ the last build failed, 4 something takes more, or does not fit any more, 5 the r
 
 
 @click.command(cls=options.Command, epilog=_EPILOG)
-@click.argument("files", nargs=-1, type=click.Path(), metavar="FILE...")
+@click.argument("files", nargs=-1, type=click.Path(), metavar="[MODEL]...")
 @options.shapes_option
 @options.builds_option
 @options.subject_options
@@ -50,7 +50,7 @@ def history(
     as_json: bool | None,
     **given: Any,
 ) -> int:
-    """Show what each FILE, a model or a fitter.toml with cases, takes with one build of llama.cpp after another.
+    """Show what each MODEL, or each case of --cases, takes with one build of llama.cpp after another.
 
     Each is planned with the first build that can, and measured with the same parameters with the others, so that a
     difference is growth and not another plan. The builds are those of --llama-cpp, or of [history] in the fitter.toml.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fitter.cli import completion
 from fitter.cli.command_help import HelpCommand
 from fitter.cli.command_help import SectionOption as SectionOption
 from fitter.errors import UsageError
@@ -146,6 +147,7 @@ _shape_options = stacked(
         _MODEL,
         "shape",
         "--shape",
+        shell_complete=completion.complete_shapes,
         metavar="NAME[:TYPE]",
         brief="A well-known model without a file, by name.",
         help="A well-known model without a file, instead of MODEL: see fitter shapes. TYPE is a file type of "
@@ -169,6 +171,7 @@ shapes_option = _option(
     _MODEL,
     "shapes",
     "--shape",
+    shell_complete=completion.complete_shapes,
     multiple=True,
     metavar="NAME[:TYPE]",
     brief="A well-known model without a file, by name.",
@@ -204,12 +207,20 @@ def _similar_option(command: click.Command, ctx: click.Context, name: str) -> st
     return options[close[0]] if close else None
 
 
+_ON_HUB = ("-hf", "-hfr", "--hf-repo")
+"""llama.cpp's options for a repository of Hugging Face's hub."""
+
+
 def _check_model_option(command: click.Command, ctx: click.Context, words: Sequence[str]) -> None:
-    """Raise ``click.NoSuchOption`` for ``-mx``, which click would read as ``-m x`` and llama.cpp does not."""
+    """Raise ``click.UsageError`` for ``-hf``, and for ``-mx``, which click would read as ``-m x`` unlike llama.cpp."""
     options = words_after(command, ctx)
     for before, word in pairwise(("", *words)):
         if word == "--":
             return
+        if (name := word.partition("=")[0]) in _ON_HUB and not options.get(before):
+            raise click.UsageError(
+                f"{name} is an option of fit: name the model by its address, hf://org/repo/FILE.gguf", ctx
+            )
         if (
             word.startswith("-m")
             and len(word) > 2
@@ -269,6 +280,8 @@ def _option_of(each: Parameter, **settings: Any) -> Callable[[_Function], _Funct
         all_settings |= {"multiple": True, "callback": _split_commas if kind.has_commas else _repeated, "type": str}
     if isinstance(kind, kinds.Path):
         all_settings["type"] = click.Path()
+    if isinstance(kind, kinds.Gpus):
+        all_settings["shell_complete"] = completion.complete_gpus
     all_settings |= settings
     return _option(all_settings.pop("section", each.section), each.name, *each.options, **all_settings)
 
@@ -344,7 +357,8 @@ _trust_option = _flag(
 )
 
 regression_options = stacked(
-    _file("cases_file", "--file", "The file with the cases. [default: fitter.toml]"),
+    # users' scripts have --file
+    _file("cases_file", "--cases", "The file with the cases. [default: fitter.toml]", former=("--file",)),
     _file(
         "lock_file",
         "--lock",
@@ -381,6 +395,7 @@ selection_option = _option(
     _CASES,
     "expression",
     "-k",
+    shell_complete=completion.complete_cases,
     metavar="EXPRESSION",
     help="Only cases whose names match, such as 'chat or not q8'.",
 )
@@ -438,6 +453,7 @@ def _choice_options(section: str, types: str) -> Callable[[_Function], _Function
             "--type",
             multiple=True,
             callback=_split_commas,
+            shell_complete=completion.complete_types,
             metavar="TYPE",
             brief="Only this file type, such as Q4_K_M.",
             help=types,

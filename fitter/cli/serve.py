@@ -10,6 +10,7 @@ import click
 
 from fitter.cli import options
 from fitter.errors import EXIT_FITS, LibraryError
+from fitter.installation import install_command
 
 _EPILOG = """\
 Examples:
@@ -77,7 +78,7 @@ def serve(allow_private_addresses: bool | None, open_browser: bool | None, **giv
         from fitter.web.server import serve as run
     except ImportError as error:
         raise LibraryError(
-            f"fitter serve needs the package {error.name}, which is missing: pip install 'llama-fitter[web]'"
+            f"fitter serve needs the package {error.name}, which is missing: {install_command('web')}"
         ) from None
     # __main__ turns collection off for short commands
     gc.enable()

@@ -131,6 +131,11 @@ def default() -> Default:
     )
 
 
+def keys() -> list[str]:
+    """List the key of every card without reading the cards."""
+    return re.findall(r"^\[gpu\.([^\]]+)\]$", _text(), re.MULTILINE)
+
+
 @functools.cache
 def gpus() -> dict[str, CatalogueGpu]:
     """Read every card, by its key, in the catalogue's order."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fitter.errors import ModelError
+from fitter.errors import ModelError, UsageError
 from fitter.model.files import source
 from fitter.model.shapes import shape_addresses as shapes
 
@@ -51,6 +51,7 @@ def model_files(
         at_once: Files to read at the same time.
 
     Raises:
+        UsageError: There is no such file, but a shape of that name.
         ModelError: A file is missing, cannot be read, or is no GGUF file for this llama.cpp.
         LibraryError: A package that reads it is missing.
     """
@@ -63,7 +64,20 @@ def model_files(
         from fitter.model.files.addresses import as_url
 
         return remote_files.fetched(as_url(path) or "", timeout=timeout, say=say, at_once=at_once)
-    return source.model_files(_of_file_url(path))
+    plain = os.fspath(_of_file_url(path))
+    if os.sep not in plain and not os.path.lexists(plain):
+        _check_is_no_shape(plain)
+    return source.model_files(plain)
+
+
+def _check_is_no_shape(name: str) -> None:
+    from fitter.model.shapes import catalogue
+
+    if name.partition(":")[0].lower() in catalogue.names():
+        raise UsageError(
+            f"{name}: no such file; to plan the published shape of that name, write --shape {name} "
+            f"(shape://{name} in Python)"
+        )
 
 
 def name_of(path: str | os.PathLike[str]) -> str:

@@ -22,6 +22,7 @@ from fitter.parameters.values import (
     number,
     parse_overrides,
     parse_size,
+    parse_tokens,
     parse_whole,
     path,
     plain_pattern,
@@ -196,12 +197,50 @@ class Whole(Kind):
 
 
 @dataclass(frozen=True)
-class Tokens(Whole):
-    """A number of tokens. On the command line ``32k`` is 32 times 1024."""
+class Amount(Whole):
+    """A whole number, or a text with a number and a unit."""
+
+    def of_text(self, word: str) -> int:
+        """Convert a text. Raises ``UsageError``."""
+        return parse_whole(word)
+
+    def check(self, called: str, value: Any) -> int:
+        return super().check(called, self._number(value))
 
     def parse(self, word: str) -> int | None:
-        thousands = word[:-1] if word[-1:] in ("k", "K") else ""
-        return super().parse(str(parse_whole(thousands) * 1024) if thousands.isdecimal() else word)
+        return super().parse(str(self.of_text(word)))
+
+    def read(self, where: str, value: Any) -> int:
+        return super().read(where, self._number(value))
+
+    def _number(self, value: Any) -> Any:
+        """Convert a text; return any other value, and a text that is no amount, for the check of its type."""
+        try:
+            return self.of_text(value) if isinstance(value, str) else value
+        except UsageError:
+            return value
+
+
+@dataclass(frozen=True)
+class Tokens(Amount):
+    """A number of tokens; ``32k`` is 32 times 1024."""
+
+    def of_text(self, word: str) -> int:
+        return parse_tokens(word)
+
+
+@dataclass(frozen=True)
+class Mebibytes(Amount):
+    """A number of MiB, or a size with a unit."""
+
+    metavar: str | None = "MiB"
+
+    def of_text(self, word: str) -> int:
+        if not word.strip()[-1:].isalpha():
+            return parse_whole(word)
+        if 0 < (size_of := parse_size(word)) < MIB:
+            raise UsageError(f"{shown(word)} is less than a MiB")
+        return size_of // MIB
 
 
 @dataclass(frozen=True)
@@ -343,10 +382,16 @@ class Size(Kind):
 
     def check(self, called: str, value: Any) -> int | tuple[int, ...]:
         if self.is_list and isinstance(value, Iterable) and not isinstance(value, str):
-            return tuple(size(called, item) for item in items(called, value, "bytes, or one number for all"))
+            return tuple(self._check(called, item) for item in items(called, value, "bytes, or one number for all"))
+        return self._check(called, value)
+
+    def _check(self, called: str, value: Any) -> int:
         checked = size(called, value)
         if 0 < checked < self.least:
-            raise UsageError(f'{called} is {checked} bytes: write a unit, such as "64GiB"')
+            raise UsageError(
+                f"{called} is {checked} bytes, less than a MiB: give more, or write a unit, such as "
+                f'"{checked}MiB" or "{checked}GiB"'
+            )
         return checked
 
     def parse(self, word: str) -> Any:
@@ -360,14 +405,17 @@ class Size(Kind):
         ]
         if not all(is_each) or (len(parts) > 1 and not self.is_list):
             example = "1024 or 1024,512" if self.is_list else "1024"
-            raise UsageError(f"'{word}' is not a number of MiB such as {example}")
+            raise UsageError(f"'{word}' is not a number of MiB such as {example}, nor a size such as 2GiB")
         sizes = tuple(parse_whole(part) * MIB if part.isdigit() else parse_size(part) for part in parts)
         return sizes if len(sizes) > 1 else sizes[0]
 
     def read(self, where: str, value: Any) -> int | tuple[int, ...]:
         if self.is_list and isinstance(value, list):
-            return tuple(read_size(where, item) for item in value)
-        return read_size(where, value)
+            return tuple(self._read(where, item) for item in value)
+        return self._read(where, value)
+
+    def _read(self, where: str, value: Any) -> int:
+        return self._check(where, read_size(where, value))
 
 
 AUTO = "auto"

@@ -22,6 +22,8 @@ SplitMode = Literal["none", "layer", "row", "tensor", "auto"]
 AnyPath = str | bytes | PathLike[str] | PathLike[bytes]
 AnySize = int | str
 """Bytes, or a text such as ``24GiB``."""
+AnyTokens = int | str
+"""Tokens, or a text such as ``32k``."""
 
 LARGEST = 2**31 - 1
 """The largest number that llama.cpp's programs read."""
@@ -301,7 +303,8 @@ class LimitsKeywords(TypedDict, total=False):
             options=("--host-memory",),
             is_ours=True,
             section=DEVICES,
-            help="Host memory to plan with, such as 64GiB; of memory that a GPU shares with the host, the most that "
+            help="Host memory to plan with, such as 64GiB (KiB, MiB, GiB and TiB count in 1024s; KB, MB, GB and TB in "
+            "1000s); of memory that a GPU shares with the host, the most that "
             "the host's own part may take.",
             unset="what is available here; with --gpu unlimited, or what the GPU shares",
             brief="Host memory to plan with, such as 64GiB.",
@@ -310,30 +313,32 @@ class LimitsKeywords(TypedDict, total=False):
     host_margin: Annotated[
         AnySize | None,
         Parameter(
-            Size("MiB", in_mib=True),
+            Size("MiB", in_mib=True, least=MIB),
             1024 * MIB,
             options=("--host-margin",),
             is_ours=True,
             section=DEVICES,
-            help="Host memory that must stay free, of memory that a GPU shares with the host too.",
+            help="Host memory that must stay free, in MiB or as a size such as 2GiB; of memory that a GPU shares with "
+            "the host too.",
             unset="1024",
         ),
     ]
     margin: Annotated[
         AnySize | Sequence[AnySize] | None,
         Parameter(
-            kinds.Margin("MiB[,MiB...]", is_list=True, in_mib=True),
+            kinds.Margin("MiB[,MiB...]", is_list=True, in_mib=True, least=MIB),
             options=("-fitt", "--fit-target"),
             env="LLAMA_ARG_FIT_TARGET",
             section=DEVICES,
-            help="Memory that must stay free on each device: one number, or one per device; or auto, which is what was "
-            "measured of such devices, or of this one with fitter calibrate, and 512 MiB for the rest.",
+            help="Memory that must stay free on each device, in MiB or as a size such as 2GiB: one number, or one per "
+            "device; or auto, which is what was measured of such devices, or of this one with fitter calibrate, and "
+            "512 MiB for the rest.",
             unset="1024, or auto where that is more",
             brief="MiB that stay free on each device.",
         ),
     ]
     fit_ctx: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
             Tokens(least=1, most=LARGEST),
             4096,
@@ -377,7 +382,7 @@ class LoadKeywords(TypedDict, total=False):
     """How llama.cpp's programs load a model, in the order of a plan's arguments."""
 
     n_ctx: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
             Tokens(most=LARGEST),
             0,
@@ -385,7 +390,7 @@ class LoadKeywords(TypedDict, total=False):
             ("-c", "--ctx-size"),
             "LLAMA_ARG_CTX_SIZE",
             CONTEXT,
-            "Context in tokens; 0 is the model's own.",
+            "Context in tokens, such as 32768 or 32k; 0 is the model's own.",
             unset="the largest with which the request takes at most --context-cost longer",
             is_always=True,
             is_keyword_of_llama=True,
@@ -505,7 +510,7 @@ class LoadKeywords(TypedDict, total=False):
         ),
     ]
     n_batch: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
             Tokens(least=1, most=MAX_TOKENS),
             2048,
@@ -518,7 +523,7 @@ class LoadKeywords(TypedDict, total=False):
         ),
     ]
     n_ubatch: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
             Tokens(least=1, most=MAX_TOKENS),
             512,
@@ -684,7 +689,7 @@ class LoadKeywords(TypedDict, total=False):
         ),
     ]
     kv_unified_per_slot: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
             Tokens(least=1, most=LARGEST),
             None,
@@ -746,15 +751,15 @@ class ServerKeywords(TypedDict, total=False):
     """Keywords of llama-server and other programs beyond the load."""
 
     cache_ram: Annotated[
-        int | None,
+        int | str | None,
         Parameter(
-            Whole("MiB", least=-1, most=LARGEST),
+            kinds.Mebibytes(least=-1, most=LARGEST),
             None,
             "program",
             ("-cram", "--cache-ram"),
             "LLAMA_ARG_CACHE_RAM",
             PROGRAM,
-            "Host memory for llama-server's prompt cache; 0 for none, -1 for no limit.",
+            "Host memory for llama-server's prompt cache, in MiB or as a size such as 2GiB; 0: none, -1: no limit.",
             unset="llama-server's own, or what fits",
         ),
     ]
@@ -773,7 +778,7 @@ class ServerKeywords(TypedDict, total=False):
         ),
     ]
     checkpoint_min_step: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
             Tokens(most=LARGEST),
             None,
@@ -846,9 +851,9 @@ class ServerKeywords(TypedDict, total=False):
         ),
     ]
     spec_ngram_simple_size_m: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
-            Whole(least=1, most=1024),
+            Tokens(least=1, most=1024),
             options=("--spec-ngram-simple-size-m",),
             section=SHARED,
             help="Tokens that ngram-simple drafts at a time.",
@@ -856,9 +861,9 @@ class ServerKeywords(TypedDict, total=False):
         ),
     ]
     spec_ngram_map_k_size_m: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
-            Whole(least=1, most=1024),
+            Tokens(least=1, most=1024),
             options=("--spec-ngram-map-k-size-m",),
             section=SHARED,
             help="Tokens that ngram-map-k drafts at a time.",
@@ -866,9 +871,9 @@ class ServerKeywords(TypedDict, total=False):
         ),
     ]
     spec_ngram_map_k4v_size_m: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
-            Whole(least=1, most=1024),
+            Tokens(least=1, most=1024),
             options=("--spec-ngram-map-k4v-size-m",),
             section=SHARED,
             help="Tokens that ngram-map-k4v drafts at a time.",
@@ -876,9 +881,9 @@ class ServerKeywords(TypedDict, total=False):
         ),
     ]
     spec_ngram_mod_n_max: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
-            Whole(least=1, most=1024),
+            Tokens(least=1, most=1024),
             options=("--spec-ngram-mod-n-max",),
             section=SHARED,
             help="Tokens that ngram-mod drafts at a time.",
@@ -906,7 +911,7 @@ class RawKeywords(TypedDict, total=False):
         ),
     ]
     n_outputs_max: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
             Tokens(most=MAX_TOKENS),
             0,
@@ -998,9 +1003,9 @@ class BesideKeywords(TypedDict, total=False):
         ),
     ]
     draft_max: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
-            Whole(least=1, most=MAX_DRAFTED),
+            Tokens(least=1, most=MAX_DRAFTED),
             options=("--spec-draft-n-max",),
             env="LLAMA_ARG_SPEC_DRAFT_N_MAX",
             section=SHARED,
@@ -1031,9 +1036,9 @@ class BesideKeywords(TypedDict, total=False):
         ),
     ]
     image_min_tokens: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
-            Whole(least=1, most=MAX_IMAGE_TOKENS),
+            Tokens(least=1, most=MAX_IMAGE_TOKENS),
             options=("--image-min-tokens",),
             env="LLAMA_ARG_IMAGE_MIN_TOKENS",
             section=SHARED,
@@ -1042,9 +1047,9 @@ class BesideKeywords(TypedDict, total=False):
         ),
     ]
     image_max_tokens: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
-            Whole(least=1, most=MAX_IMAGE_TOKENS),
+            Tokens(least=1, most=MAX_IMAGE_TOKENS),
             options=("--image-max-tokens",),
             env="LLAMA_ARG_IMAGE_MAX_TOKENS",
             section=SHARED,
@@ -1058,7 +1063,7 @@ class PricingKeywords(TypedDict, total=False):
     """The request to estimate, and the speeds for it."""
 
     prompt: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
             Tokens(least=1, most=LARGEST),
             options=("--prompt",),
@@ -1069,7 +1074,7 @@ class PricingKeywords(TypedDict, total=False):
         ),
     ]
     generate: Annotated[
-        int | None,
+        AnyTokens | None,
         Parameter(
             Tokens(least=1, most=LARGEST),
             options=("--generate",),
@@ -1150,7 +1155,7 @@ class OtherKeywords(TypedDict, total=False):
 
     live_tokens: Annotated[
         int | None,
-        Parameter(Whole(most=LARGEST), help="Tokens in the cache while generation is timed.", case=None),
+        Parameter(Tokens(most=LARGEST), help="Tokens in the cache while generation is timed.", case=None),
     ]
     tolerance: Annotated[
         AnySize | None,

@@ -43,6 +43,8 @@ UNITS = {
 
 SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 """A number and a unit."""
+_TOKENS = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,4}))?\s*([km])", re.IGNORECASE | re.ASCII)
+_TOKEN_UNITS = {"k": 1024, "m": 1024**2}
 _LEAST_SHARE, _MOST_SHARE = 1e-30, 1e30
 """Shares of a tensor split: llama.cpp stores them as ``float`` and adds them up."""
 
@@ -85,6 +87,17 @@ def parse_whole(text: str) -> int:
         raise UsageError(f"{shown(text)} {why}") from None
 
 
+def parse_tokens(text: str) -> int:
+    """Parse a number of tokens such as ``8192``, ``32k`` or ``1M``: k is 1024, M is 1024 k. Raises ``UsageError``."""
+    if not (match := _TOKENS.fullmatch(text.strip())):
+        return parse_whole(text)
+    number, decimals, unit = match[1], match[2] or "", match[3]
+    tokens, rest = divmod(int(number + decimals) * _TOKEN_UNITS[unit.lower()], int("1" + "0" * len(decimals)))
+    if rest:
+        raise UsageError(f"{shown(text)} is not a whole number of tokens")
+    return tokens
+
+
 def parse_size(text: str) -> int:
     """Parse a size such as ``24GiB``, ``24564 MiB`` or ``20GB``; return bytes. The unit is required. Fractions round
     down.
@@ -97,6 +110,8 @@ def parse_size(text: str) -> int:
     number, unit = match.groups()
     if not unit:
         raise UsageError(f"{shown(text)} has no unit: write {number}MiB or {number}GiB")
+    if unit.lower() + "ib" in UNITS:
+        raise UsageError(f"{shown(text)} may mean two sizes: write {number}{unit.upper()}iB or {number}{unit.upper()}B")
     if unit.lower() not in UNITS:
         raise UsageError(f"{shown(text)} has an unknown unit: use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB")
     whole, _, decimals = number.partition(".")

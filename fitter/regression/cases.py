@@ -271,8 +271,10 @@ def select_named(cases: Sequence[Case], expression: str | None) -> tuple[Case, .
 
 
 def suggest(word: str, words: Collection[str]) -> str:
-    """``did you mean n_ctx?``, or a list of all words if none is similar."""
-    close = difflib.get_close_matches(word.lower(), words, n=1)
+    """``did you mean n_ctx?``, also for ``ctx_size`` (the option's name), or a list of all words if none is similar."""
+    option = word.lower().lstrip("-").replace("_", "-")
+    by_option = [key for key, each in of_a_case().items() if option in (name.lstrip("-") for name in each.options)]
+    close = [key for key in by_option if key in words] or difflib.get_close_matches(word.lower(), words, n=1)
     return f"did you mean {close[0]}?" if close else f"choose from {', '.join(words)}"
 
 

@@ -20,7 +20,7 @@ from fitter.machine.gpu import parse_gpus
 from fitter.model.files.source import show
 from fitter.model.location import is_address, model_files, name_of
 from fitter.output.tables import plan_table
-from fitter.parameters.table import of_a_case
+from fitter.parameters.table import PARAMETERS, of_a_case
 from fitter.parameters.values import check_timeout, parse_size, shown
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.request_limits import MOST_SPEED
@@ -357,8 +357,8 @@ def _budget(limits: Mapping[str, Any], case: Case) -> Budget:
     if "host_limit" in limits:
         memory["host"] = _size(limits["host_limit"], "host_limit")
     n_ctx = limits.get("min_ctx")
-    if n_ctx is not None and (isinstance(n_ctx, bool) or not isinstance(n_ctx, int) or n_ctx < 1):
-        raise UsageError(f"min_ctx is {shown(n_ctx)}: give a number of tokens, 1 or more")
+    if n_ctx is not None:
+        n_ctx = PARAMETERS["fit_ctx"].kind.read("min_ctx", n_ctx)
     for key in _SPEEDS:
         value = limits.get(key)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -13,7 +13,7 @@ from fitter.machine.gpu import parse_gpus
 from fitter.model.files.addresses import HUB
 from fitter.model.repository_models import is_repository
 from fitter.model.shapes.shape_addresses import CONFIG, SHAPE
-from fitter.parameters.kinds import Choice, Flag, Kind, Number, Size, Texts, Whole
+from fitter.parameters.kinds import Amount, Choice, Flag, Kind, Number, Size, Texts, Whole
 from fitter.parameters.table import PARAMETERS
 from fitter.parameters.values import MAX_DEVICES
 from fitter.text import LONGEST_NAME, printable
@@ -99,7 +99,11 @@ def _schema(kind: Kind) -> dict[str, Any]:
     if isinstance(kind, Flag):
         return {"type": "boolean"}
     if isinstance(kind, Whole):
-        return {"type": "integer", "minimum": kind.least, "maximum": kind.most}
+        return {
+            "type": ["integer", "string"] if isinstance(kind, Amount) else "integer",
+            "minimum": kind.least,
+            "maximum": kind.most,
+        }
     if isinstance(kind, Choice):
         return {"type": "string", "enum": list(kind.words)}
     if isinstance(kind, Texts):

@@ -71,13 +71,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     for name in ("kimi-k2", "qwen3-235b-a22b", "llama-3.1-8b"):
         shapes.write(name, path)
     (path / "fitter.toml").write_text(f'[defaults]\nllama_cpp = "{OLD}"\n{CASES}')
-    assert main(["lock", "--trust", "--file", str(path / "fitter.toml")]) == 0
+    assert main(["lock", "--trust", "--cases", str(path / "fitter.toml")]) == 0
     return Place(path)
 
 
 def checked(place: Place, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
     capsys.readouterr()
-    status = main(["check", "--trust", "--json", "--file", place.toml, *words])
+    status = main(["check", "--trust", "--json", "--cases", place.toml, *words])
     return status, {case["name"]: case for case in json.loads(capsys.readouterr().out)["cases"]}
 
 

@@ -80,7 +80,7 @@ class Runner:
 
     def ask(self, step: str, **inputs: str) -> subprocess.CompletedProcess[str]:
         """Run the step ``check`` or ``history`` with these inputs of the Action."""
-        inputs = {"file": "fitter.toml", "select": "", "arguments": "", **inputs}
+        inputs = {"cases": "fitter.toml", "select": "", "arguments": "", **inputs}
         return self.run(step, **{name.upper(): value for name, value in inputs.items()})
 
     @property
@@ -139,20 +139,20 @@ def test_the_action_fails_where_it_takes_more(runner: Runner) -> None:
 
 
 INPUTS: dict[str, tuple[str, dict[str, str], int, str]] = {
-    "another file": ("check", {"file": "missing.toml"}, 2, "missing.toml does not exist: "),
+    "another file": ("check", {"cases": "missing.toml"}, 2, "missing.toml does not exist: "),
     "selection": ("check", {"select": "not chat"}, 2, "selects no case"),
     "selection with blanks": ("check", {"select": "chat and not ( x or y )"}, 0, ""),
     "arguments": ("check", {"arguments": "--jobs 1  --lock fitter.lock"}, 0, ""),
     "wrong arguments": ("check", {"arguments": "--nonsense"}, 2, "No such option '--nonsense'"),
     "code for a shell": (
         "check",
-        {"select": "$(touch ran)", "arguments": "; touch ran", "file": "`touch ran`"},
+        {"select": "$(touch ran)", "arguments": "; touch ran", "cases": "`touch ran`"},
         2,
         "",
     ),
     "one build": ("history", {"builds": "python"}, 2, "builds are compared, and there are not two"),
     "a missing build": ("history", {"builds": "python missing"}, 2, "llama_cpp 'missing' is not there"),
-    "code for a shell as builds": ("history", {"builds": "$(touch ran) ;touch ran", "file": "`touch ran`"}, 2, ""),
+    "code for a shell as builds": ("history", {"builds": "$(touch ran) ;touch ran", "cases": "`touch ran`"}, 2, ""),
 }
 
 

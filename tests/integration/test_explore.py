@@ -30,6 +30,7 @@ from fitter.api.explore.explore_grid import explore
 from fitter.api.explore.plan_cell import Task, figures_of
 from fitter.cli import main
 from fitter.errors import LibraryError, UsageError
+from fitter.installation import install_command
 from fitter.llama.client import Worker
 from fitter.planning.tables.exploration import Exploration, ExploredCell
 from tests.support.patience import SECONDS, TooLateError, in_time
@@ -230,7 +231,7 @@ def test_a_package_that_is_missing_is_said_before_a_model_is_read(monkeypatch: p
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(LibraryError) as caught:
         explore("missing.gguf", "24GiB", executor="dask://127.0.0.1:1")
-    assert str(caught.value) == "a Dask cluster needs the package distributed: pip install 'llama-fitter[dask]'"
+    assert str(caught.value) == f"a Dask cluster needs the package distributed: {install_command('dask')}"
 
 
 @pytest.mark.slow
@@ -383,6 +384,21 @@ def test_one_bad_model_does_not_end_the_others(model: Path, tmp_path: Path, caps
     assert said.out == "" and said.err.count("\n") == 1 and "cut.gguf" in said.err
 
 
+def test_a_directory_is_every_model_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.gguf", "sub/b.gguf"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_tiny(tmp_path / name)
+    words = ["--gpu", "24GB", "-c", "1k", "-ctk", "f16,q8_0", "-ctv", "f16,q8_0"]
+    assert main(["explore", str(tmp_path), *words, "--json"]) == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert [(cell["model"], cell["type_k"], cell["type_v"], cell["n_ctx"], cell["fits"]) for cell in cells] == [
+        (str(tmp_path / name), kind, kind, 1024, True) for name in ("a.gguf", "sub/b.gguf") for kind in ("f16", "q8_0")
+    ]
+    (tmp_path / "none").mkdir()
+    assert main(["explore", str(tmp_path / "none"), *words]) == 3
+    assert "there is no GGUF file in it" in capsys.readouterr().err
+
+
 SECRET = "s3cr3t"
 
 
@@ -458,8 +474,8 @@ def test_the_command_prints_and_writes_what_was_explored(
     assert [path.name for path in tmp_path.iterdir()] == ["grid.csv"]
     assert main([*words, "--resume", str(output), "-o", str(output)]) == 2
     assert capsys.readouterr().err == f"fitter: error: -o {output} is the file of --resume too: name another one\n"
-    assert main([*words, "--answer", "1m context"]) == 2
-    assert "'1m context': it is not understood" in capsys.readouterr().err
+    assert main([*words, "--answer", "1x context"]) == 2
+    assert "'1x context': it is not understood" in capsys.readouterr().err
     assert main([*words, "--answer", "8k context at 9999 t/s"]) == 1
     assert "no machine does 8k context at 9999 t/s" in capsys.readouterr().out
 

@@ -375,7 +375,7 @@ def test_cases_with_such_names(run: Run, tmp_path: Path) -> None:
         ):
             cases.write_text(text)
             commands = commands[::-1]
-            assert run(commands[0], "--file", cases, "-j", "1")[0] in (2, 3)
+            assert run(commands[0], "--cases", cases, "-j", "1")[0] in (2, 3)
 
 
 # --- what llama.cpp refuses

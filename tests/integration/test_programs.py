@@ -448,7 +448,7 @@ def found(cases: Path) -> dict[str, tuple[str, list[str]]]:
 def test_nothing_changed(locked: Path) -> None:
     assert found(locked) == {"any": ("same", []), "served": ("same", [])}
     for program in (None, SERVER, ANY):
-        said = command("check", "--file", locked, program=program)
+        said = command("check", "--cases", locked, program=program)
         assert (said.returncode, said.stdout) == (0, "2 cases: 2 unchanged\n"), "whatever the environment is for"
 
 

@@ -271,7 +271,7 @@ WRONG = {
     "nothing to limit": ("limit='1GiB'", "limit applies to devices, and there are none"),
     "unknown GPU": ("gpu='rtx-4091'", "gpu: 'rtx-4091': unknown GPU; did you mean rtx-4090"),
     "two names of one": (f"gpu={GPU!r}, gpus=['24GiB']", "gpu and gpus are the same"),
-    "no context": (f"gpu={GPU!r}, min_ctx=0", "min_ctx is 0: give a number of tokens, 1 or more"),
+    "no context": (f"gpu={GPU!r}, min_ctx=0", "min_ctx is 0: give a whole number, 1 to 2147483647"),
     "growth beside a limit": (f"gpu={GPU!r}, limit='1GiB', max_growth='1%'", "with limit there is none"),
     "no growth": (f"gpu={GPU!r}, max_growth='much'", "max_growth is 'much': give a percentage or a size"),
     "no keyword": (repr(GPU), "it takes keywords only"),

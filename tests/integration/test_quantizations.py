@@ -18,6 +18,7 @@ import fitter
 from fitter.errors import FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import FileTypes
+from fitter.model.shapes.shape_addresses import FILE_TYPES
 from fitter.planning.tables.quantization_rows import Quantization, needs_imatrix
 from fitter.storage.data_files import parse_toml
 from tests.support.command import run_fitter
@@ -195,6 +196,7 @@ def test_the_plan_of_the_file_is_the_predicted_one(made: tuple[Path, Path, dict[
 def test_types_that_upstream_refuses_without_an_importance_matrix(worker: Worker, tmp_path: Path) -> None:
     model = write_hybrid(tmp_path / "model.gguf")
     answer = worker.file_types([model], tmp_path)
+    assert {each.name for each in answer.found} == set(FILE_TYPES)
     every = [each.name for each in answer.found if each.name not in ("F32", "IQ3_XXS")]
     how = quantized(model, DRY, every)
     needing = {each.name for each in answer.found if each.name in how and needs_imatrix(answer.tensors, each)}

@@ -236,7 +236,7 @@ def test_a_second_machine(repository: Repository, locked: Repository, tmp_path: 
     home.mkdir()
     done = other.fitter(
         "lock",
-        *("--file", str(other.cases)),
+        *("--cases", str(other.cases)),
         cwd=home,
         HOME=str(home),
         TMPDIR=str(home),

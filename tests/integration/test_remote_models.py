@@ -21,6 +21,7 @@ import fitter
 from fitter import early_start
 from fitter.cli import main
 from fitter.errors import LibraryError, ModelError
+from fitter.installation import install_command
 from fitter.llama.client import Worker
 from fitter.model.files import header_cache, remote_files, stored_headers
 from fitter.planning.request.request import Progress
@@ -618,9 +619,8 @@ def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, packag
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(LibraryError) as caught:
         fitter.measure(url, gpus="24GiB")
-    assert str(caught.value) == (
-        f"{url} is read with {package}, which is not installed: pip install 'llama-fitter[remote]'"
-    )
+    said = f"{url} is read with {package}, which is not installed: {install_command('remote')}"
+    assert str(caught.value) == said
     assert caught.value.exit_code == 3
 
 

@@ -15,6 +15,7 @@ import pytest
 
 import fitter
 from fitter.errors import PlanError
+from fitter.installation import install_command
 from fitter.model.shapes.catalogue import published
 from fitter.output.documents.document import dumps
 from fitter.output.formats import FORMATS
@@ -332,7 +333,7 @@ WRONG = {
         "--report MODEL is a GGUF file, which a report would replace: name another file",
     ),
     "a place for a check": (
-        ["check", "--file", "nothing.toml", "--report", "/nowhere/check.html"],
+        ["check", "--cases", "nothing.toml", "--report", "/nowhere/check.html"],
         5,
         "--report /nowhere/check.html cannot be written: there is no directory /nowhere",
     ),
@@ -381,7 +382,7 @@ def test_a_missing_package_is_said_before_anything_is_planned(words: list[str], 
         timeout=60,
         check=False,
     )
-    needs = "a report needs the package jinja2, which is missing: pip install 'llama-fitter[report]'"
+    needs = f"a report needs the package jinja2, which is missing: {install_command('report')}"
     assert (done.returncode, done.stderr) == (3, f"fitter: error: {needs}\n")
     assert not (tmp_path / "report.html").exists()
 
@@ -396,10 +397,10 @@ def test_a_check_and_a_verification_have_pages(tiny: Path, tmp_path: Path, brows
     cases = tmp_path / "fitter.toml"
     table = '[cases."<b>chat"]\nmodel = "{}"\ngpu = ["rtx-3090"]\nn_ctx = {}\n'
     cases.write_text(table.format(tiny, 512))
-    assert run_fitter("lock", "--file", cases).returncode == 0
+    assert run_fitter("lock", "--cases", cases).returncode == 0
     cases.write_text(table.format(tiny, 1024))
     page_file = tmp_path / "check.html"
-    done = run_fitter("check", "--file", cases, "--json", "--report", page_file)
+    done = run_fitter("check", "--cases", cases, "--json", "--report", page_file)
     assert done.returncode == 4, done.stderr
     document = json.loads(done.stdout)
     with opened(browser, page_file.as_uri()) as page:

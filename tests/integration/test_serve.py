@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 import fitter
+from fitter.installation import install_command
 from fitter.llama.build import build_folder
 from fitter.machine import gpu_catalogue
 from fitter.model.shapes import listing
@@ -494,7 +495,7 @@ def test_the_api_answers_as_fit_does(site: Site) -> None:
 
 
 TYPES: dict[str, tuple[str, Sequence[Any], Sequence[Any]]] = {
-    "a whole number": ("n_ctx", [4096, None], ["4096", -1, 1.5, [4096]]),
+    "a number of tokens": ("n_ctx", [4096, "4k", None], [-1, 1.5, [4096]]),
     "a number of a range": ("n_seq_max", [1, 256], [0, 257]),
     "yes or no": ("kv_unified", [True, False], ["true", 2]),
     "a word": ("type_k", ["q8_0"], ["q9_9", 8, True]),
@@ -823,5 +824,5 @@ def test_a_package_that_is_missing_is_named(
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["serve"]) == 3
     assert capsys.readouterr().err == (
-        "fitter: error: fitter serve needs the package uvicorn, which is missing: pip install 'llama-fitter[web]'\n"
+        f"fitter: error: fitter serve needs the package uvicorn, which is missing: {install_command('web')}\n"
     )

@@ -476,7 +476,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tmp_path / "fitter.toml").write_text(
         "".join(f'[cases.{name}]\nmodel = "{model}"\ngpu = "8GiB"\nn_ctx = 512\n' for name, model in models.items())
     )
-    words = ("--file", str(tmp_path / "fitter.toml"))
+    words = ("--cases", str(tmp_path / "fitter.toml"))
     assert run("lock", *words)[0] == 0
     lock = (tmp_path / "fitter.lock").read_text()
     assert 'file = "smollm2-135m-Q4_K_M.gguf"' in lock and 'file = "model-Q4_K_M.gguf"' in lock
@@ -487,7 +487,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_lock_of_shapes_is_compared_wherever_it_is(locked: Path, tmp_path: Path) -> None:
     here = tmp_path / "elsewhere"
     shutil.copytree(locked, here)
-    words = ("check", "--file", str(here / "fitter.toml"))
+    words = ("check", "--cases", str(here / "fitter.toml"))
     assert run(*words) == (0, "2 cases: 2 unchanged\n", "")
     config = json.loads((here / "config.json").read_text())
     (here / "config.json").write_text(json.dumps({**config, "vocab_size": 2 * config["vocab_size"]}))
@@ -511,7 +511,7 @@ def test_a_shape_that_a_later_version_no_longer_has_is_said(locked: Path, tmp_pa
         "smollm2-1.7b? 'fitter shapes' lists them\n"
     )
     for command in ("check", "lock"):
-        code, _, stderr = run(command, "--file", str(here / "fitter.toml"))
+        code, _, stderr = run(command, "--cases", str(here / "fitter.toml"))
         assert code == 2 and stderr.startswith(said)
     assert (here / "fitter.lock").read_text() == (locked / "fitter.lock").read_text()
 

@@ -54,7 +54,7 @@ class Checkout:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     checkout = Checkout(tmp_path_factory.mktemp("trust"))
-    assert main(["lock", "--file", str(checkout.path / "fitter.toml")]) == 0
+    assert main(["lock", "--cases", str(checkout.path / "fitter.toml")]) == 0
     return checkout
 
 
@@ -133,7 +133,7 @@ def test_a_name_is_none_of_the_current_directory(
     checkout.write(text, "sub/fitter.toml")
     for entries in ("", ":/usr/bin:", ".:/usr/bin", "evil"):
         monkeypatch.setenv("PATH", entries)
-        assert main(["check", "--file", "sub/fitter.toml"]) == 2
+        assert main(["check", "--cases", "sub/fitter.toml"]) == 2
         said = capsys.readouterr().err
         assert said.startswith(f"fitter: error: llama_cpp '{checkout.path}/sub/evil' is not there: ")
         assert not checkout.has_run()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fitter
+from fitter.cli import main
 from fitter.llama.types import Params
 from tools import shapes
+from tools.tiny import write_tiny
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +38,25 @@ def test_the_context_is_the_largest_that_the_host_holds(model: Path) -> None:
 def test_its_devices_are_none(model: Path) -> None:
     plan = fitter.fit(model, gpus=["none"], devices=["none"], n_ctx=512)
     assert plan.params == Params(n_ctx=512, n_gpu_layers=0, devices=())
+
+
+SAID = "this machine has a GPU of NVIDIA, but "
+
+
+def test_a_gpu_that_llama_cpp_does_not_use_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the system's word it is there, and llama.cpp has no device."""
+    if fitter.devices()[0]:
+        pytest.skip("llama.cpp has a device here")
+    monkeypatch.setattr("fitter.machine.unused_gpus.vendors", lambda root: ("NVIDIA",))
+    assert main(["devices"]) == 0
+    out, err = capsys.readouterr()
+    assert err.startswith(f"fitter: warning: {SAID}") and err.count("\n") == 1 and SAID not in out
+    assert main(["devices", "--gpu", "none"]) == 0
+    assert capsys.readouterr().err == ""
+    model = write_tiny(tmp_path / "tiny.gguf")
+    assert [note.startswith(SAID) for note in fitter.fit(model).notes] == [True]
+    meant: list[dict[str, Any]] = [{"gpus": "none"}, {"devices": "none"}, {"n_gpu_layers": 0}]
+    for given in meant:
+        assert SAID not in str(fitter.fit(model, **given).notes), given

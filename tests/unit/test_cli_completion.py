@@ -33,6 +33,21 @@ def ask(how: str, words: str = "", index: str = "") -> subprocess.CompletedProce
         ("fitter -m mod", 2, ["file,mod"]),
         ("fitter verify --pl", 2, ["plain,--plan"]),
         ("fitter nothing-of --the-ki", 2, []),
+        ("fitter m.gguf --gpu rtx-3090", 3, ["plain,rtx-3090", "plain,rtx-3090-ti"]),
+        ("fitter m.gguf --gpu RTX-3090-", 3, ["plain,rtx-3090-ti"]),
+        ("fitter m.gguf --gpu rtx-4090,rtx-3090-", 3, ["plain,rtx-4090,rtx-3090-ti"]),
+        ("fitter m.gguf --gpu 2xrtx-3090-", 3, ["plain,2xrtx-3090-ti"]),
+        ("fitter m.gguf --gpu rtx-4090+12*rtx-3090-", 3, ["plain,rtx-4090+12*rtx-3090-ti"]),
+        ("fitter devices --gpu non", 3, ["plain,none"]),
+        ("fitter devices --gpu 2xnon", 3, []),
+        ("fitter explore m.gguf --gpu rtx-3090-", 4, ["plain,rtx-3090-ti"]),
+        ("fitter --shape gpt-oss", 2, ["plain,gpt-oss-120b", "plain,gpt-oss-20b"]),
+        ("fitter explore --shape gpt-oss-2", 3, ["plain,gpt-oss-20b"]),
+        ("fitter --shape gpt-oss-20b:q4_k", 2, ["plain,gpt-oss-20b:Q4_K_M", "plain,gpt-oss-20b:Q4_K_S"]),
+        ("fitter quants m.gguf --type Q4_K_M,q5_k", 4, ["plain,Q4_K_M,Q5_K_M", "plain,Q4_K_M,Q5_K_S"]),
+        ("fitter explore m.gguf --type MX", 4, ["plain,MXFP4_MOE"]),
+        ("fitter check --ca", 2, ["plain,--cases"]),
+        ("fitter check --fi", 2, []),
     ],
 )
 def test_bash_completes(words: str, index: int, expected: list[str]) -> None:
@@ -72,3 +87,33 @@ def test_a_shell_that_nobody_knows() -> None:
     assert done.stderr == (
         "fitter: error: _FITTER_COMPLETE is 'elvish_source': set it to bash_source, zsh_source or fish_source\n"
     )
+
+
+def test_cases_are_those_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "my.toml"
+    (tmp_path / "a.gguf").touch()
+    file.write_text('[cases.chat]\nmodel = "chat.gguf"\n[cases.every]\nmodel = "*.gguf"\n')
+    words = f"--cases {file}"
+    assert ask("bash_complete", f"fitter lock {words} --update e", "5").stdout.split() == ["plain,every/a"]
+    assert ask("bash_complete", f"fitter check {words} -k ch", "5").stdout.split() == ["plain,chat"]
+    assert ask("bash_complete", f"fitter diff {words} -k 'not (ch", "5").stdout.splitlines() == ["plain,not (chat"]
+    file.write_text("no TOML")
+    done = ask("bash_complete", f"fitter check {words} -k ch", "5")
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [], "")
+
+
+def test_a_name_is_completed_without_the_modules_that_plan() -> None:
+    code = (
+        "import sys\n"
+        "from fitter.cli import main\n"
+        "main()\n"
+        "print(*sorted(name for name in sys.modules if name.startswith(('fitter.planning', 'fitter.output.tables'))))\n"
+        "print(*sorted({'rich', 'cffi', 'tomllib', 'tomli'} & set(sys.modules)))\n"
+    )
+    asked = {"_FITTER_COMPLETE": "bash_complete", "COMP_WORDS": "fitter m.gguf --gpu rtx", "COMP_CWORD": "3"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | asked, capture_output=True, text=True, timeout=60, check=True
+    )
+    *answers, planning, libraries = done.stdout.split("\n")[:-1]
+    assert (planning, libraries) == ("", "")
+    assert "plain,rtx-4090" in answers

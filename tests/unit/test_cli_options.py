@@ -77,6 +77,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
         ("-fitt 2GiB,512", {"margin": (2 * GIB, 512 * MIB)}),
         ("-fitt 1.5GiB --host-margin 4GiB", {"margin": GIB + 512 * MIB, "host_margin": 4 * GIB}),
         ("-c 32k --fit-ctx 8K --prompt 2k -ub 1k", {"n_ctx": 32768, "fit_ctx": 8192, "prompt": 2048, "n_ubatch": 1024}),
+        ("-c 1M --generate 1.5k -cms 2k", {"n_ctx": 2**20, "generate": 1536, "checkpoint_min_step": 2048}),
+        ("-cram 24GB -fitt 1GB,512", {"cache_ram": 22888, "margin": (10**9, 512 * MIB)}),
         ("--gpu rtx-4090 --gpu 24GiB", {"gpus": ("rtx-4090", "24GiB")}),
         ("--gpu none", {"gpus": ("none",)}),
         ("--gpu rtx-4090 --profile library:/d", {"gpus": ("rtx-4090",), "profile": "library:/d"}),
@@ -146,7 +148,10 @@ def test_fit_is_the_default(calls: list[tuple[str, dict[str, Any]]], words: str,
         ("m.gguf -ctk q9", "'q9' is not one of 'f32'"),
         ("m.gguf -fa yes", "'yes' is not one of 'on'"),
         ("m.gguf -c k", "'k' is not a whole number"),
-        ("m.gguf -c 1.5k", "'1.5k' is not a whole number"),
+        ("m.gguf -c 0.3k", "'0.3k' is not a whole number of tokens"),
+        ("m.gguf -c 3kk", "'3kk' is not a whole number"),
+        ("m.gguf -cram 512KiB", "'512KiB' is less than a MiB"),
+        ("m.gguf -cram 2G", "'2G' may mean two sizes: write 2GiB or 2GB"),
         ("m.gguf -c -1k", "'-1k' is not a whole number"),
         ("m.gguf --gpuu rtx-4090", "No such option '--gpuu': did you mean --gpu?"),
         ("m.gguf --gpus=rtx-4090", "No such option '--gpus': did you mean --gpu?"),
@@ -155,8 +160,12 @@ def test_fit_is_the_default(calls: list[tuple[str, dict[str, Any]]], words: str,
         ("devices --catalog", "No such option '--catalog': did you mean --catalogue?"),
         ("m.gguf --nonsense", "No such option '--nonsense' (see fitter fit --help)"),
         ("fleet --help", "there is no command 'fleet'"),
-        ("llama-3.1-8b --gpu rtx-4090", "to plan the published shape of that name, write --shape llama-3.1-8b"),
-        ("Llama-3.1-8B:Q8_0", "write --shape Llama-3.1-8B:Q8_0"),
+        ("help fleet", "there is no command 'fleet'"),
+        ("hlep", "did you mean 'help'?"),
+        (
+            "quants -hf org/repo:Q4_K_M",
+            "-hf is an option of fit: name the model by its address, hf://org/repo/FILE.gguf",
+        ),
         ("m.gguf -fitt 2GiB,1.5", "'2GiB,1.5' is not a number of MiB"),
         ("m.gguf -fitt 1.5", "'1.5' is not a number of MiB such as 1024 or 1024,512"),
         ("m.gguf --host-margin 1,2", "'1,2' is not a number of MiB such as 1024"),
@@ -286,3 +295,26 @@ def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
     code = "import sys, fitter.cli; print(sorted({'numpy', 'llama_cpp', 'rich', 'cffi'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+CASE_FILES = {
+    "lock": ["lock"],
+    "check": ["check"],
+    "diff": ["diff", "--llama-cpp", "old", "--llama-cpp", "new"],
+    "history": ["history", "--llama-cpp", "old"],
+}
+
+
+@pytest.mark.parametrize("words", CASE_FILES.values(), ids=CASE_FILES)
+def test_the_file_of_the_cases_has_one_name(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--cases", "nowhere.toml"]) == 2
+    missing = capsys.readouterr().err
+    assert missing.startswith("fitter: error: nowhere.toml does not exist: ")
+    # what scripts had before
+    former = {"lock": ["--file", "nowhere.toml"], "check": ["--file", "nowhere.toml"], "history": ["nowhere.toml"]}
+    for more in [former[words[0]]] if words[0] in former else []:
+        assert main([*words, *more]) == 2
+        assert capsys.readouterr().err == missing
+    assert main([words[0], "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--cases FILE" in shown and "--file" not in shown

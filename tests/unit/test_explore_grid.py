@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,66 @@ def test_as_many_cells_as_there_may_be() -> None:
     assert refused(["a.gguf"], ["8GiB", "2x 6GiB"], None, PROGRAM, 1) == (
         "the grid has 2 cells (2 machines), more than 1: name fewer of each, or raise --max-cells"
     )
+
+
+PAIRS: dict[str, tuple[dict[str, Any], list[tuple[str | None, str | None]]]] = {
+    "neither": ({}, [(None, None)]),
+    "types of K alone": ({"type_k": ["f16", "q8_0"]}, [("f16", None), ("q8_0", None)]),
+    "types of V alone": ({"type_v": ["f16", "q8_0"]}, [(None, "f16"), (None, "q8_0")]),
+    "pairs": ({"type_k": ["f16", "q8_0"], "type_v": ["f16", "q8_0"]}, [("f16", "f16"), ("q8_0", "q8_0")]),
+    "pairs with a type twice": (
+        {"type_k": ["f16", "q8_0", "q8_0"], "type_v": ["f16", "f16", "q8_0"]},
+        [("f16", "f16"), ("q8_0", "f16"), ("q8_0", "q8_0")],
+    ),
+    "a pair twice": ({"type_k": ["q8_0", "q8_0"], "type_v": ["f16", "f16"]}, [("q8_0", "f16")]),
+    "one of V": ({"type_k": ["f16", "q8_0"], "type_v": "q4_0"}, [("f16", "q4_0"), ("q8_0", "q4_0")]),
+    "one of K": ({"type_k": "f16", "type_v": ["q8_0", "q4_0"]}, [("f16", "q8_0"), ("f16", "q4_0")]),
+    "crossed": (
+        {"type_k": ["f16", "q8_0", "f16"], "type_v": ["f16", "q4_0"], "cross_cache_types": True},
+        [("f16", "f16"), ("f16", "q4_0"), ("q8_0", "f16"), ("q8_0", "q4_0")],
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "expected"), PAIRS.values(), ids=PAIRS)
+def test_types_of_the_cache_are_pairs(given: dict[str, Any], expected: list[tuple[str | None, str | None]]) -> None:
+    grid = grid_of(["a.gguf"], ["8GiB"], None, {**PROGRAM, **given}, 4)
+    assert [(cell.type_k, cell.type_v) for cell in grid.cells()] == expected
+
+
+def test_types_that_are_no_pairs() -> None:
+    given = {**PROGRAM, "type_k": ["f16", "q8_0", "q4_0"], "type_v": ["f16", "q8_0"]}
+    assert refused(["a.gguf"], ["8GiB"], None, given, 9) == (
+        "type_k (-ctk) has 3 types and type_v (-ctv) 2, which are no pairs: give as many of both, one of either, or "
+        "--cross-cache-types for every combination"
+    )
+    assert refused(["a.gguf"], ["8GiB"], None, {**given, "cross_cache_types": True}, 5).startswith(
+        "the grid has 6 cells (6 KV types), more than 5"
+    )
+    assert refused(["a.gguf"], ["8GiB"], None, {**given, "cross_cache_types": "yes"}, 9) == (
+        "cross_cache_types (--cross-cache-types) is 'yes': give True or False"
+    )
+
+
+def test_a_directory_is_every_model_in_it(tmp_path: Path) -> None:
+    for name in (
+        "b.gguf",
+        "a.gguf",
+        "mmproj-a.gguf",
+        "sub/c-00001-of-00002.gguf",
+        "sub/c-00002-of-00002.gguf",
+        "x.txt",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    a, b, c = (str(tmp_path / name) for name in ("a.gguf", "b.gguf", "sub/c-00001-of-00002.gguf"))
+    grid = grid_of([b, str(tmp_path), "other.gguf"], ["8GiB"], None, PROGRAM, 4)
+    assert list(grid.models) == [b, a, c, "other.gguf"], "a model that is named too is there once"
+    assert refused(tmp_path, ["8GiB"], None, PROGRAM, 2).startswith("the grid has 3 cells (3 models), more than 2")
+
+
+def test_a_directory_without_models_is_left_to_who_opens_it(tmp_path: Path) -> None:
+    assert list(grid_of(tmp_path, ["8GiB"], None, PROGRAM, 1).models) == [str(tmp_path)]
 
 
 @pytest.mark.parametrize("most", [0, -1, True, 1.5, "9"])

@@ -60,6 +60,7 @@ ROOMS = (
     "fitter.streams",
     "fitter.errors",
     "fitter.text",
+    "fitter.installation",
     "fitter.version",
 )
 """From the top down. ``fitter`` itself is the front door: what ``import fitter`` offers, and it only points down."""

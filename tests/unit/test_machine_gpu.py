@@ -48,7 +48,10 @@ def test_size(text: str, size: int) -> None:
     ("text", "says"),
     [
         ("24", "has no unit: write 24MiB or 24GiB"),
-        ("24G", "unknown unit"),
+        ("24G", "may mean two sizes: write 24GiB or 24GB"),
+        ("24k", "may mean two sizes: write 24KiB or 24KB"),
+        ("24Gb/s", "is not a size"),
+        ("24GiBs", "unknown unit"),
         ("24Gib/s", "is not a size"),
         ("", "is not a size"),
         ("GiB", "is not a size"),

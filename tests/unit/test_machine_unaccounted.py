@@ -58,6 +58,6 @@ def test_margins(outside: int | None, default: int, auto: int) -> None:
 def test_auto_is_a_margin_in_every_place() -> None:
     each = PARAMETERS["margin"]
     assert (each.check("auto"), each.kind.parse("auto"), each.kind.read("here", "auto")) == ("auto",) * 3
-    assert each.check(np.array([1, 2])) == (1, 2), "an array is compared with a text without harm"
+    assert each.check(np.array([MIB, 0])) == (MIB, 0), "an array is compared with a text without harm"
     with pytest.raises(UsageError, match="automatic"):
         each.check("automatic")

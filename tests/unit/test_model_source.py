@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fitter.errors import ModelError
+from fitter.errors import ModelError, UsageError
+from fitter.model import location
 from fitter.model.files.source import model_files, split_name, split_path
 
 HEAD = b"GGUF\x03\x00\x00\x00"
@@ -79,6 +80,28 @@ def test_no_model(tmp_path: Path, content: bytes, says: str) -> None:
 
 def test_no_file(tmp_path: Path) -> None:
     assert "no such file" in _refused(tmp_path / "a.gguf")
+
+
+SHAPES = {
+    "a shape": ("llama-3.1-8b", "write --shape llama-3.1-8b (shape://llama-3.1-8b in Python)"),
+    "a shape with a type": ("Llama-3.1-8B:Q8_0", "write --shape Llama-3.1-8B:Q8_0 "),
+    "no shape": ("llama-3.1-8b-instruct", None),
+    "a path": ("./llama-3.1-8b", None),
+    "a file's name": ("llama-3.1-8b.gguf", None),
+}
+
+
+@pytest.mark.parametrize(("name", "meant"), SHAPES.values(), ids=SHAPES)
+def test_a_missing_file_with_the_name_of_a_shape(
+    name: str, meant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError if meant is None else UsageError, match="no such file") as caught:
+        location.model_files(name)
+    assert meant is None or str(caught.value).startswith(f"{name}: no such file; to plan the published shape of that")
+    assert (meant or "") in str(caught.value)
+    _files(tmp_path, name)
+    assert location.model_files(name) == (Path(name),)
 
 
 @pytest.mark.parametrize("name", ["a\0b.gguf", "a" * 300 + ".gguf", "a" * 300 + "-00001-of-00002.gguf"])

@@ -6,6 +6,7 @@ import importlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fitter import api
 from fitter.cli import fit as fit_module
@@ -28,13 +31,15 @@ from fitter.output.documents.plan_document import to_dict
 from fitter.output.formats import render
 from fitter.output.formats.python import fit_kwargs
 from fitter.output.plan_file import read_plan
+from fitter.parameters import kinds
 from fitter.parameters.kinds import Flag, Kind, Size, Whole
 from fitter.parameters.table import CONTEXT, PARAMETERS, Parameter
+from fitter.parameters.values import parse_tokens
 from fitter.planning.request.constraints import context_of_a_sequence, params_of
 from fitter.regression import marks
 from fitter.regression.cases import make_cases
 from fitter.regression.lockfile import without_nothing
-from tests.support.plans import make_plan
+from tests.support.plans import GIB, MIB, make_plan
 from tools.docs import of_cases, of_json, of_options, of_python
 
 
@@ -216,6 +221,74 @@ def test_a_default_is_a_value(name: str) -> None:
         assert each.check(each.default) == each.default
         if not isinstance(each.kind, (Flag, Size)) and each.options:
             assert each.kind.parse(each.kind.word(each.default)) in (each.default, None)
+
+
+def amounts(*kind: type[Kind]) -> list[str]:
+    return [name for name, each in PARAMETERS.items() if isinstance(each.kind, kind)]
+
+
+@pytest.mark.parametrize("name", amounts(kinds.Tokens))
+def test_tokens_are_understood_wherever_they_are_asked_for(name: str) -> None:
+    each = PARAMETERS[name]
+    word = "1k" if each.kind.most is None or each.kind.most >= 1024 else "0.0625k"  # type: ignore[attr-defined]
+    tokens = 1024 if word == "1k" else 64
+    assert [each.kind.parse(word), each.check(word), each.kind.read(name, word), each.check(tokens)] == [tokens] * 4
+    for wrong in ("1kk", "k", "0.3k", "-1k", "1 k tokens", "9" * 20 + "k", ""):
+        with pytest.raises(UsageError, match="whole number"):
+            each.kind.parse(wrong)
+        with pytest.raises(UsageError, match=f"^{name} .*give a whole number"):
+            each.check(wrong)
+
+
+def test_every_number_of_tokens_is_of_that_kind() -> None:
+    said = {name for name, each in PARAMETERS.items() if each.help.startswith(("Tokens", "Context in tokens"))}
+    said |= {name for name, each in PARAMETERS.items() if "tokens" in each.help and isinstance(each.kind, Whole)}
+    # how many vectors a state has, which has no option
+    assert said - set(amounts(kinds.Tokens)) <= {"n_rs_seq"}
+
+
+@pytest.mark.parametrize("name", amounts(Size, kinds.Mebibytes))
+def test_sizes_are_understood_wherever_they_are_asked_for(name: str) -> None:
+    each, scale = PARAMETERS[name], MIB if name in amounts(kinds.Mebibytes) else 1
+    for word, size in {"24GB": 24 * 10**9, "24GiB": 24 * GIB, "1.5 gib": 3 * GIB // 2, "1MiB": MIB, "0MiB": 0}.items():
+        assert each.check(each.kind.parse(word)) == each.check(word) == each.kind.read(name, word) == size // scale
+    with pytest.raises(UsageError, match="24G"):
+        each.check(each.kind.parse("24G"))
+
+
+@pytest.mark.parametrize("name", [name for name in amounts(Size) if PARAMETERS[name].kind.least])  # type: ignore[attr-defined]
+def test_bytes_that_must_be_of_another_unit(name: str) -> None:
+    each = PARAMETERS[name]
+    assert (each.check(0), each.check(MIB), each.kind.read(name, MIB)) == (0, MIB, MIB)
+    for call in (each.check, lambda value: each.kind.read(name, value)):
+        for value in (MIB - 1, f"{MIB - 1}B"):
+            with pytest.raises(UsageError, match=f'is {MIB - 1} bytes, .* write a unit, such as "{MIB - 1}MiB" or'):
+                call(value)
+
+
+def test_the_least_of_a_number_of_mib() -> None:
+    kind = PARAMETERS["cache_ram"].kind
+    assert [kind.parse(word) for word in ("-1", "0", "1", "1MiB", "1048577B")] == [-1, 0, 1, 1, 1]
+    with pytest.raises(UsageError, match="'1048575B' is less than a MiB"):
+        kind.parse("1048575B")
+
+
+@given(st.decimals(0, 10**6, places=4), st.sampled_from(["k", "K", "m", "M", " k"]))
+def test_tokens_with_decimals_are_exact_or_refused(number: Decimal, unit: str) -> None:
+    exact = number * {"k": 1024, "m": 1024**2}[unit.strip().lower()]
+    if exact == int(exact):
+        assert parse_tokens(f"{number}{unit}") == exact
+    else:
+        with pytest.raises(UsageError, match="is not a whole number of tokens"):
+            parse_tokens(f"{number}{unit}")
+
+
+@given(st.text(max_size=12) | st.from_regex(r"[0-9.,kKmM +-]{1,8}", fullmatch=True))
+def test_any_text_is_tokens_or_refused(text: str) -> None:
+    try:
+        assert isinstance(parse_tokens(text), int)
+    except UsageError as error:
+        assert "whole number" in str(error) or "too many digits" in str(error)
 
 
 ODD = (

@@ -121,7 +121,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no bandwidth of the host": ({"host_bandwidth": "fast"}, "'fast' is not a bandwidth"),
     "a bandwidth of nothing remote": ({"rpc_bandwidth": "9GB/s"}, "without an rpc-server: name one with --rpc"),
     "no bandwidth of what is remote": ({"rpc": ["a:1"], "rpc_bandwidth": ["fast"]}, "'fast' is not a bandwidth"),
-    "a number of GiB": ({"host_memory": 64}, 'host_memory (--host-memory) is 64 bytes: write a unit, such as "64GiB"'),
+    "a number of GiB": (
+        {"host_memory": 64},
+        "host_memory (--host-memory) is 64 bytes, less than a MiB: give more, or write a unit, such as ",
+    ),
+    "a margin of the command line's unit": ({"margin": 1024}, "margin (-fitt) is 1024 bytes, less than a MiB"),
     "just below a MiB": ({"host_memory": MIB - 1}, "write a unit"),
     "a host without memory": ({"host_memory": 0}, "--host-memory is 0 bytes"),
 }

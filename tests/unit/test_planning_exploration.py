@@ -109,6 +109,7 @@ ASKED = {
     "32,768 tokens of context, generation at 7.5 tokens per second": Requirement(32768, 7.5),
     "  CONTEXT 8192   with 3 tok/s ": Requirement(8192, 3.0),
     "0.5k context": Requirement(512),
+    "1M context": Requirement(2**20),
 }
 
 

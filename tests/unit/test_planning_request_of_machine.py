@@ -125,7 +125,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"split_mode": "none", "main_gpu": 2},
         "main GPU 2 does not exist: the number of devices is 2",
     ),
-    "too many margins": ({"margin": [1, 2, 3]}, "3 margins for 2 devices"),
+    "too many margins": ({"margin": [0, 0, 0]}, "3 margins for 2 devices"),
     "more than the context": ({"n_ctx": 512, "prompt": 500, "generate": 13}, "for a larger -c"),
     "more than the model's own": ({"prompt": 32768}, "it has no larger one"),
     "a context beyond all reason": ({"n_ctx": 2**30}, "give 4194304 at most"),
@@ -220,13 +220,13 @@ BESIDE: dict[str, tuple[dict[str, Any], list[tuple[str, int]], list[str]]] = {
     "nothing": ({}, [], ["CUDA0"]),
     "a draft on the model's own": ({"model_draft": "d", "devices_draft": ["CUDA0"]}, [], ["CUDA0", "CUDA1"]),
     "a draft on another": (
-        {"model_draft": "d", "devices_draft": ["CUDA1"], "margin": 5},
-        [("CUDA1", 5)],
+        {"model_draft": "d", "devices_draft": ["CUDA1"], "margin": 5 * MIB},
+        [("CUDA1", 5 * MIB)],
         ["CUDA0", "CUDA1"],
     ),
     "a margin for each of the model's": (
-        {"mmproj": "p", "mmproj_device": "CUDA1", "margin": [5]},
-        [("CUDA1", 5)],
+        {"mmproj": "p", "mmproj_device": "CUDA1", "margin": [5 * MIB]},
+        [("CUDA1", 5 * MIB)],
         ["CUDA0", "CUDA1"],
     ),
     "a draft that may be anywhere": ({"model_draft": "d"}, [], ["CUDA0", "CUDA1"]),
@@ -244,7 +244,7 @@ def test_what_else_is_there(words: dict[str, Any], limits: list[tuple[str, int]]
 
 
 def test_a_list_of_margins_is_for_the_models_devices() -> None:
-    asked = ask(gpus=[*GPUS, "8GiB"], devices=["CUDA0", "CUDA1"], margin=[1, 2], mmproj="p", mmproj_device="CUDA2")
+    asked = ask(gpus=[*GPUS, "8GiB"], devices=["CUDA0", "CUDA1"], margin=[MIB, 0], mmproj="p", mmproj_device="CUDA2")
     machine = machine_of(asked)
     found = request_of(asked, model(), machine, Asked(machine).questions)
     assert [limit.margin for limit in limits_beside(asked, model(), machine, found)] == [1024 * MIB]

@@ -32,7 +32,7 @@ def test_a_case_with_everything(tmp_path: Path) -> None:
     model = "models/a.gguf"
     gpu = ["rtx-4090", "2x 12GiB"]
     host_memory = "64GiB"
-    margin = ["1GiB", 512, "0 B"]
+    margin = ["1GB", 1048576, "0 B"]
     n_ctx = 32768
     n_ubatch = 1024
     tensor_split = [3, 1]
@@ -52,7 +52,7 @@ def test_a_case_with_everything(tmp_path: Path) -> None:
     assert case.settings == {
         "gpu": ("rtx-4090", "2x 12GiB"),
         "host_memory": 64 * GIB,
-        "margin": (GIB, 512, 0),
+        "margin": (10**9, 2**20, 0),
         "n_ctx": 32768,
         "tensor_split": (3.0, 1.0),
         "n_ubatch": 1024,
@@ -173,6 +173,12 @@ WRONG = {
     "no TOML": ("[cases", "fitter.toml is not valid TOML: Expected"),
     "no cases": ("[defaults]\nn_ctx = 1", "there are no cases: add"),
     "an unknown key": (CASE + "n_ctxx = 1", r"unknown key 'n_ctxx' in cases.a: did you mean n_ctx\?"),
+    "an option's name": (CASE + "ctx_size = 1", r"unknown key 'ctx_size' in cases.a: did you mean n_ctx\?"),
+    "a short option's name": (CASE + "ctk = 'f16'", r"unknown key 'ctk' in cases.a: did you mean type_k\?"),
+    "bytes that must be GiB": (
+        CASE + "host_memory = 64",
+        'cases.a.host_memory is 64 bytes, less than a MiB: give more, or write a unit, such as "64MiB"',
+    ),
     "a key like none": (CASE + "zzz = 1", "unknown key 'zzz' in cases.a: choose from model, gpu"),
     "an unknown table": ("[case.a]", r"unknown key 'case': did you mean cases\?"),
     "a model as default": ('[defaults]\nmodel = "a"\n' + CASE, "unknown key 'model' in defaults"),

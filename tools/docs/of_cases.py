@@ -35,6 +35,10 @@ def toml_type(kind: Kind) -> str:
     """How a value of a kind is written in TOML."""
     if isinstance(kind, kinds.Flag):
         return "`true` or `false`"
+    if isinstance(kind, kinds.Mebibytes):
+        return 'whole number of MiB, or a text such as `"2GiB"`'
+    if isinstance(kind, kinds.Tokens):
+        return 'whole number, or a text such as `"32k"`'
     if isinstance(kind, kinds.Whole):
         return "whole number"
     if isinstance(kind, kinds.Size):
@@ -76,7 +80,7 @@ def toml_page() -> str:
     head = ("key", "value", "default", "meaning")
     return page(
         "fitter.toml",
-        "The cases that `fitter lock` records and `fitter check` compares: each a model on a machine. `--file` names "
+        "The cases that `fitter lock` records and `fitter check` compares: each a model on a machine. `--cases` names "
         "another file. A case without `gpu` is a machine without a GPU, never this machine. Native code that the file "
         "names, and addresses that are read with this machine's own keys, are used with "
         f"{_TRUST} only: see [Security](../explanation/security.md).",

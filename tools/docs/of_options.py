@@ -20,7 +20,7 @@ _MORE = {
     "--gpu": "The [GPUs](gpus.md) that have a name.",
     "--json": "[What is in it](json.md).",
     "--format": "[What each is](formats.md).",
-    "--file": "[Its keys](fitter-toml.md).",
+    "--cases": "[Its keys](fitter-toml.md).",
 }
 """What an option's help has no room for."""
 

@@ -35,7 +35,7 @@ _PLAIN = {
     "builds": "Two builds of llama.cpp or more, each named as for `llama_cpp`.",
     "own_plans": "Whether each build makes its own plan as well.",
     "types": "File types to plan, such as `Q4_K_M`, in place of all.",
-    "models": "The paths or addresses of models, one or several.",
+    "models": "The paths or addresses of models, directories or repositories, one or several.",
     "machines": "The machines, one or several: each as `--gpu`, with `+` between unlike cards, or `none`.",
     "prices": "The price of a card by its name, in any currency.",
     "watts": "The watts of a card by its name, in place of its price.",
@@ -92,6 +92,8 @@ def unit(kind: Kind) -> str:
     """What a number or a text of a kind counts; empty if its type says all."""
     if isinstance(kind, kinds.Size):
         return "Bytes, or a text such as `24GiB`."
+    if isinstance(kind, kinds.Mebibytes):
+        return "MiB, or a text such as `2GiB`."
     if isinstance(kind, kinds.Seconds):
         return "Seconds."
     if isinstance(kind, kinds.Number):

@@ -80,7 +80,7 @@ def explore(
     cannot be read, if there are other models.
 
     Args:
-        models: Paths or addresses.
+        models: Paths or addresses; of a directory or repository, every model in it.
         machines: Machines, each with all its GPUs: ``rtx-4090``, ``2x rtx-3090``, ``rtx-4090 + rtx-3060-12gb``, or
             ``none`` for a machine without a GPU.
         types: File types of llama-quantize in which to plan each model, by llama.cpp's own rule.
@@ -94,7 +94,8 @@ def explore(
         jobs: Number of those threads; one for each processor by default.
         max_cells: Limit of the cells in the grid.
         on_cell: Called after each cell.
-        parameters: Keywords of ``fit``; ``n_ctx``, ``type_k``, ``type_v`` and ``n_ubatch`` may be lists.
+        parameters: Keywords of ``fit``; ``n_ctx``, ``type_k``, ``type_v`` and ``n_ubatch`` may be lists. Types of K and
+            V are pairs, in their order; with ``cross_cache_types=True`` each type of K is combined with each of V.
 
     Raises:
         UsageError: The grid is empty or too large, or a parameter makes no sense.

@@ -11,7 +11,9 @@ from typing import Any
 
 from fitter.errors import UsageError
 from fitter.machine.gpu import cards_of, parse_gpus, split_gpus
-from fitter.model.location import called
+from fitter.model import repository_models
+from fitter.model.location import called, is_repository
+from fitter.parameters.kinds import Flag
 from fitter.parameters.table import PARAMETERS, Fitting, taken_by
 from fitter.parameters.values import shown
 from fitter.planning.request.ask import Ask
@@ -19,6 +21,9 @@ from fitter.planning.tables.exploration import ExploredCell
 
 AXES = {"n_ctx": "asked_context", "type_k": "type_k", "type_v": "type_v", "n_ubatch": "n_ubatch"}
 """Parameters with several values in a grid, and the attribute of a cell that holds the value."""
+
+CROSS = "cross_cache_types"
+"""The keyword that combines each type of K with each type of V."""
 
 _NOT_OF_A_CELL = frozenset({"gpus", "devices", "rpc", "rpc_bandwidth", "skeleton", "model_draft", "mmproj"})
 """Keywords of ``fit`` that a grid sets itself, or that depend on this machine or its files."""
@@ -32,22 +37,28 @@ class Grid:
         models: Paths or addresses, by name without credentials.
         file_types: File types to plan; ``None`` is the file's own.
         machines: Descriptions of each machine's GPUs, by the machine's text.
-        axes: The values of each parameter with several values.
+        contexts: Contexts in tokens; ``None`` is chosen by the fit.
+        cache_types: Types of K and V; ``None`` is the default.
+        micro_batches: Micro batches in tokens; ``None`` is the program's.
         fixed: Keywords of ``fit`` for all cells.
     """
 
     models: Mapping[str, str]
     file_types: tuple[str | None, ...]
     machines: Mapping[str, tuple[str, ...]]
-    axes: Mapping[str, tuple[Any, ...]]
+    contexts: tuple[int | None, ...]
+    cache_types: tuple[tuple[str | None, str | None], ...]
+    micro_batches: tuple[int | None, ...]
     fixed: Mapping[str, Any]
 
     def cells(self) -> tuple[ExploredCell, ...]:
         """List every cell, in the order of the grid."""
         return tuple(
-            ExploredCell(model, file_type, machine, **dict(zip(AXES.values(), values, strict=True)))
+            ExploredCell(model, file_type, machine, context, type_k, type_v, n_ubatch)
             for model, file_type, machine in itertools.product(self.models, self.file_types, self.machines)
-            for values in itertools.product(*self.axes.values())
+            for context, (type_k, type_v), n_ubatch in itertools.product(
+                self.contexts, self.cache_types, self.micro_batches
+            )
         )
 
 
@@ -61,31 +72,60 @@ def grid_of(models: Any, machines: Any, types: Any, parameters: Mapping[str, Any
         raise UsageError(f"max_cells (--max-cells) is {shown(most)}: give a whole number above 0")
     keywords = {each.name for each in taken_by(Fitting)}
     for name in parameters:
-        if name not in keywords or name in _NOT_OF_A_CELL:
+        if name not in {*keywords, CROSS} or name in _NOT_OF_A_CELL:
             raise UsageError(f"explore has no keyword {name}: see help(fitter.explore)")
-    names: list[str] = [os.fsdecode(each) for each in _several("models", models, (bytes, os.PathLike))]
+    fixed = {name: PARAMETERS[name].check(value) for name, value in parameters.items() if name not in {*AXES, CROSS}}
+    given = [os.fsdecode(each) for each in _several("models", models, (bytes, os.PathLike))]
+    timeout = fixed.get("timeout", PARAMETERS["timeout"].default)
+    names = list(dict.fromkeys(path for each in given for path in _models_of(each, timeout)))
     places = tuple(dict.fromkeys(map(_machine, _several("machines (--gpu)", machines))))
     named = types.split(",") if isinstance(types, str) else types
     each_type = [None] if types is None else [each.strip().upper() for each in _several("types (--type)", named)]
     file_types = tuple(dict.fromkeys(each_type))
     axes = {name: _values(name, parameters.get(name)) for name in AXES}
-    _check_count(names, places, file_types, axes, most)
+    contexts, micro_batches = tuple(dict.fromkeys(axes["n_ctx"])), tuple(dict.fromkeys(axes["n_ubatch"]))
+    is_crossed = Flag().check(f"{CROSS} (--cross-cache-types)", parameters.get(CROSS, False))
+    cache_types = _cache_types(axes["type_k"], axes["type_v"], is_crossed)
+    counts = {"model": len(names), "file type": len(file_types), "machine": len(places), "context": len(contexts)}
+    _check_count({**counts, "KV type": len(cache_types), "micro batch": len(micro_batches)}, most)
     described = {text: tuple(split_gpus(text)) for text in places}
-    fixed = {name: PARAMETERS[name].check(value) for name, value in parameters.items() if name not in AXES}
     for text, gpus in described.items():
         try:
             Ask.of(Fitting(gpus=gpus, **fixed))  # type: ignore[typeddict-item]
         except UsageError as error:
             raise UsageError(str(error).replace("--gpu 'none'", f"--gpu {text!r}")) from None
-    return Grid(_called(names), file_types, described, axes, fixed)
+    return Grid(_called(names), file_types, described, contexts, cache_types, micro_batches, fixed)
 
 
-def _check_count(
-    names: Sequence[str], machines: Sequence[str], types: Sequence[Any], axes: Mapping[str, tuple[Any, ...]], most: int
-) -> None:
+def _models_of(path: str, timeout: float) -> tuple[str, ...]:
+    """List the models of a directory or repository; any other path is one model. Raises ``ModelError``."""
+    if not is_repository(path):
+        return (path,)
+    return tuple(each.path for each in repository_models.listing(path, timeout).models)
+
+
+def _cache_types(
+    types_k: Sequence[str | None], types_v: Sequence[str | None], is_crossed: bool
+) -> tuple[tuple[str | None, str | None], ...]:
+    """Pair the types of K and V one by one; a single one goes with all others.
+
+    Raises:
+        UsageError: There are more of one than of the other.
+    """
+    if is_crossed:
+        return tuple(dict.fromkeys(itertools.product(types_k, types_v)))
+    if len(types_k) != len(types_v) and 1 not in (len(types_k), len(types_v)):
+        raise UsageError(
+            f"type_k (-ctk) has {len(types_k)} types and type_v (-ctv) {len(types_v)}, which are no pairs: give as "
+            "many of both, one of either, or --cross-cache-types for every combination"
+        )
+    count = max(len(types_k), len(types_v))
+    pairs = zip(itertools.cycle(types_k), itertools.cycle(types_v), strict=False)
+    return tuple(dict.fromkeys(itertools.islice(pairs, count)))
+
+
+def _check_count(counts: Mapping[str, int], most: int) -> None:
     """Raise ``UsageError`` if there are more than ``most`` cells."""
-    counts = {"model": len(names), "file type": len(types), "machine": len(machines), "context": len(axes["n_ctx"])}
-    counts |= {"KV type": len(axes["type_k"]) * len(axes["type_v"]), "micro batch": len(axes["n_ubatch"])}
     if (count := math.prod(counts.values())) <= most:
         return
     sizes = " × ".join(f"{n} {word}{'es' if word.endswith('ch') else 's'}" for word, n in counts.items() if n > 1)
@@ -123,11 +163,11 @@ def _several(called: str, given: Any, kinds: tuple[Any, ...] = ()) -> list[Any]:
 
 
 def _values(name: str, given: Any) -> tuple[Any, ...]:
-    """Check the values of one axis; return each once."""
+    """Check the values of one axis."""
     values = list(given) if isinstance(given, (list, tuple)) else [given]
     if not values:
         raise UsageError(f"{name} is empty, so there is no cell to plan: give a value, or leave it out")
-    return tuple(dict.fromkeys(None if value is None else PARAMETERS[name].check(value) for value in values))
+    return tuple(None if value is None else PARAMETERS[name].check(value) for value in values)
 
 
 # --- costs

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fitter.llama
 from fitter.errors import LibraryError, UsageError
+from fitter.installation import install_command
 from fitter.llama.build import opening
 from fitter.llama.processes import worker_environment
 from fitter.llama.build.build_folder import PYTHON, Build, find
@@ -134,7 +135,7 @@ def _find(name: str) -> Path:
         path = Path(directory) / name
         if path.is_file():
             return path.resolve()
-    raise LibraryError(f"{name} is missing beside fitter's Python files: reinstall llama-fitter (pip install .)")
+    raise LibraryError(f"{name} is missing beside fitter's Python files: reinstall llama-fitter ({install_command()})")
 
 
 _lock = threading.Lock()
@@ -365,7 +366,7 @@ def declarations() -> Any:
     except ModuleNotFoundError as error:
         if error.name == DECLARATIONS:
             raise LibraryError(
-                "_declarations.py is missing beside fitter's Python files: reinstall llama-fitter (pip install .)"
+                f"_declarations.py is missing beside fitter's Python files: reinstall llama-fitter ({install_command()})"
             ) from error
         raise LibraryError("cffi is not installed: pip install cffi") from error
 

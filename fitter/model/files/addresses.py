@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fitter.errors import LibraryError, ModelError
+from fitter.installation import install_command
 from fitter.model.files.source import split_path
 
-EXTRA = "pip install 'llama-fitter[remote]'"
-"""Command that installs packages for addresses other than HTTP's."""
+EXTRA = "remote"
+"""The extra with packages for addresses other than HTTP's."""
 
 HUB = "hf"
 """Scheme of files on Hugging Face's hub: ``hf://org/repo/file.gguf``."""
@@ -331,7 +332,9 @@ def _of_hub(url: str) -> str:
         from huggingface_hub import hf_hub_url
         from huggingface_hub.errors import HFValidationError
     except ImportError:
-        raise LibraryError(f"{shown(url)} is read with huggingface_hub, which is not installed: {EXTRA}") from None
+        raise LibraryError(
+            f"{shown(url)} is read with huggingface_hub, which is not installed: {install_command(EXTRA)}"
+        ) from None
     where = (os.environ.get("HF_ENDPOINT") or "").rstrip("/") or None
     check_endpoint(where or _DEFAULT_ENDPOINT)
     try:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from fitter.errors import LibraryError, ModelError
+from fitter.installation import install_command
 from fitter.model.files.addresses import EXTRA, Address, HubFolder, check_endpoint
 from fitter.model.files.http_ranges import HttpRanges, hub_headers
 from fitter.model.files.ranges import Patience
@@ -73,7 +74,9 @@ def _endpoint(place: HubFolder) -> str:
     try:
         from huggingface_hub import constants
     except ImportError:
-        raise LibraryError(f"{place.url} is read with huggingface_hub, which is not installed: {EXTRA}") from None
+        raise LibraryError(
+            f"{place.url} is read with huggingface_hub, which is not installed: {install_command(EXTRA)}"
+        ) from None
     if constants.HF_HUB_OFFLINE:
         raise ModelError(f"{place.url}: HF_HUB_OFFLINE is set, so the hub is not asked: unset it, or give a directory")
     host = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")

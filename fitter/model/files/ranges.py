@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fitter.errors import LibraryError, ModelError
+from fitter.installation import install_command
 from fitter.model.files.addresses import EXTRA, Address, without_secrets
 
 
@@ -93,7 +94,9 @@ class FsspecRanges:
         try:
             import fsspec
         except ImportError:
-            raise LibraryError(f"{address.shown} is read with fsspec, which is not installed: {EXTRA}") from None
+            raise LibraryError(
+                f"{address.shown} is read with fsspec, which is not installed: {install_command(EXTRA)}"
+            ) from None
         try:
             self._files, self._path = fsspec.core.url_to_fs(address.url)
         except ImportError as error:

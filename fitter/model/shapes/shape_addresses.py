@@ -14,6 +14,12 @@ DEFAULT_TYPE = "Q4_K_M"
 """The default file type; llama-server takes it from a repository with several."""
 PACKED_TYPE = "MXFP4_MOE"
 """The default for a model that is published with experts in MXFP4, which it keeps."""
+FILE_TYPES = (
+    *("Q4_K_M", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_S", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "Q2_K_S"),
+    *("IQ4_NL", "IQ4_XS", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M"),
+    *("IQ1_S", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "Q2_0", "Q1_0", "TQ2_0", "TQ1_0", "MXFP4_MOE", "BF16", "F16", "F32"),
+)
+"""File types of llama-quantize in llama.cpp 0c1e57098. Any other that the user's llama.cpp has can be planned too."""
 CONVERTED = "converted"
 """Stands for the type of the converted model before any quantization: BF16, or F16."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fitter.errors import LibraryError
+from fitter.installation import install_command
 from fitter.output.documents.document import dumps
 from fitter.output.pictures import drawing
 from fitter.output.pictures.drawing import NARROW, WIDE
@@ -97,7 +98,7 @@ def environment(templates: Path = _TEMPLATES) -> Environment:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError as error:
         raise LibraryError(
-            f"a report needs the package {error.name}, which is missing: pip install 'llama-fitter[report]'"
+            f"a report needs the package {error.name}, which is missing: {install_command('report')}"
         ) from None
     jinja = Environment(
         loader=FileSystemLoader(templates),

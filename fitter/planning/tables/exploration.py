@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fitter.errors import UsageError
-from fitter.parameters.values import shown
+from fitter.parameters.values import parse_tokens, shown
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.result_methods import methods_of
 from fitter.planning.tables.type_choice import TypeFigures, best_type
@@ -254,7 +255,7 @@ def _type_figures(cell: ExploredCell) -> TypeFigures:
 
 
 _CONTEXT = re.compile(
-    r"(?:(?P<first>[\d.,]+k?)(?: tokens?)?(?: of)? (?:context|ctx)|(?:context|ctx) (?:of )?(?P<last>[\d.,]+k?))"
+    r"(?:(?P<first>[\d.,]+[km]?)(?: tokens?)?(?: of)? (?:context|ctx)|(?:context|ctx) (?:of )?(?P<last>[\d.,]+[km]?))"
 )
 _RATE = re.compile(
     r"(?:(?P<kind>prompt|generation) (?:at )?)?(?P<rate>[\d.]+) ?(?:t/s|tok/s|tokens/s|tokens per second)(?: of)?"
@@ -297,13 +298,15 @@ def _clause(text: str, clause: str) -> tuple[str, float]:
 
 
 def _tokens(text: str) -> float | None:
-    """Parse ``32k``, ``32768`` or ``32,768``; k is 1024, as usual for contexts."""
-    number = text.removesuffix("k").replace(",", "")
-    value = _number(number)
-    if value is None or ("," in text and not re.fullmatch(r"\d{1,3}(,\d{3})+", text)):
+    """Parse ``32k``, ``32768`` or ``32,768``."""
+    if "," in text and not re.fullmatch(r"\d{1,3}(,\d{3})+", text):
         return None
-    value *= 1024 if text.endswith("k") else 1
-    return value if value == int(value) else None
+    try:
+        return float(parse_tokens(text.replace(",", "")))
+    except OverflowError:
+        return math.inf
+    except UsageError:
+        return None
 
 
 def _number(text: str) -> float | None:
