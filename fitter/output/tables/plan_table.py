@@ -14,6 +14,7 @@ from rich.text import Text
 from fitter.llama.types import Array, DeviceInfo, MetadataValue, Row
 from fitter.machine.gpu_catalogue import capability_text
 from fitter.model.files.source import show
+from fitter.output.tables.alternatives import alternative_lines
 from fitter.output.tables.explanation import default_speeds, explain_lines, far_lines
 from fitter.output.tables.narrow import NarrowTable, too_narrow
 from fitter.output.tables.pool_lines import pool_lines
@@ -108,6 +109,7 @@ def plan_table(plan: Plan, *, verbose: bool = False) -> RenderableType:
         lines = [_estimate(plan.estimate), *far_lines(plan.bound)]
         lines += explain_lines(plan.estimate, plan.choices, plan.bound) if verbose else default_speeds(plan.estimate)
         parts.append(Text("\n".join(lines), overflow="fold"))
+    parts += alternative_lines(plan)
     loads = dummy_loads(plan.search.dummy_loads)
     if plan.search.shared_loads:
         loads += f", and {plan.search.shared_loads} of the draft model,"

@@ -201,6 +201,11 @@ class Ask:
         load = replace(_initial_params(self.words, sharing, program, program_facts), lora=self.load.lora)
         return replace(self, sharing=sharing, load=load)
 
+    def with_one_sequence(self, program_facts: Facts) -> Ask:
+        """Return the parameters with one sequence (``-np 1``)."""
+        words = cast(Fitting, {**self.words, "n_seq_max": 1})
+        return replace(self, words=words).with_facts(program_facts)
+
     @classmethod
     def of_a_load(cls, checked: Measuring) -> Ask:
         """Build the parameters of exactly one load. Raises ``UsageError`` as ``of`` does."""
