@@ -22,9 +22,9 @@ from fitter.planning.pricing.objective import objective_seconds
 from fitter.planning.pricing.pricing import price_placement
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.context_limit import EXPENSIVE, limited
-from fitter.planning.request.given import is_priced, smallest_context
+from fitter.planning.request.given import is_priced, is_whole, smallest_context
 from fitter.planning.request.request import Measure, Request
-from fitter.planning.search.expectations import likely_fits_whole
+from fitter.planning.search.expectations import likely_fits_whole, spill_styles
 from fitter.planning.search.levers import Candidate, changes
 from fitter.planning.search.proposals import place_fastest, place_whole
 from fitter.planning.search.search_state import Callbacks, SearchState
@@ -36,11 +36,20 @@ _T = TypeVar("_T")
 SHARE = 0.25
 """Alternatives take at most this share of the search's seconds: a fit stays about as quick as without them."""
 
+SHARE_OF_FAILURE = 0.5
+"""The same where the plan does not fit: there an alternative is the answer, and each needs a dummy load."""
+
 WORTH = 0.1
 """An alternative saves at least this share of the time. For less, nobody gives up the quality of a cache or slots."""
 
+MOST = 3
+"""At most so many alternatives are listed."""
+
 MUCH_LONGER = 1.25
 """A longer context has at least so many times the tokens: a user who has too few needs clearly more."""
+
+LONGER_IN_Q8_0 = 1.75
+"""So many times the context in ``q8_0``: 64 / 34 times the cells have the same bytes, and compute buffers grow too."""
 
 MOST_SLOWER = 2
 """A longer context takes at most so many times as long: at half the speed, other models are the better choice."""
@@ -76,16 +85,15 @@ class Clock:
     def __init__(self, until: float, load_seconds: float) -> None:
         self._until, self._load_seconds = until, load_seconds
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the time is over."""
-        return time.monotonic() >= self._until
+    def has(self, seconds: float) -> bool:
+        """Whether so many seconds are left."""
+        return time.monotonic() + seconds <= self._until
 
     def timed(self, load: Callable[[Params], _T]) -> Callable[[Params], _T]:
         """Wrap a load to raise ``TimeLimitError`` instead, where there is no time for it."""
 
         def ask(params: Params) -> _T:
-            if time.monotonic() + self._load_seconds > self._until:
+            if not self.has(self._load_seconds):
                 raise TimeLimitError("no time is left for alternatives")
             return load(params)
 
@@ -107,44 +115,66 @@ def alternatives(
         return ()
     timed = replace(loads, measure=clock.timed(loads.measure), record=clock.timed(loads.record))
     near = _Near(asked, plan, timed, measure)
-    found = []
+    found: list[Alternative] = []
+    last = 0.0
     for ideas in _ideas(asked, plan, one_slot):
         for idea in ideas:
-            if clock.is_over:
+            started = time.monotonic()
+            # an idea takes about as long as the one before
+            if len(found) == MOST or not clock.has(last):
                 return tuple(found)
             try:
                 alternative = near.attempt(idea)
-            except (LlamaCppError, TimeLimitError):
+            except TimeLimitError:
+                return tuple(found)
+            except LlamaCppError:
                 # not the user's own parameters
                 continue
+            last = time.monotonic() - started
             if alternative is not None:
                 found.append(alternative)
                 break
     return tuple(found)
 
 
-def _ideas(asked: Request, plan: Candidate, one_slot: Params | None) -> Iterator[Iterator[Idea]]:
-    """Yield kinds of ideas, the most useful first. The first idea of a kind that is worth it is the alternative."""
+def _ideas(asked: Request, plan: Candidate, one_slot: Params | None) -> list[list[Idea]]:
+    """List kinds of ideas, the most useful first. The first idea of a kind that is worth it is the alternative."""
     base, trial, is_set = plan.request, plan.trial, "n_ctx" in asked.fixed
     n_ctx = asked.params.n_ctx if is_set and not trial.fits else trial.params.n_ctx
     longer = _longer(asked, n_ctx) if trial.fits and not is_set else []
-    yield iter(longer[:1] if trial.fits else _shorter(asked, plan) if is_set else ())
+    is_on_devices = trial.fits and is_whole(base, *trial.used)
+    kinds = [longer[:1] if trial.fits else list(_shorter(asked, plan)) if is_set else []]
     for change in changes(replace(base, allow=frozenset({"kv-q8_0"}))):
         if replace(base.params, **dict(change.params)) != base.params:
-            yield iter([Idea((("n_ctx", n_ctx), *change.params))])
+            # a smaller cache leaves room for weights, or for more context
+            at = (Idea((("n_ctx", n_ctx),)), *(_with_smaller_cache(asked, n_ctx) if is_on_devices else longer)[:1])
+            kinds.append([replace(idea, params=(*idea.params, *change.params)) for idea in at])
+    if is_on_devices:
+        # all weights stay on devices with a smaller cache, which is found sooner than a way to spill
+        kinds = [*kinds[1:], kinds[0]]
     if one_slot is not None and base.params.n_seq_max > 1:
         fewer = tuple((name, getattr(one_slot, name)) for name in ("n_seq_max", "kv_unified", "n_outputs_max"))
-        yield iter([Idea((("n_ctx", n_ctx // base.n_streams), *fewer))])
-    yield iter(longer[1:])
+        kinds.append([Idea((("n_ctx", n_ctx // base.n_streams), *fewer))])
+    return [*kinds, longer[1:]]
 
 
 def _longer(asked: Request, n_ctx: int) -> list[Idea]:
     """List the next longer context, a power of two or the longest, and then the longest."""
-    step, most = asked.alignment, min(asked.n_ctx_max, EXPENSIVE)
-    next_ = 1 << (n_ctx - 1).bit_length()
-    next_ = min(most, next_ if next_ >= MUCH_LONGER * n_ctx else 2 * next_) // step * step
-    contexts = dict.fromkeys(each for each in (next_, most) if each >= MUCH_LONGER * n_ctx)
-    return [Idea((("n_ctx", each),), is_longer=True) for each in contexts]
+    power = 1 << (n_ctx - 1).bit_length()
+    power = power if power >= MUCH_LONGER * n_ctx else 2 * power
+    return _much_longer(asked, n_ctx, power, asked.n_ctx_max)
+
+
+def _with_smaller_cache(asked: Request, n_ctx: int) -> list[Idea]:
+    """List the context for which a ``q8_0`` cache takes about the bytes of an ``f16`` cache for ``n_ctx``."""
+    step = 4 * asked.alignment
+    return _much_longer(asked, n_ctx, int(LONGER_IN_Q8_0 * n_ctx) // step * step)
+
+
+def _much_longer(asked: Request, n_ctx: int, *contexts: int) -> list[Idea]:
+    most, step = min(asked.n_ctx_max, EXPENSIVE), asked.alignment
+    able = dict.fromkeys(min(each, most) // step * step for each in contexts)
+    return [Idea((("n_ctx", each),), is_longer=True) for each in able if each >= MUCH_LONGER * n_ctx]
 
 
 def _shorter(asked: Request, plan: Candidate) -> Iterator[Idea]:
@@ -168,6 +198,8 @@ class _Near:
         self._asked, self._plan, self._loads, self._measure = asked, plan, loads, measure
         self._devices, self._placement = plan.trial.used
         self._is_new = not plan.trial.fits
+        self._seconds: dict[int, float] = {}
+        """Times of longer contexts without other changes."""
 
     def attempt(self, idea: Idea) -> Alternative | None:
         """Return what ``idea`` brings; ``None`` where that is not worth saying.
@@ -198,6 +230,8 @@ class _Near:
         price = price_placement(request, *trial.used, trial.params, breakdown, layout)
         if price is None or not self._is_worth(self._plan.seconds, objective_seconds(request, price.estimate), idea):
             return None
+        if len(idea.params) == 1:
+            self._seconds[trial.params.n_ctx] = objective_seconds(request, price.estimate)
         speeds = price.prompt_tokens_per_second, price.generation_tokens_per_second
         return Alternative(_words(self._asked, trial.params, idea), trial.params.n_ctx, *speeds, is_measured)
 
@@ -205,6 +239,9 @@ class _Near:
         """Whether an alternative is worth saying to a user whose plan takes ``before``, or does not fit."""
         if self._is_new:
             return True
+        alone = self._seconds.get(dict(idea.params)["n_ctx"])
+        if len(idea.params) > 1 and alone is not None and seconds > alone * (1 - WORTH):
+            return False
         return before is not None and seconds <= before * (MOST_SLOWER if idea.is_longer else 1 - WORTH)
 
     def _state(self, request: Request) -> SearchState:
@@ -232,11 +269,16 @@ class _Near:
         n_ctx = state.request.params.n_ctx
         if not state.devices:
             return state.default
+        is_in_place = n_ctx == self._plan.trial.params.n_ctx and is_whole(state.request, state.devices, self._placement)
+        if is_in_place and not self._is_new:
+            return self._placement
         if likely_fits_whole(state, n_ctx):
             propose = place_fastest if state.chooses_devices else place_whole
             if whole := propose(state.situation(n_ctx, state.room(n_ctx, True))):
                 return whole
         is_spread = state.request.is_expert_model or bool(self._placement.moved)
+        if self._is_new:
+            is_spread = spill_styles(state, n_ctx)[0]
         return state.place_partial(state.situation(n_ctx, state.room(n_ctx, False)), is_spread)
 
     def _measured(self, state: SearchState, placement: Placement) -> Trial | None:
@@ -252,9 +294,13 @@ class _Near:
         return None
 
     def _estimated(self, state: SearchState, placement: Placement) -> Trial | None:
-        """Describe the proposal as the plan's breakdown has it; ``None`` where too little is known of its memory."""
+        """Describe the proposal as the plan's breakdown has it; ``None`` where too little is known of its memory.
+
+        Compute buffers are known only of placements of the plan's kind.
+        """
         request, plan = state.request, self._plan.trial
-        if self._is_new or request.pools or state.keeps_on_host:
+        is_alike = is_whole(request, state.devices, placement) == is_whole(request, state.devices, self._placement)
+        if self._is_new or request.pools or state.keeps_on_host or not is_alike:
             return None
         units = state.units(request.params.n_ctx)
         planned = units_of(self._resized(self._plan.request.params, plan.params), request.n_layer)

@@ -20,7 +20,6 @@ from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.pool_use import pool_uses
 from fitter.planning.pricing.objective import objective_seconds, rank
 from fitter.planning.pricing.pricing import bound_of, host_only_everywhere, host_only_notes, price_placement, reasons_of
-from fitter.planning.pricing.trial import Trial
 from fitter.planning.request import context_limit
 from fitter.planning.request.request import DeviceLimit, Measure, Progress, Request
 from fitter.planning.request.shared import (
@@ -34,7 +33,7 @@ from fitter.planning.request.shared import (
 )
 from fitter.planning.request.shared_margin import within_pools
 from fitter.planning.request.summary import DeviceUse, HostUse, ModelSummary, Search, SharedUse
-from fitter.planning.search.alternatives import SHARE, Clock, alternatives
+from fitter.planning.search.alternatives import SHARE, SHARE_OF_FAILURE, Clock, alternatives
 from fitter.planning.search.levers import Candidate, changed_params, changes, concessions, improve
 from fitter.planning.search.load_calls import DummyLoads as DummyLoads
 from fitter.planning.search.load_calls import LoadCalls as LoadCalls
@@ -44,6 +43,7 @@ from fitter.planning.search.search_order import search
 from fitter.planning.search.search_state import Callbacks
 from fitter.planning.search.tensor_split_search import split_candidate
 from fitter.planning.speed.explain import Choice
+from fitter.text import mib_up
 
 _T = TypeVar("_T")
 
@@ -197,7 +197,7 @@ class _Fit:
             return _add_companions(choice, breakdown, choice.companions.uses(params, breakdown, loads.measure))
 
         self._say("looking for alternatives")
-        until = now + SHARE * effort.seconds
+        until = now + (SHARE if best.trial.fits else SHARE_OF_FAILURE) * effort.seconds
         if self._deadline is not None:
             until = min(until, self._deadline)
         clock = Clock(until, median(self._load_seconds or [0]))
