@@ -17,13 +17,14 @@ from fitter.planning.plan.plan import ModelSummary, Plan
 from fitter.planning.pricing.pricing import price_placement
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.request.shared import remembered
+from fitter.planning.search import best_plan
 from fitter.planning.search.alternatives import MOST, MOST_SLOWER, MUCH_LONGER, WORTH, Clock, alternatives
 from fitter.planning.search.best_plan import DummyLoads, LoadCalls, fit
 from fitter.planning.search.levers import Candidate
 from fitter.planning.search.search_order import search
 from fitter.planning.search.search_state import Callbacks
 from fitter.planning.speed.cache_sizes import cells_of, resized
-from tests.support.synthetic import CARD, MIB, SyntheticLlama, SyntheticModel, limits, priced, request
+from tests.support.synthetic import CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 FAT = SyntheticModel(cache=16384)
 """Its caches are as large as its weights at the trained context."""
@@ -38,7 +39,11 @@ def without_loads() -> Clock:
 
 
 def asked(
-    *mib: int, model: SyntheticModel = FAT, params: Params | None = None, fixed: tuple[str, ...] = (), host: int = 100_000
+    *mib: int,
+    model: SyntheticModel = FAT,
+    params: Params | None = None,
+    fixed: tuple[str, ...] = (),
+    host: int = 100_000,
 ) -> Request:
     return priced(request(model, limits(*mib), host, params=params, fixed=fixed), model, CARD)
 
@@ -85,8 +90,10 @@ LONG = Params(n_ctx=32768)
         pytest.param(asked(5000), [], id="not much more context"),
         pytest.param(asked(1200), ["-c 8192", f"-c 4096 {Q8}", "-c 32768"], id="weights on the host"),
         pytest.param(asked(1500), [f"-c 4096 {Q8}"], id="a longer context takes too long"),
-        pytest.param(asked(1200, host=2200, params=LONG, fixed=("n_ctx",)), ["-c 8192", Q8], id="nothing fits"),
-        pytest.param(asked(1200, host=900), [], id="nothing fits at any context"),
+        pytest.param(asked(1200, host=2200, params=LONG, fixed=("n_ctx",)), ["-c 8192"], id="a shorter context fits"),
+        pytest.param(asked(1200, host=600), [f"-c 4096 {Q8}"], id="a smaller cache fits"),
+        pytest.param(asked(400, host=400), [], id="nothing fits"),
+        pytest.param(asked(1200, host=900), [f"-c 4096 {Q8}"], id="the host has no room for more context"),
         pytest.param(asked(20_000, params=LONG, fixed=("n_ctx",)), [], id="nothing to win"),
     ],
 )  # fmt: skip
@@ -103,12 +110,13 @@ def again(made: Made, alternative: Alternative, one_slot: Params | None = None) 
     return Made(replace(before, params=params, fixed=before.fixed | {"n_ctx", "type_k", "type_v"}))
 
 
-@pytest.mark.parametrize("mib", [800, 1200, 1500, 2200, 4000])
+@pytest.mark.parametrize("mib", [1200, 2200])
 @pytest.mark.parametrize("is_set", [True, False])
 @pytest.mark.parametrize("host", [100_000, 2200])
 def test_a_fit_with_the_words_is_as_said(mib: int, is_set: bool, host: int) -> None:
     made = Made(asked(mib, host=host, params=LONG if is_set else None, fixed=("n_ctx",) if is_set else ()))
-    assert len(found := made.alternatives()) <= MOST
+    found = made.alternatives()
+    assert len(found) <= MOST
     for alternative in found:
         other = again(made, alternative)
         assert alternative.is_measured and other.trial.fits and other.price is not None
@@ -122,7 +130,7 @@ def test_a_fit_with_the_words_is_as_said(mib: int, is_set: bool, host: int) -> N
 
 
 def test_one_slot() -> None:
-    # four caches of their own take the room of three sequences that nobody may need
+    # four caches of 8192 tokens become one
     made = Made(asked(1500, params=replace(FOUR, n_ctx=32768), fixed=("n_ctx", "type_k", "type_v")))
     assert made.words(one_slot=None) == []
     one_slot = Params(n_ctx=32768)
@@ -146,7 +154,7 @@ def test_without_time_for_a_load_there_are_estimates() -> None:
     [
         pytest.param(asked(1200, host=2200, params=LONG, fixed=("n_ctx",)), id="nothing fits"),
         pytest.param(asked(4000, params=LONG, fixed=("n_ctx",)), id="then all weights are on the device"),
-        pytest.param(asked(1200, host=1600), id="the host has no room"),
+        pytest.param(asked(1200, host=600), id="nothing fits at any context"),
     ],
 )  # fmt: skip
 def test_an_estimate_is_no_answer(made: Request) -> None:
@@ -158,7 +166,7 @@ def test_without_time_there_is_none() -> None:
     assert Made(asked(1200)).words(Clock(time.monotonic() - 1, 0)) == []
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     mib=st.lists(st.integers(100, 6000), min_size=1, max_size=3),
     host=st.sampled_from([500, 2000, 100_000]),
@@ -170,7 +178,10 @@ def test_a_plan_is_the_same_with_alternatives(mib: list[int], host: int, n_ctx: 
         calls = LoadCalls(DummyLoads(remembered(llama.measure), llama.record), lambda: len(llama.asked))
         made = asked(*mib, host=host, params=Params(n_ctx=n_ctx), fixed=("n_ctx",) if n_ctx else ())
         summary = ModelSummary("model.gguf", "model", "llama", 0)
-        found = fit(made, summary, calls, lambda progress: None, True, with_alternatives=with_alternatives)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(best_plan, "SHARE", 1000)
+            patch.setattr(best_plan, "SHARE_OF_FAILURE", 1000)
+            found = fit(made, summary, calls, lambda progress: None, True, with_alternatives=with_alternatives)
         return replace(found, search=replace(found.search, seconds=0.0))
 
     devices = limits(*mib)
@@ -211,6 +222,6 @@ def test_a_layout_with_other_parameters() -> None:
         4096 * 64 * 4 * 34 // 64,
         4096 * 64 * 4,
         # two windows and a micro batch become one of each
-        4096 * 64 * 1024 // 1536 * 34 // 64,
+        round(4096 * 64 * 1024 / 1536 * 34 / 64),
         4096 * 32,
     ]
