@@ -62,6 +62,14 @@ def test_plan_on_virtual_devices() -> None:
             id="fits",
         ),
         pytest.param(
+            replace(make_plan(estimate=make_price()), fit_keywords={"objective": "prompt"}),
+            [
+                "or    -c 8192                      about 500 t/s (now 4096: 1,240 t/s)",
+                "or    -ctk q8_0 -ctv q8_0 -np 1    500 t/s (now 1,240 t/s)",
+            ],
+            id="fast prompts",
+        ),
+        pytest.param(
             make_plan(problems=(Problem("host", MIB, "too little"),)),
             [
                 "fits with    -c 8192                      about 31.2 t/s",

@@ -6,6 +6,7 @@ from rich.text import Text
 
 from fitter.output.units import speed
 from fitter.planning.plan.plan import Alternative, Plan
+from fitter.planning.pricing.pricing import Price
 
 
 def alternative_lines(plan: Plan) -> list[Text]:
@@ -20,10 +21,16 @@ def alternative_lines(plan: Plan) -> list[Text]:
 
 
 def _speeds(plan: Plan, alternative: Alternative) -> str:
+    is_prompt = plan.fit_keywords.get("objective") == "prompt"
     about = "" if alternative.is_measured else "about "
-    text = f"{about}{speed(alternative.generation_tokens_per_second)} t/s"
+    text = about + _speed(alternative, is_prompt)
     if plan.estimate is None:
         return text
     n_ctx = plan.params.n_ctx
     at = f" {n_ctx}:" if alternative.n_ctx != n_ctx else ""
-    return f"{text} (now{at} {speed(plan.estimate.generation_tokens_per_second)} t/s)"
+    return f"{text} (now{at} {_speed(plan.estimate, is_prompt)})"
+
+
+def _speed(of: Alternative | Price, is_prompt: bool) -> str:
+    """Write the speed that the plan is to be best at."""
+    return f"{speed(of.prompt_tokens_per_second if is_prompt else of.generation_tokens_per_second)} t/s"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from fitter.errors import LlamaCppError, TimeLimitError
+from fitter.errors import FitterError, LlamaCppError, TimeLimitError
 from fitter.llama.types import Layout, Params
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.placing.layer_sizes import Unit, units_of
@@ -111,11 +111,15 @@ def alternatives(
         one_slot: the parameters with one sequence instead of several; ``None`` if the user set their number.
         clock: the time for all of it.
     """
-    if not is_priced(asked) or plan.layout is None or (plan.trial.fits and plan.seconds is None):
+    # a model that only reads texts needs no long cache, and its tokens have no speed of generation
+    if not is_priced(asked) or asked.params.embeddings or (plan.trial.fits and plan.seconds is None):
         return ()
     timed = replace(loads, measure=clock.timed(loads.measure), record=clock.timed(loads.record))
-    near = _Near(asked, plan, timed, measure)
     found: list[Alternative] = []
+    try:
+        near = _Near(asked, plan, timed, measure)
+    except FitterError:
+        return ()
     last = 0.0
     for ideas in _ideas(asked, plan, one_slot):
         for idea in ideas:
@@ -125,11 +129,12 @@ def alternatives(
                 return tuple(found)
             try:
                 alternative = near.attempt(idea)
-            except TimeLimitError:
-                return tuple(found)
             except LlamaCppError:
                 # not the user's own parameters
                 continue
+            except FitterError:
+                # the time is over, or the worker ended: the plan stands
+                return tuple(found)
             last = time.monotonic() - started
             if alternative is not None:
                 found.append(alternative)
@@ -147,7 +152,8 @@ def _ideas(asked: Request, plan: Candidate, one_slot: Params | None) -> list[lis
     for change in changes(replace(base, allow=frozenset({"kv-q8_0"}))):
         if replace(base.params, **dict(change.params)) != base.params:
             # a smaller cache leaves room for weights, or for more context
-            at = (Idea((("n_ctx", n_ctx),)), *(_with_smaller_cache(asked, n_ctx) if is_on_devices else longer)[:1])
+            more = _with_smaller_cache(asked, n_ctx) if is_on_devices and not is_set else longer
+            at = (Idea((("n_ctx", n_ctx),)), *more[:1])
             kinds.append([replace(idea, params=(*idea.params, *change.params)) for idea in at])
     if is_on_devices:
         # all weights stay on devices with a smaller cache, which is found sooner than a way to spill
@@ -198,6 +204,8 @@ class _Near:
         self._asked, self._plan, self._loads, self._measure = asked, plan, loads, measure
         self._devices, self._placement = plan.trial.used
         self._is_new = not plan.trial.fits
+        params = replace(plan.request.params, n_ctx=smallest_context(plan.request), tensor_buft_overrides=())
+        self._layout = loads.record(params) if plan.layout is None else plan.layout
         self._seconds: dict[int, float] = {}
         """Times of longer contexts without other changes."""
 
@@ -258,8 +266,8 @@ class _Near:
 
     def _resized(self, before: Params, after: Params) -> Layout:
         """Estimate the layout with ``after`` from the search's record with ``before``."""
-        facts, layout = self._plan.request.facts, self._plan.layout
-        assert facts is not None and layout is not None
+        facts, layout = self._plan.request.facts, self._layout
+        assert facts is not None
         attention = pieces_of(facts, units_of(layout, facts.n_layer), layout.n_ctx, before).attention
         windowed = {index for index, each in enumerate(attention) if each and each.window}
         return resized(layout, facts.window, windowed, before, after)
