@@ -115,7 +115,6 @@ def fit(
         known_of_program = facts_of_program(ask.program, llama_cpp, worker.llama_cpp_for(ask.llama_cpp))
         ask = ask.with_facts(known_of_program)
         request = request_of(ask, opened, machine, questions_of(ask, worker, machine), calibrations)
-        has_free_slots = alternatives and not ask.given & {"n_seq_max", "kv_unified_per_slot"}
         server_memory = ServerMemory(ask, worker, opened, drafts, known_of_program)
         plan = planning.fit(
             request,
@@ -127,7 +126,7 @@ def fit(
             limits_beside(ask, opened, machine, request, calibrations),
             deadline,
             alternatives,
-            ask.with_one_sequence(known_of_program).load if has_free_slots else None,
+            ask.with_one_slot(known_of_program) if alternatives else None,
         )
         plan = server_memory.with_server_memory(plan)
         is_free = known_of_program.has_load_mode and "load_mode" not in ask.given

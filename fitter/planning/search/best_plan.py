@@ -342,8 +342,7 @@ class _Fit:
             trial = search(searched, measure, record, on_candidate, choices.append)
         smallest = min(layouts, key=lambda layout: layout.n_ctx, default=None)
         if excess is not None:
-            lacking = replace(trial, missing=((excess.device, excess.missing),))
-            return Candidate(request, lacking, excess=excess, layout=smallest)
+            return Candidate(request, replace(trial, missing=((excess.device, excess.missing),)), excess=excess)
         if is_split:
             return split
         if not trial.fits or request.facts is None:
@@ -370,8 +369,7 @@ class _Fit:
             recorded = record(replace(trial.params, tensor_buft_overrides=()))
             bound = replace(bound, reasons=reasons_of(request, bound, recorded, compute, kept))
         notes = host_only_notes(request, devices, placement, price.breakdown, layout)
-        shown = tuple(choices[-3:])
-        return Candidate(request, trial, price, shown, bound, notes=notes, layout=smallest or layout)
+        return Candidate(request, trial, price, tuple(choices[-3:]), bound, notes=notes, layout=smallest or layout)
 
     def _timed(self, load: Callable[[Params], _T]) -> Callable[[Params], _T]:
         """Wrap a load to note that the time limit has ended it."""
