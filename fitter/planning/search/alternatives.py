@@ -203,7 +203,7 @@ class _Near:
     def __init__(self, asked: Request, plan: Candidate, loads: Callbacks, measure: Measure) -> None:
         self._asked, self._plan, self._loads, self._measure = asked, plan, loads, measure
         self._devices, self._placement = plan.trial.used
-        self._is_new = not plan.trial.fits
+        self._fits = plan.trial.fits
         params = replace(plan.request.params, n_ctx=smallest_context(plan.request), tensor_buft_overrides=())
         self._layout = loads.record(params) if plan.layout is None else plan.layout
         self._seconds: dict[int, float] = {}
@@ -216,7 +216,7 @@ class _Near:
             TimeLimitError: There is no time for a load that the answer needs.
             LlamaCppError: llama.cpp refuses the parameters.
         """
-        request, excess = limited(idea.of(self._plan.request), self._loads.record)
+        request, excess = limited(idea.of(self._plan.request), self._resized)
         if excess is not None:
             return None
         state = self._state(request)
@@ -227,10 +227,10 @@ class _Near:
             trial = self._measured(state, placement)
             is_measured = True
         except TimeLimitError:
-            trial = self._estimated(state, placement)
+            trial = self._estimated(state)
             is_measured = False
         # llama.cpp is only fast with a quantized cache where flash attention is on
-        has_cache = any(name == "type_k" or name == "type_v" for name, _ in idea.params)
+        has_cache = not {"type_k", "type_v"}.isdisjoint(dict(idea.params))
         if trial is None or (has_cache and trial.breakdown.flash_attn is not True):
             return None
         layout, breakdown = state.smallest_layout, self._measure(trial.params) if is_measured else trial.breakdown
@@ -245,7 +245,7 @@ class _Near:
 
     def _is_worth(self, before: float | None, seconds: float, idea: Idea) -> bool:
         """Whether an alternative is worth saying to a user whose plan takes ``before``, or does not fit."""
-        if self._is_new:
+        if not self._fits:
             return True
         alone = self._seconds.get(dict(idea.params)["n_ctx"])
         if len(idea.params) > 1 and alone is not None and seconds > alone * (1 - WORTH):
@@ -254,23 +254,18 @@ class _Near:
 
     def _state(self, request: Request) -> SearchState:
         """Make a state with estimated caches, and with the compute buffers that the plan was measured with."""
-        base = self._plan.request
-
-        def estimated(params: Params) -> Layout:
-            return self._resized(base.params, params)
-
-        state = SearchState(request, self._devices, replace(self._loads, record=estimated))
+        state = SearchState(request, self._devices, replace(self._loads, record=self._resized))
         state.prices()
         state.learn(replace(self._plan.trial, devices=self._devices, placement=self._placement))
         return state
 
-    def _resized(self, before: Params, after: Params) -> Layout:
-        """Estimate the layout with ``after`` from the search's record with ``before``."""
-        facts, layout = self._plan.request.facts, self._layout
+    def _resized(self, params: Params) -> Layout:
+        """Estimate the layout with ``params`` from the search's record."""
+        facts, layout, before = self._plan.request.facts, self._layout, self._plan.request.params
         assert facts is not None
         attention = pieces_of(facts, units_of(layout, facts.n_layer), layout.n_ctx, before).attention
         windowed = {index for index, each in enumerate(attention) if each and each.window}
-        return resized(layout, facts.window, windowed, before, after)
+        return resized(layout, facts.window, windowed, before, params)
 
     def _propose(self, state: SearchState) -> Placement | None:
         """Propose a placement without a dummy load: the whole model on devices, or spilled as in the plan."""
@@ -278,14 +273,14 @@ class _Near:
         if not state.devices:
             return state.default
         is_in_place = n_ctx == self._plan.trial.params.n_ctx and is_whole(state.request, state.devices, self._placement)
-        if is_in_place and not self._is_new:
+        if is_in_place and self._fits:
             return self._placement
         if likely_fits_whole(state, n_ctx):
             propose = place_fastest if state.chooses_devices else place_whole
             if whole := propose(state.situation(n_ctx, state.room(n_ctx, True))):
                 return whole
         is_spread = state.request.is_expert_model or bool(self._placement.moved)
-        if self._is_new:
+        if not self._fits:
             is_spread = spill_styles(state, n_ctx)[0]
         return state.place_partial(state.situation(n_ctx, state.room(n_ctx, False)), is_spread)
 
@@ -301,17 +296,18 @@ class _Near:
             proposal = self._propose(state)
         return None
 
-    def _estimated(self, state: SearchState, placement: Placement) -> Trial | None:
-        """Describe the proposal as the plan's breakdown has it; ``None`` where too little is known of its memory.
+    def _estimated(self, state: SearchState) -> Trial | None:
+        """Describe the latest proposal without a measurement; ``None`` where too little is known of its memory.
 
         Compute buffers are known only of placements of the plan's kind.
         """
-        request, plan = state.request, self._plan.trial
-        is_alike = is_whole(request, state.devices, placement) == is_whole(request, state.devices, self._placement)
-        if self._is_new or request.pools or state.keeps_on_host or not is_alike:
+        request, plan, placement = state.request, self._plan.trial, self._propose(state)
+        if placement is None or not self._fits or request.pools or state.keeps_on_host:
+            return None
+        if is_whole(request, state.devices, placement) != is_whole(request, state.devices, self._placement):
             return None
         units = state.units(request.params.n_ctx)
-        planned = units_of(self._resized(self._plan.request.params, plan.params), request.n_layer)
+        planned = units_of(self._resized(plan.params), request.n_layer)
         more = _on_host(units, placement) - _on_host(planned, self._placement)
         target = None if request.host.paging else request.host.target
         if target is not None and plan.breakdown.host.used + more > target:
