@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fitter.errors import TimeLimitError
 from fitter.llama.types import Layout, LayoutEntry, Params
 from fitter.planning.plan.alternative import Alternative
 from fitter.planning.plan.plan import ModelSummary, Plan
@@ -36,6 +39,23 @@ OPTIONS = {"-c": "n_ctx", "-ctk": "type_k", "-ctv": "type_v", "-np": "n_seq_max"
 def without_loads() -> Clock:
     """A clock with time for everything but a dummy load."""
     return Clock(time.monotonic() + 1e6, 2e6)
+
+
+class SomeLoads(Clock):
+    """A clock with time for so many dummy loads."""
+
+    def __init__(self, loads: int) -> None:
+        super().__init__(math.inf, 0)
+        self._left = loads
+
+    def timed(self, load: Callable[[Params], Any]) -> Callable[[Params], Any]:
+        def ask(params: Params) -> Any:
+            self._left -= 1
+            if self._left < 0:
+                raise TimeLimitError("no time")
+            return load(params)
+
+        return ask
 
 
 def asked(
@@ -163,6 +183,27 @@ def test_without_time_for_a_load_there_are_estimates() -> None:
 def test_an_estimate_is_no_answer(made: Request) -> None:
     assert Made(made).alternatives(), "a measurement would be one"
     assert Made(made).words(without_loads()) == []
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(asked(1200, host=2200, params=LONG, fixed=("n_ctx",)), id="does not fit"),
+        pytest.param(asked(1200), id="fits"),
+    ],
+)  # fmt: skip
+def test_the_time_may_end_at_any_load(made: Request) -> None:
+    every = {" ".join(each.arguments): each for each in Made(made).alternatives()}
+    most = 0
+    for loads in (0, 1, 2, 3, 8):
+        found = Made(made).alternatives(SomeLoads(loads))
+        measured = [each for each in found if each.is_measured]
+        for each in measured:
+            whole = every[" ".join(each.arguments)]
+            assert each.generation_tokens_per_second <= whole.generation_tokens_per_second
+        assert most <= len(measured) <= loads
+        most = len(measured)
+    assert most == len(every)
 
 
 def test_without_time_there_is_none() -> None:

@@ -18,16 +18,16 @@ from fitter.parameters.table import PARAMETERS
 from fitter.planning.placing.layer_sizes import Unit, units_of
 from fitter.planning.placing.placement import Placement, caches_on, weights_on
 from fitter.planning.plan.alternative import Alternative
-from fitter.planning.pricing.objective import objective_seconds
+from fitter.planning.pricing.objective import is_worth_a_load, objective_seconds, rank
 from fitter.planning.pricing.pricing import price_placement
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.context_limit import EXPENSIVE, limited
 from fitter.planning.request.given import is_priced, is_whole, smallest_context
 from fitter.planning.request.request import Measure, Request
-from fitter.planning.search.expectations import likely_fits_whole, spill_styles
+from fitter.planning.search.expectations import likely_fits_whole
 from fitter.planning.search.levers import Candidate, changes
 from fitter.planning.search.proposals import place_fastest, place_whole
-from fitter.planning.search.search_state import Callbacks, SearchState
+from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
 from fitter.planning.speed.cache_sizes import resized
 from fitter.planning.speed.work import pieces_of
 
@@ -280,8 +280,6 @@ class _Near:
             if whole := propose(state.situation(n_ctx, state.room(n_ctx, True))):
                 return whole
         is_spread = state.request.is_expert_model or bool(self._placement.moved)
-        if not self._fits:
-            is_spread = spill_styles(state, n_ctx)[0]
         return state.place_partial(state.situation(n_ctx, state.room(n_ctx, False)), is_spread)
 
     def _measured(self, state: SearchState, placement: Placement) -> Trial | None:
@@ -292,9 +290,20 @@ class _Near:
             seen.add(proposal)
             trial = state.trial(proposal, state.request.params.n_ctx)
             if trial.fits:
-                return trial
+                return trial if self._fits else self._refined(state, trial)
             proposal = self._propose(state)
         return None
+
+    def _refined(self, state: SearchState, trial: Trial) -> Trial:
+        """Use the room of compute buffers that a shorter context makes smaller, if there is time."""
+        proposal = self._propose(state)
+        if proposal is None or trial.seconds is None or not is_worth_a_load(state.seconds(proposal), trial.seconds):
+            return trial
+        try:
+            refined = state.trial(proposal, trial.params.n_ctx)
+        except (FitterError, CutShort):
+            return trial
+        return refined if rank(refined) > rank(trial) else trial
 
     def _estimated(self, state: SearchState) -> Trial | None:
         """Describe the latest proposal without a measurement; ``None`` where too little is known of its memory.
