@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     )
     from fitter.model.shapes.listing import ShapeInfo, shapes
     from fitter.planning.checked.calibration import Calibration, Comparison, DeviceCalibration, Difference
+    from fitter.planning.plan.alternative import Alternative
     from fitter.planning.plan.inspection import Inspection, LayerSize, RoleSize
     from fitter.planning.plan.layer_map import LayerMap, MapCell
     from fitter.planning.plan.verified import (
@@ -103,6 +104,7 @@ _HOMES = {
     "fitter.planning.speed.cost": ("Estimate", "Part", "Workload"),
     "fitter.planning.speed.explain": ("Bound", "Choice", "Reason"),
     "fitter.planning.tables.exploration": ("Exploration", "ExploredAnswer", "ExploredCell"),
+    "fitter.planning.plan.alternative": ("Alternative",),
     "fitter.planning.plan.inspection": ("Inspection", "LayerSize", "RoleSize"),
     "fitter.planning.plan.layer_map": ("LayerMap", "MapCell"),
     "fitter.planning.pricing.pricing": ("Price", "SpeedSource"),
@@ -152,6 +154,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "Alternative",
     "AnswerError",
     "Array",
     "Bound",

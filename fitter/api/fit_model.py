@@ -42,6 +42,7 @@ def fit(
     on_progress: Callable[[Progress], None] | None = None,
     on_log: Callable[[str], None] | None = None,
     worker: Worker | None = None,
+    alternatives: bool = False,
     **parameters: Unpack[Fitting],
 ) -> Plan:
     """Find the parameters that run ``model`` fastest inside every device's memory margin.
@@ -68,6 +69,8 @@ def fit(
         on_progress: Called at each step.
         on_log: Called with every line of llama.cpp's log.
         worker: A worker to use for many fits; it stays open, and takes the devices of each call.
+        alternatives: Whether to look for alternatives to the plan afterwards, such as a longer context or a ``q8_0``
+            cache, for at most a quarter of the search's time. They never change the plan.
         parameters: The keywords below.
 
     Returns:
@@ -85,7 +88,8 @@ def fit(
     started = time.monotonic()
     model = os.fsdecode(model)
     if parameters.get("split_mode") == "auto":
-        return choose_split_mode.either(fit, model, parameters, on_progress=on_progress, on_log=on_log, worker=worker)
+        others = {"on_log": on_log, "worker": worker, "alternatives": alternatives}
+        return choose_split_mode.either(fit, model, parameters, on_progress=on_progress, **others)
     if "program" not in parameters:
         parameters["program"] = programs.chosen("llama-cpp-python")
     ask, is_given = Ask.of(parameters), worker is not None
@@ -121,6 +125,8 @@ def fit(
             choices(ask.sharing, worker, opened, drafts, machine, request, server_memory.reserved(request)),
             limits_beside(ask, opened, machine, request, calibrations),
             deadline,
+            alternatives,
+            ask.with_one_slot(known_of_program) if alternatives else None,
         )
         plan = server_memory.with_server_memory(plan)
         is_free = known_of_program.has_load_mode and "load_mode" not in ask.given

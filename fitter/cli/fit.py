@@ -46,6 +46,7 @@ _PASSING_ON = ("args", "shell")
 @options.json_option
 @options.format_option
 @options.anyway_option
+@options.alternatives_option
 @options.page_option
 @options.verbose_option
 def fit(
@@ -55,6 +56,7 @@ def fit(
     as_json: bool | None,
     output_format: str | None,
     anyway: bool | None,
+    alternatives: bool | None,
     page_file: Path | None,
     verbose: int,
     **given: Any,
@@ -86,7 +88,9 @@ def fit(
 
         report_file.check({"--report": page_file}, model)
     output_format = "json" if as_json else output_format
-    plan = _fit_model(model, output_format or "args", verbose, given)
+    # programs that read JSON ask for more than one plan by themselves
+    is_wanted = output_format != "json" and verbose >= 0 if alternatives is None else alternatives
+    plan = _fit_model(model, output_format or "args", verbose, is_wanted, given)
     if verbose >= 0:
         from fitter.output.tables import plan_table
 
@@ -105,13 +109,13 @@ def fit(
     return EXIT_FITS if plan.fits else EXIT_DOES_NOT_FIT
 
 
-def _fit_model(model: str, output_format: str, verbose: int, given: dict[str, Any]) -> Plan:
+def _fit_model(model: str, output_format: str, verbose: int, alternatives: bool, given: dict[str, Any]) -> Plan:
     from fitter import api, programs
 
     given["program"] = given["program"] or programs.unless_named(_PROGRAMS.get(output_format, "llama-server"))
     options.import_meanwhile("fitter.output.tables.plan_table", is_long=True)
     with answers.asking(verbose) as callbacks:
-        return api.fit(model, **callbacks, **options.given(given))
+        return api.fit(model, alternatives=alternatives, **callbacks, **options.given(given))
 
 
 def _print(plan: Plan, wanted_format: str | None, anyway: bool | None, *, is_quiet: bool) -> None:

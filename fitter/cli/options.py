@@ -501,6 +501,15 @@ anyway_option = _flag(
     "Ollama can be told only in part.",
 )
 
+alternatives_option = _flag(
+    OUTPUT,
+    "alternatives",
+    "--alternatives/--no-alternatives",
+    brief="",
+    help="Say what else could be had, such as a longer context or a q8_0 cache, in a quarter of the search's time. "
+    "[default: without JSON]",
+)
+
 verbose_option = stacked(
     _option(
         OUTPUT,

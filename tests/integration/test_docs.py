@@ -137,6 +137,7 @@ RIGHT = {
     "one bash for all": "```console\n$ a=1; cd ..\n```\n\n```console\n$ echo $a $PWD\n1 ~\n```\n",
     "a status": "```console\n$ (exit 3)\n$ echo $?\n3\n```\n",
     "dummy loads": "```console\n$ echo 14 dummy loads\n13 dummy loads\n```\n",
+    "alternatives": "```console\n$ printf 'a\\nor    -c 8192    1 t/s\\nb\\n'\na\nb\n```\n",
     "seconds": "```console\n$ echo 1.25 s\n0.3 s\n```\n",
     "figures of this machine": "<!-- figures of this machine -->\n```console\n$ echo 12  MiB\n1234 MiB\n```\n",
     "not run": "<!-- not run: no such program -->\n```console\n$ what-is-this\n```\n",

@@ -17,6 +17,7 @@ from fitter.api.compare_builds import OnBuild
 from fitter.cli import main
 from fitter.output.documents.verification_document import VERIFICATION
 from fitter.planning.plan.verified import LaterUse, MemoryUse, ServerUse
+from fitter.planning.search import best_plan
 from fitter.regression import build_report
 from fitter.regression.build_comparison import Compared, Subject
 from tests.support.plans import make_plan
@@ -44,6 +45,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
         {"gpus": "24GiB", "n_ctx": 8192, "program": "llama-server", "host_memory": "8GiB", "spec_type": "ngram-mod"},
     ),
     "memory that is shared": ("qwen3-30b-a3b.gguf", {"gpus": "m4-pro:24GiB"}),
+    "with alternatives": ("qwen3-30b-a3b.gguf", {"gpus": "12GiB", "alternatives": True}),
     "as upstream places": ("qwen3-30b-a3b.gguf", {"gpus": "rocm:gfx1100:16GiB", "strategy": "llama.cpp"}),
 }
 
@@ -67,6 +69,8 @@ def plan(folder: Path) -> Iterator[Callable[[str], fitter.Plan]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        # time for all alternatives
+        patch.setattr(best_plan, "SHARE", 1000)
         yield made
 
 

@@ -103,7 +103,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     plan = make_plan(Params(n_ctx=4096, n_gpu_layers=33))
 
     def answer(model: str, **given: Any) -> api.Plan:
-        made.append((model, {name: value for name, value in given.items() if not name.startswith("on_")}))
+        words = {name: value for name, value in given.items() if not name.startswith("on_") and name != "alternatives"}
+        made.append((model, words))
         return api.Plan(**{field.name: getattr(plan, field.name) for field in fields(plan)})
 
     monkeypatch.setattr(api, "fit", answer)

@@ -27,6 +27,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     def fit(model: str, **given: Any) -> api.Plan:
         assert given.pop("on_progress") is None
         given.pop("on_log")
+        given.pop("alternatives")
         made.append((model, given))
         return api.Plan(**{field.name: getattr(plan, field.name) for field in fields(plan)})
 
@@ -114,6 +115,29 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
 def test_options_reach_the_api(calls: list[tuple[str, dict[str, Any]]], words: str, expected: dict[str, Any]) -> None:
     assert main(["model.gguf", *words.split()]) == 0
     assert calls == [("model.gguf", expected)]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", True),
+        ("--format shell", True),
+        ("--json", False),
+        ("--format json", False),
+        ("--json --alternatives", True),
+        ("--no-alternatives", False),
+    ],
+)
+def test_who_gets_alternatives(monkeypatch: pytest.MonkeyPatch, words: str, expected: bool) -> None:
+    asked: list[bool] = []
+
+    def fit(model: str, *, alternatives: bool, **given: Any) -> api.Plan:
+        asked.append(alternatives)
+        return make_plan(Params(n_ctx=4096, n_gpu_layers=33))
+
+    monkeypatch.setattr(api, "fit", fit)
+    assert main(["model.gguf", *words.split()]) == 0
+    assert asked == [expected]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from fitter.output.documents.device_documents import CATALOGUE, DEVICES, Catalog
 from fitter.output.documents.document import dumps
 from fitter.output.documents.inspection_document import INSPECTION as INSPECTION_DOCUMENT
 from fitter.output.documents.plan_document import to_dict
-from fitter.planning.plan.plan import Problem
+from fitter.planning.plan.plan import Alternative, Problem
 from tests.support.answers import CALIBRATION, INSPECTION
 from tests.support.plans import GIB, MIB, make_plan, make_price
 from tools.docs.of_json import DOCUMENTS, keys, printed
@@ -127,6 +127,7 @@ def test_a_plan_by_the_schema() -> None:
         "llama_cpp": None,
         "search": {"dummy_loads": 5, "shared_loads": 0, "seconds": 1.25, "cut_short": False},
         "problems": [],
+        "alternatives": [],
     }
     document = to_dict(plan)
     assert document == expected
@@ -155,6 +156,19 @@ def test_a_plan_that_does_not_fit_says_where_and_by_how_much() -> None:
     assert document["fits"] is False
     assert document["problems"] == [{"device": "host", "missing": 1244 * MIB, "message": "too little"}]
     assert document["host"]["left"] == -220 * MIB
+
+
+def test_alternatives_of_a_plan() -> None:
+    plan = replace(make_plan(), alternatives=(Alternative(("-c", "8192"), 8192, 1234.56, 12.3456, False),))
+    assert to_dict(plan)["alternatives"] == [
+        {
+            "arguments": ["-c", "8192"],
+            "n_ctx": 8192,
+            "prompt_tokens_per_second": 1235.0,
+            "generation_tokens_per_second": 12.35,
+            "measured": False,
+        }
+    ]
 
 
 def test_devices() -> None:

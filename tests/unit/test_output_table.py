@@ -14,7 +14,7 @@ from fitter.output.tables import plan_table
 from fitter.output.tables.calibration_table import calibration_table
 from fitter.output.tables.pool_lines import pool_lines
 from fitter.output.units import speed
-from fitter.planning.plan.plan import Plan, Problem
+from fitter.planning.plan.plan import Alternative, Plan, Problem
 from fitter.planning.pricing.pricing import SpeedSource
 from fitter.planning.request.request import Progress
 from fitter.planning.request.summary import PoolUse, Setting, SharedUse
@@ -147,6 +147,45 @@ def test_warnings_are_said_and_sources_are_not() -> None:
         "  the time limit ended the search: there may be a better plan",
     ]
     assert all(note in rendered(plan, verbose=True) for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("plan", "lines"),
+    [
+        pytest.param(
+            make_plan(estimate=make_price()),
+            [
+                "or    -c 8192                      about 31.2 t/s (now 4096: 38 t/s)",
+                "or    -ctk q8_0 -ctv q8_0 -np 1    1,230 t/s (now 38 t/s)",
+            ],
+            id="fits",
+        ),
+        pytest.param(
+            replace(make_plan(estimate=make_price()), fit_keywords={"objective": "prompt"}),
+            [
+                "or    -c 8192                      about 500 t/s (now 4096: 1,240 t/s)",
+                "or    -ctk q8_0 -ctv q8_0 -np 1    500 t/s (now 1,240 t/s)",
+            ],
+            id="fast prompts",
+        ),
+        pytest.param(
+            make_plan(problems=(Problem("host", MIB, "too little"),)),
+            [
+                "fits with    -c 8192                      about 31.2 t/s",
+                "fits with    -ctk q8_0 -ctv q8_0 -np 1    1,230 t/s",
+            ],
+            id="does not fit",
+        ),
+    ],
+)
+def test_alternatives(plan: Plan, lines: list[str]) -> None:
+    found = (
+        Alternative(("-c", "8192"), 8192, 500.0, 31.21, False),
+        Alternative(("-ctk", "q8_0", "-ctv", "q8_0", "-np", "1"), 4096, 500.0, 1234.0, True),
+    )
+    text = rendered(replace(plan, alternatives=found)).splitlines()
+    assert [line for line in text if line.startswith(("or ", "fits with "))] == lines
+    assert rendered(plan).splitlines() == [line for line in text if line not in lines]
 
 
 OF_A_SERVER = (

@@ -14,6 +14,7 @@ from fitter.llama.types import Params, TensorBuftOverride, VirtualDevice
 from fitter.machine.gpu import parse_gpus
 from fitter.parameters.table import PARAMETERS, Estimating, Fitting, LoadKeywords, taken_by
 from fitter.planning.request.ask import Ask, Sharing
+from fitter.programs import facts
 from fitter.text import MIB
 
 CARD = parse_gpus(["24GiB"])[0]
@@ -316,3 +317,17 @@ def test_devices_of_what_shares_the_memory(words: dict[str, Any], names: tuple[s
 def test_a_value() -> None:
     assert ask(gpus=["24GiB"], n_ctx=512) == ask(n_ctx=512, gpus=["24GiB"]) != ask(gpus=["24GiB"])
     assert ask(gpus=["24GiB"]).virtual == (VirtualDevice(**vars(CARD)),)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ({}, (1, False, 1)),
+        ({"kv_unified": True}, (1, True, 1)),
+        ({"n_seq_max": 4}, None),
+        ({"kv_unified_per_slot": 4096}, None),
+    ],
+)
+def test_one_slot_instead_of_the_servers(words: dict[str, Any], expected: tuple[int, bool, int] | None) -> None:
+    one = ask(program="llama-server", **words).with_one_slot(facts("llama-server"))
+    assert (one and (one.n_seq_max, one.kv_unified, one.n_outputs_max)) == expected

@@ -454,7 +454,7 @@ def test_what_is_not_set_has_its_default() -> None:
         call("m", n_ctxs=1)
 
 
-OWN = {"model", "worker", "plan"}
+OWN = {"alternatives", "model", "worker", "plan"}
 """Keywords that each call looks at itself."""
 
 

@@ -48,6 +48,7 @@ _PLAIN = {
     "tokens_per_second": "The useful speed of generation: the best one has the most bits per weight that reaches it.",
     "contexts": "Whether to plan other contexts as well, for a curve of what they take.",
     "words": "Words that names, titles or architectures have; one that is a name finds that shape alone.",
+    "alternatives": "Whether to look for alternatives to the plan afterwards, for a quarter of the search's time.",
     "worker": "A worker process that is there already, for many calls in a row; by default each call has its own.",
 }
 """Keywords that are in no table, since no option or file has them."""

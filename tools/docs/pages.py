@@ -113,6 +113,8 @@ _SECONDS = re.compile(r"\d[\d,]*(?:\.\d+)?(?= ?(?:s|ms|seconds|milliseconds)\b)"
 _KEY_SECONDS = re.compile(r"""(seconds(?:["']: |=))\d+(?:\.\d+)?(?:e-?\d+)?""")
 # Whether the load that began early was of use is a matter of time, too.
 _LOADS = re.compile(r"\d+(?= dummy loads?\b)")
+# So is how many alternatives to a plan there was time for.
+_ALTERNATIVES = re.compile(r"^(?:or|fits with) {4}-.*\n?", re.MULTILINE)
 # The last column of a table may have a dash in place of a figure.
 _FIGURE = re.compile(r"-?\d[\d,]*(?:\.\d+)?|(?<= )-$", re.MULTILINE)
 # Of the table of devices; its last column is the processor's name.
@@ -125,7 +127,8 @@ def same(written: str, printed: str, *, is_own: bool) -> bool:
 
 
 def _masked(text: str, is_own: bool) -> str:
-    text = "\n".join(line.rstrip() for line in text.splitlines()).rstrip("\n")
+    text = "\n".join(line.rstrip() for line in text.splitlines())
+    text = _ALTERNATIVES.sub("", text).rstrip("\n")
     text = _LOADS.sub("#", _KEY_SECONDS.sub(r"\1#", _SECONDS.sub("#", text)))
     if is_own:
         # Columns are as wide as their figures.

@@ -9,7 +9,7 @@ from fitter.llama.types import LlamaCpp, Params, Row
 from fitter.output.arguments import arguments
 from fitter.output.documents.document import Key, document, four_digits, rounded
 from fitter.parameters.table import of_a_load
-from fitter.planning.plan.plan import Plan, resolved
+from fitter.planning.plan.plan import Alternative, Plan, resolved
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.summary import (
     DeviceUse,
@@ -42,6 +42,8 @@ _POOL = document(
     Key("setting", of=document(Setting, "command", "bytes", "message")),
 )
 _ROW = document(Row, "buffer_type", "device", "is_host", *BYTES, "reserved")
+_SPEEDS = (rounded("prompt_tokens_per_second"), rounded("generation_tokens_per_second"))
+_ALTERNATIVE = document(Alternative, "arguments", "n_ctx", *_SPEEDS, Key("measured", "is_measured"))
 _CHOICE = document(Choice, "subject", "chosen", rounded("seconds"), "runner_up", rounded("runner_up_seconds"))
 _BOUND = document(
     Bound,
@@ -93,7 +95,7 @@ PLAN = document(
     Key("memory", "breakdown.rows", _ROW, about="What llama.cpp measured for each buffer type."),
     Key(
         "estimate",
-        of=document(Price, rounded("prompt_tokens_per_second"), rounded("generation_tokens_per_second")),
+        of=document(Price, *_SPEEDS),
         about="Estimated tokens per second; null where the plan does not fit.",
     ),
     Key(
@@ -121,6 +123,7 @@ PLAN = document(
         ),
     ),
     Key("problems", of=PROBLEM),
+    Key("alternatives", of=_ALTERNATIVE),
     title="A plan of llama-fitter",
 )
 

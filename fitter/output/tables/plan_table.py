@@ -13,6 +13,7 @@ from rich.text import Text
 
 from fitter.llama.types import Array, DeviceInfo, MetadataValue, Row
 from fitter.machine.gpu_catalogue import capability_text
+from fitter.output.tables.alternatives import alternative_lines
 from fitter.output.tables.explanation import explain_lines, far_lines
 from fitter.output.tables.narrow import Indented, table_of, too_narrow
 from fitter.output.tables.plan_facts import cut_short, facts, given_up, layers, reduced, shared_places, warnings
@@ -87,7 +88,7 @@ def plan_table(plan: Plan, *, verbose: bool = False) -> RenderableType:
     if verbose:
         parts += _details(plan)
     else:
-        parts += [_facts_table(plan), *_folded(warnings(plan))]
+        parts += [_facts_table(plan), *alternative_lines(plan), *_folded(warnings(plan))]
     return Group(_title(plan), Indented(Group(*parts)))
 
 
@@ -128,6 +129,7 @@ def _details(plan: Plan) -> Iterator[RenderableType]:
     if plan.estimate is not None:
         lines = [_estimate(plan.estimate), *far_lines(plan.bound)]
         yield from _folded([*lines, *explain_lines(plan.estimate, plan.choices, plan.bound)])
+    yield from alternative_lines(plan)
     loads = dummy_loads(plan.search.dummy_loads)
     if plan.search.shared_loads:
         loads += f", and {plan.search.shared_loads} of the draft model,"

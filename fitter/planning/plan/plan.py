@@ -14,6 +14,7 @@ from fitter.errors import PlanError
 from fitter.llama.types import Breakdown, LlamaCpp, Params
 from fitter.model import location
 from fitter.parameters.table import DEFAULTS, AnyPath
+from fitter.planning.plan.alternative import Alternative
 from fitter.planning.plan.result_methods import methods_of
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.summary import (
@@ -107,6 +108,8 @@ class Plan:
     """
     pools: tuple[PoolUse, ...] = ()
     """Memory that devices and the host share, and the plan's use of it; empty if each has its own."""
+    alternatives: tuple[Alternative, ...] = ()
+    """Other plans that the user could ask for, each with the words to add; empty unless ``fit`` looked for them."""
     fit_keywords: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """The keywords of ``fit``, to fit again."""
     files: tuple[FileStamp, ...] = field(default=(), compare=False, repr=False)
@@ -298,6 +301,7 @@ def resolved(plan: Plan) -> Params:
 
 
 __all__ = [
+    "Alternative",
     "DeviceUse",
     "FileStamp",
     "HostUse",

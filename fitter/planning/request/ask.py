@@ -202,6 +202,13 @@ class Ask:
         load = replace(_initial_params(self.words, sharing, program, program_facts), lora=self.load.lora)
         return replace(self, sharing=sharing, load=load)
 
+    def with_one_slot(self, program_facts: Facts) -> Params | None:
+        """Return the parameters with one sequence (``-np 1``); ``None`` where their number is the user's."""
+        if self.given & {"n_seq_max", "kv_unified_per_slot"}:
+            return None
+        words = cast(Fitting, {**self.words, "n_seq_max": 1})
+        return replace(self, words=words).with_facts(program_facts).load
+
     @classmethod
     def of_a_load(cls, checked: Measuring) -> Ask:
         """Build the parameters of exactly one load. Raises ``UsageError`` as ``of`` does."""

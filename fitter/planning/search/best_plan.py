@@ -7,41 +7,43 @@ whichever file loads fastest.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from statistics import median
 from typing import TypeVar
 
 from fitter.errors import LlamaCppError, TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params, Row
+from fitter.planning.plan.alternative import Alternative
 from fitter.planning.plan.plan import Plan
-from fitter.planning.plan.pool_use import pool_problem, pool_uses
+from fitter.planning.plan.pool_use import pool_uses
 from fitter.planning.pricing.objective import objective_seconds, rank
 from fitter.planning.pricing.pricing import bound_of, host_only_everywhere, host_only_notes, price_placement, reasons_of
-from fitter.planning.pricing.trial import Trial
 from fitter.planning.request import context_limit
-from fitter.planning.request.context_limit import Excess
 from fitter.planning.request.request import DeviceLimit, Measure, Progress, Request
 from fitter.planning.request.shared import (
     Companions,
     beyond,
     draft_seconds,
     lacking,
-    later_of,
     lowered,
     remembered,
     taken,
 )
 from fitter.planning.request.shared_margin import within_pools
-from fitter.planning.request.summary import DeviceUse, HostUse, ModelSummary, PoolUse, Problem, Search, SharedUse
+from fitter.planning.request.summary import DeviceUse, HostUse, ModelSummary, Search, SharedUse
+from fitter.planning.search.alternatives import SHARE, SHARE_OF_FAILURE, Clock, alternatives
 from fitter.planning.search.levers import Candidate, changed_params, changes, concessions, improve
 from fitter.planning.search.load_calls import DummyLoads as DummyLoads
 from fitter.planning.search.load_calls import LoadCalls as LoadCalls
 from fitter.planning.search.load_reserve import reserve_for, with_reserve
+from fitter.planning.search.problems import problems_of
 from fitter.planning.search.search_order import search
+from fitter.planning.search.search_state import Callbacks
 from fitter.planning.search.tensor_split_search import split_candidate
 from fitter.planning.speed.explain import Choice
-from fitter.text import mib, mib_up
+from fitter.text import mib_up
 
 _T = TypeVar("_T")
 
@@ -58,6 +60,8 @@ def fit(
     companions: Sequence[Companions] = (),
     others: Sequence[DeviceLimit] = (),
     deadline: float | None = None,
+    with_alternatives: bool = False,
+    one_slot: Params | None = None,
 ) -> Plan:
     """Find the best plan for ``request`` and measure it on the user's own file.
 
@@ -65,6 +69,8 @@ def fit(
         companions: models and programs that share the memory. Of several choices the plan has the best one.
         others: devices for companions alone.
         deadline: end of the search, on the monotonic clock. The best plan so far is then confirmed.
+        with_alternatives: whether to look for alternatives afterwards, for a quarter of the search's time.
+        one_slot: the parameters with one sequence, as an alternative; ``None`` if their number is the user's.
 
     Raises:
         TimeLimitError: no plan that fits was found before ``deadline``.
@@ -74,6 +80,8 @@ def fit(
     running = _Fit(request, llama, on_progress, companions, others, deadline)
     best, choice, breakdown, uses = running.run()
     trial, loads = best.trial, llama.dummy_loads()
+    effort = Search(loads, time.monotonic() - started, llama.shared_loads(), running.is_cut_short)
+    alternative_plans = running.alternatives(best, choice, effort, one_slot) if with_alternatives else ()
     on_progress(Progress(loads, "done"))
     occupied = tuple(device for device in others if taken(uses, device.name))
     devices = tuple(
@@ -89,8 +97,8 @@ def fit(
         breakdown=breakdown,
         devices=devices,
         host=host,
-        search=Search(loads, time.monotonic() - started, llama.shared_loads(), running.is_cut_short),
-        problems=_problems(best.request, trial, devices, host, best.excess, running.reserve, uses, pools),
+        search=effort,
+        problems=problems_of(best.request, trial, devices, host, best.excess, running.reserve, uses, pools),
         n_layer=request.n_layer,
         virtual=virtual,
         estimate=best.price,
@@ -100,6 +108,7 @@ def fit(
         shared=uses,
         pools=pools,
         notes=(*request.notes, *best.notes),
+        alternatives=alternative_plans,
     )
 
 
@@ -151,6 +160,8 @@ class _Fit:
         self._confirmed: dict[Params, Breakdown] = {}
         self._user_file = DummyLoads(self._measure, cache(llama.user_file.record))
         self.reserve: dict[str, int] = {}
+        self._loads = self._user_file
+        self._load_seconds: list[float] = []
         skeleton = llama.skeleton
         # a repeated search makes many of the same loads
         self._skeleton = None if skeleton is None else DummyLoads(remembered(skeleton.measure), cache(skeleton.record))
@@ -175,6 +186,23 @@ class _Fit:
             result = self._best_confirmed()
         return result
 
+    def alternatives(
+        self, best: Candidate, choice: _SharedChoice, effort: Search, one_slot: Params | None
+    ) -> tuple[Alternative, ...]:
+        """Find alternatives to the result of a search, on the file that it loaded."""
+        loads, now = self._loads, time.monotonic()
+
+        def measure(params: Params) -> Breakdown:
+            breakdown = loads.measure(params)
+            return _add_companions(choice, breakdown, choice.companions.uses(params, breakdown, loads.measure))
+
+        self._say("looking for alternatives")
+        until = now + (SHARE if best.trial.fits else SHARE_OF_FAILURE) * effort.seconds
+        if self._deadline is not None:
+            until = min(until, self._deadline)
+        clock = Clock(until, median(self._load_seconds or [0]))
+        return alternatives(choice.request, best, Callbacks(measure, loads.record), loads.measure, one_slot, clock)
+
     def _reserve_for(self, result: _Result) -> dict[str, int]:
         """Compute the bytes that must stay free for a real load of the result."""
         candidate, choice, breakdown, uses = result
@@ -197,6 +225,7 @@ class _Fit:
         return self._confirmed_best(self._user_file, lambda params: None, self._measure)
 
     def _confirmed_best(self, loads: DummyLoads, on_candidate: OnCandidate, confirm: Measure) -> _Result:
+        self._loads = loads
         candidate, choice = self._best_of(loads, on_candidate)
         params = candidate.trial.params
         breakdown = confirm(params)
@@ -311,12 +340,13 @@ class _Fit:
             trial = split.trial
         else:
             trial = search(searched, measure, record, on_candidate, choices.append)
+        smallest = min(layouts, key=lambda layout: layout.n_ctx, default=None)
         if excess is not None:
             return Candidate(request, replace(trial, missing=((excess.device, excess.missing),)), excess=excess)
         if is_split:
             return split
         if not trial.fits or request.facts is None:
-            return Candidate(request, trial)
+            return Candidate(request, trial, layout=smallest)
         on_candidate(trial.params)
         if on_candidate == self._suggest and not changes(request):
             self._suggest(trial.params, is_decided=True)
@@ -332,25 +362,27 @@ class _Fit:
             return Candidate(request, trial)
         bound = None
         if not changes(request):
-            smallest = min(layouts or [layout], key=lambda layout: layout.n_ctx)
             kept = host_only_everywhere(request, devices, placement, price.breakdown, layout)
-            bound = bound_of(request, smallest, objective_seconds(request, price.estimate), None, kept)
+            bound = bound_of(request, smallest or layout, objective_seconds(request, price.estimate), None, kept)
         if bound is not None and bound.is_far:
             compute = latest | {device.name: price.breakdown.on(device.name).compute for device in devices}
             recorded = record(replace(trial.params, tensor_buft_overrides=()))
             bound = replace(bound, reasons=reasons_of(request, bound, recorded, compute, kept))
         notes = host_only_notes(request, devices, placement, price.breakdown, layout)
-        return Candidate(request, trial, price, tuple(choices[-3:]), bound, notes=notes)
+        return Candidate(request, trial, price, tuple(choices[-3:]), bound, notes=notes, layout=smallest or layout)
 
     def _timed(self, load: Callable[[Params], _T]) -> Callable[[Params], _T]:
         """Wrap a load to note that the time limit has ended it."""
 
         def ask(params: Params) -> _T:
+            started = time.monotonic()
             try:
                 return load(params)
             except TimeLimitError:
                 self.is_cut_short = True
                 raise
+            finally:
+                self._load_seconds.append(time.monotonic() - started)
 
         return ask
 
@@ -410,72 +442,3 @@ def _attempt(params: Params, request: Request) -> str:
 def _device_use(device: DeviceLimit, row: Row, shared: int) -> DeviceUse:
     limits = device.name, device.description, device.total, device.free, device.margin
     return DeviceUse(*limits, row.model, row.context, row.compute, shared)
-
-
-_PROGRAM_LIMITS = {"cache_ram": "-cram", "ctx_checkpoints": "-ctxcp"}
-"""Parameters that limit the memory of a running program, and their options."""
-
-
-def _problems(
-    request: Request,
-    trial: Trial,
-    devices: Sequence[DeviceUse],
-    host: HostUse,
-    excess: Excess | None,
-    reserve: Mapping[str, int],
-    uses: Sequence[SharedUse] = (),
-    pools: Sequence[PoolUse] = (),
-) -> tuple[Problem, ...]:
-    problems = []
-    if excess is not None:
-        return (Problem(excess.device, excess.missing, excess.message),)
-    lacking_pools = {pool.name: pool for pool in pools if pool.name in dict(trial.missing)}
-    for name, missing in trial.missing:
-        if name in lacking_pools:
-            problems.append(pool_problem(request, lacking_pools[name], missing, trial.params, uses))
-            continue
-        if any(name in pool.members and _is_limited_by(pool, name, devices, host) for pool in lacking_pools.values()):
-            # the pool's problem says it
-            continue
-        if name == "host":
-            remedy = "free host memory or put more of the model on devices"
-            if "n_ctx" in request.fixed and trial.params.n_ctx > request.n_ctx_min:
-                remedy = "use a smaller -c, " + remedy
-            if limits := [option for name, option in _PROGRAM_LIMITS.items() if dict(request.params.more).get(name)]:
-                remedy = f"use a smaller {' or '.join(limits)}, " + remedy
-            if not request.host.paging:
-                remedy += ", or let weights be read from disk again and again with --allow paging"
-            used, shared, free, margin = host.used, host.shared, host.free or 0, host.margin
-            where = "the host"
-        else:
-            device = next(device for device in devices if device.name == name)
-            used, shared, free, margin = device.used, device.shared, device.free, device.margin
-            where = name
-            freed = [
-                f"leave {flag} out"
-                for flag, field in (("-ngl", "n_gpu_layers"), ("-ts", "tensor_split"), ("-c", "n_ctx"))
-                if field in request.fixed
-            ]
-            if request.params.tensor_buft_overrides:
-                freed.append("put fewer tensors there with -ot")
-            remedy = " or ".join([*freed, "use a smaller margin with --fit-target"])
-        on_host = later_of(uses) if name == "host" else 0
-        parts = ((shared - on_host, "beside the model"), (on_host, "for what the program keeps later"))
-        named = " and ".join(f"{mib_up(size)} MiB of them {what}" for size, what in parts if size)
-        needed = f"{mib_up(used)} MiB are needed" + (f" ({named})" if named else "")
-        extra = f"a margin of {mib(margin)} MiB"
-        if reserve.get(name, 0) > margin:
-            extra = f"up to {mib_up(reserve[name])} MiB more in use"
-        problems.append(
-            Problem(
-                name,
-                missing,
-                f"{where} lacks {mib_up(missing)} MiB: {needed} plus {extra}, but {mib(free)} MiB are free; {remedy}",
-            )
-        )
-    return tuple(problems)
-
-
-def _is_limited_by(pool: PoolUse, name: str, devices: Sequence[DeviceUse], host: HostUse) -> bool:
-    """Whether a device or the host lacks memory only because its pool does."""
-    return next((device.fits for device in devices if device.name == name), host.free == pool.free or host.fits)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fitter.llama.types import Params
+from fitter.llama.types import Layout, Params
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.pricing.objective import does_as_well, justifies_concession, objective_seconds
 from fitter.planning.pricing.pricing import Price
@@ -43,6 +43,7 @@ class Candidate:
     Attributes:
         excess: why the request's context is too large. The trial then has the largest possible one.
         notes: notes for the plan.
+        layout: the sizes that were recorded with the request's parameters, at the smallest context.
     """
 
     request: Request
@@ -52,6 +53,7 @@ class Candidate:
     bound: Bound | None = None
     excess: Excess | None = None
     notes: tuple[str, ...] = ()
+    layout: Layout | None = None
 
     @property
     def seconds(self) -> float | None:

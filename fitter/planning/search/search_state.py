@@ -245,7 +245,7 @@ class SearchState:
         params = self.params_of(placement, n_ctx)
         if params not in self._trials:
             trial = self._trials[params] = self._measure_trial(placement, params)
-            self._learn(trial)
+            self.learn(trial)
             if trial.fits and (self._best is None or rank(trial) > rank(self._best)):
                 self._best = trial
                 self.callbacks.on_candidate(params)
@@ -260,7 +260,8 @@ class SearchState:
         seconds = self.seconds(placement, breakdown) if self.can_price else None
         return Trial(placement, self.devices, params, breakdown, missing, seconds, expected)
 
-    def _learn(self, trial: Trial) -> None:
+    def learn(self, trial: Trial) -> None:
+        """Learn the compute buffers of a trial, and remember it where it lacks the fewest bytes."""
         placement, n_ctx = trial.placement, trial.params.n_ctx
         is_off = trial.params.flash_attn == "auto" and trial.breakdown.flash_attn is False
         self.has_lost_flash |= is_off and not trial.fits

@@ -17,6 +17,7 @@ from fitter.model.tensors import Role, is_expert, layer_of, role_of, stays_on_ho
 from fitter.parameters.table import MAPPED, PARAMETERS
 from fitter.planning.placing.layer_sizes import HOST, Unit
 from fitter.planning.placing.placement import Placement, llama_placement
+from fitter.planning.speed.cache_sizes import CACHE_BYTES, cells_of
 from fitter.planning.speed.cost import Attention, Layer, Weights, Work
 from fitter.storage.data_files import read_data
 
@@ -24,19 +25,6 @@ _FLOATS = ("f32", "f16", "bf16")
 
 LOOKED_UP = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"})
 """Types whose weights are entries of a codebook: a processor looks them up in small groups, one after another."""
-
-# bytes of an element of a KV cache: ggml's block size over its length
-_CACHE_BYTES = {
-    "f32": 4,
-    "f16": 2,
-    "bf16": 2,
-    "q8_0": 34 / 32,
-    "q4_0": 18 / 32,
-    "q4_1": 20 / 32,
-    "iq4_nl": 18 / 32,
-    "q5_0": 22 / 32,
-    "q5_1": 24 / 32,
-}
 
 
 class WeightFacts(NamedTuple):
@@ -437,17 +425,12 @@ def _attention(layer: LayerFacts, window: int, cache: int, n_ctx: int, params: P
     if cache <= 0 or n_ctx <= 0:
         return None
     width = layer.n_head_kv * (layer.key_length + layer.value_length)
-    streams = 1 if params.kv_unified else params.n_seq_max
-    per_stream = _padded(-(-n_ctx // streams))
-    # llama_kv_cache_iswa: a sliding window's layers have cells for it and for one micro batch
-    wanted = window * (params.n_seq_max if params.kv_unified else 1) + params.n_ubatch
-    cells = per_stream * streams
-    short = cells if params.swa_full else _padded(min(per_stream, wanted)) * streams
+    cells, short = cells_of(n_ctx, params), cells_of(n_ctx, params, window)
     is_windowed = bool(layer.is_windowed)
     if window and layer.is_windowed is None and short < cells:
         elements = layer.n_head_kv * (
-            layer.key_length * _CACHE_BYTES.get(params.type_k, 2)
-            + layer.value_length * _CACHE_BYTES.get(params.type_v, 2)
+            layer.key_length * CACHE_BYTES.get(params.type_k, 2)
+            + layer.value_length * CACHE_BYTES.get(params.type_v, 2)
         )
         is_windowed = abs(cache / short - elements) < abs(cache / cells - elements)
     kv_bytes = cache / (short if is_windowed else cells)
@@ -462,11 +445,6 @@ def _attention(layer: LayerFacts, window: int, cache: int, n_ctx: int, params: P
         params.type_k not in _FLOATS or params.type_v not in _FLOATS,
         flash,
     )
-
-
-def _padded(cells: int) -> int:
-    """Round the cells of a KV cache up, as llama.cpp does."""
-    return -(-cells // 256) * 256
 
 
 def work_of(pieces: Pieces, placement: Placement, n_splits: tuple[int, int] | None = None) -> Work:

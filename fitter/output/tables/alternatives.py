@@ -1,0 +1,36 @@
+"""Alternatives to a plan, a line each."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from fitter.output.units import speed
+from fitter.planning.plan.plan import Alternative, Plan
+from fitter.planning.pricing.pricing import Price
+
+
+def alternative_lines(plan: Plan) -> list[Text]:
+    """Draw for each alternative the words to add, and the tokens per second with them and now."""
+    words = [" ".join(each.arguments) for each in plan.alternatives]
+    width = max(map(len, words), default=0)
+    verdict = "or" if plan.fits else "fits with"
+    return [
+        Text(f"{verdict}    {text:{width}}    {_speeds(plan, each)}", overflow="fold")
+        for text, each in zip(words, plan.alternatives, strict=True)
+    ]
+
+
+def _speeds(plan: Plan, alternative: Alternative) -> str:
+    is_prompt = plan.fit_keywords.get("objective") == "prompt"
+    about = "" if alternative.is_measured else "about "
+    text = about + _speed(alternative, is_prompt)
+    if plan.estimate is None:
+        return text
+    n_ctx = plan.params.n_ctx
+    at = f" {n_ctx}:" if alternative.n_ctx != n_ctx else ""
+    return f"{text} (now{at} {_speed(plan.estimate, is_prompt)})"
+
+
+def _speed(of: Alternative | Price, is_prompt: bool) -> str:
+    """Write the speed that the plan is to be best at."""
+    return f"{speed(of.prompt_tokens_per_second if is_prompt else of.generation_tokens_per_second)} t/s"

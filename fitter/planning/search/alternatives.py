@@ -1,0 +1,340 @@
+"""Alternatives to a plan: other parameters that the user could ask for, in a part of the search's time. Bytes.
+
+The plan stands before they are looked for, and they never change it. Parameters that the user set stay, except a
+context that does not fit. A proposal near the plan's placement says what each could bring; a dummy load then accepts
+it, if there is time. Without the time it stays an estimate, and where the plan does not fit it is left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from fitter.errors import FitterError, LlamaCppError, TimeLimitError
+from fitter.llama.types import Layout, Params
+from fitter.parameters.table import PARAMETERS
+from fitter.planning.placing.layer_sizes import Unit, units_of
+from fitter.planning.placing.placement import Placement, caches_on, weights_on
+from fitter.planning.plan.alternative import Alternative
+from fitter.planning.pricing.objective import is_worth_a_load, objective_seconds, rank
+from fitter.planning.pricing.pricing import price_placement
+from fitter.planning.pricing.trial import Trial
+from fitter.planning.request.context_limit import EXPENSIVE, limited
+from fitter.planning.request.given import is_priced, is_whole, smallest_context
+from fitter.planning.request.request import Measure, Request
+from fitter.planning.search.expectations import likely_fits_host
+from fitter.planning.search.levers import Candidate, changes
+from fitter.planning.search.proposals import place_fastest, place_whole
+from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
+from fitter.planning.speed.cache_sizes import resized
+from fitter.planning.speed.work import pieces_of
+
+_T = TypeVar("_T")
+
+SHARE = 0.25
+"""Alternatives take at most this share of the search's seconds: a fit stays about as quick as without them."""
+
+SHARE_OF_FAILURE = 0.5
+"""The same where the plan does not fit: there an alternative is the answer, and each needs a dummy load."""
+
+WORTH = 0.1
+"""An alternative saves at least this share of the time. For less, nobody gives up the quality of a cache or slots."""
+
+MOST = 3
+"""At most so many alternatives are listed."""
+
+MUCH_LONGER = 1.25
+"""A longer context has at least so many times the tokens: a user who has too few needs clearly more."""
+
+LONGER_IN_Q8_0 = 1.75
+"""So many times the context in ``q8_0``: 64 / 34 times the cells have the same bytes, and compute buffers grow too."""
+
+MOST_SLOWER = 2
+"""A longer context takes at most so many times as long: at half the speed, other models are the better choice."""
+
+_MAX_CORRECTIONS = 3
+"""At most so many times a proposal that does not fit is corrected."""
+
+_WORDS = ("n_ctx", "type_k", "type_v", "n_seq_max")
+"""Parameters that an alternative may name, in the order of its words."""
+
+
+@dataclass(frozen=True)
+class Idea:
+    """Changed fields of ``Params``, and whether they are for more context instead of less time."""
+
+    params: tuple[tuple[str, Any], ...]
+    is_longer: bool = False
+
+    def of(self, request: Request) -> Request:
+        """Return ``request`` with the changes, and without further concessions."""
+        changed = replace(request.params, **dict(self.params))
+        return replace(request, params=changed, fixed=request.fixed | {"n_ctx"}, allow=frozenset())
+
+
+class Clock:
+    """The time for alternatives: no load begins that would likely end too late.
+
+    Args:
+        until: the end, on the monotonic clock.
+        load_seconds: how long a dummy load is likely to last.
+    """
+
+    def __init__(self, until: float, load_seconds: float) -> None:
+        self._until, self._load_seconds = until, load_seconds
+
+    def has(self, seconds: float) -> bool:
+        """Whether so many seconds are left."""
+        return time.monotonic() + seconds <= self._until
+
+    def timed(self, load: Callable[[Params], _T]) -> Callable[[Params], _T]:
+        """Wrap a load to raise ``TimeLimitError`` instead, where there is no time for it."""
+
+        def ask(params: Params) -> _T:
+            if not self.has(self._load_seconds):
+                raise TimeLimitError("no time is left for alternatives")
+            return load(params)
+
+        return ask
+
+
+def alternatives(
+    asked: Request, plan: Candidate, loads: Callbacks, measure: Measure, one_slot: Params | None, clock: Clock
+) -> tuple[Alternative, ...]:
+    """Find alternatives to ``plan``, the answer to ``asked``; at most one of each kind.
+
+    Args:
+        loads: make dummy loads, with the memory of everything that shares the devices.
+        measure: makes a dummy load of the model alone.
+        one_slot: the parameters with one sequence instead of several; ``None`` if the user set their number.
+        clock: the time for all of it.
+    """
+    # a model that only reads texts needs no long cache, and its tokens have no speed of generation
+    if not is_priced(asked) or asked.params.embeddings or (plan.trial.fits and plan.seconds is None):
+        return ()
+    timed = replace(loads, measure=clock.timed(loads.measure), record=clock.timed(loads.record))
+    found: list[Alternative] = []
+    try:
+        near = _Near(asked, plan, timed, measure)
+    except FitterError:
+        return ()
+    last = 0.0
+    for ideas in _ideas(asked, plan, one_slot):
+        for idea in ideas:
+            started = time.monotonic()
+            # an idea takes about as long as the one before
+            if len(found) == MOST or not clock.has(last):
+                return tuple(found)
+            try:
+                alternative = near.attempt(idea)
+            except LlamaCppError:
+                # not the user's own parameters
+                continue
+            except FitterError:
+                # the time is over, or the worker ended: the plan stands
+                return tuple(found)
+            last = time.monotonic() - started
+            if alternative is not None:
+                found.append(alternative)
+                break
+    return tuple(found)
+
+
+def _ideas(asked: Request, plan: Candidate, one_slot: Params | None) -> list[list[Idea]]:
+    """List kinds of ideas, the most useful first. The first idea of a kind that is worth it is the alternative."""
+    base, trial, is_set = plan.request, plan.trial, "n_ctx" in asked.fixed
+    n_ctx = asked.params.n_ctx if is_set and not trial.fits else trial.params.n_ctx
+    longer = _longer(asked, n_ctx) if trial.fits and not is_set else []
+    is_on_devices = trial.fits and is_whole(base, *trial.used)
+    kinds = [longer[:1] if trial.fits else list(_shorter(asked, plan)) if is_set else []]
+    for change in changes(replace(base, allow=frozenset({"kv-q8_0"}))):
+        if replace(base.params, **dict(change.params)) != base.params:
+            # a smaller cache leaves room for weights, or for more context
+            more = _with_smaller_cache(asked, n_ctx) if is_on_devices and not is_set else longer
+            at = (Idea((("n_ctx", n_ctx),)), *more[:1])
+            kinds.append([replace(idea, params=(*idea.params, *change.params)) for idea in at])
+    if is_on_devices:
+        # all weights stay on devices with a smaller cache, which is found sooner than a way to spill
+        kinds = [*kinds[1:], kinds[0]]
+    if one_slot is not None and base.params.n_seq_max > 1:
+        fewer = tuple((name, getattr(one_slot, name)) for name in ("n_seq_max", "kv_unified", "n_outputs_max"))
+        kinds.append([Idea((("n_ctx", n_ctx // base.n_streams), *fewer))])
+    return [*kinds, longer[1:]]
+
+
+def _longer(asked: Request, n_ctx: int) -> list[Idea]:
+    """List the next longer context, a power of two or the longest, and then the longest."""
+    power = 1 << (n_ctx - 1).bit_length()
+    power = power if power >= MUCH_LONGER * n_ctx else 2 * power
+    return _much_longer(asked, n_ctx, power, asked.n_ctx_max)
+
+
+def _with_smaller_cache(asked: Request, n_ctx: int) -> list[Idea]:
+    """List the context for which a ``q8_0`` cache takes about the bytes of an ``f16`` cache for ``n_ctx``."""
+    step = 4 * asked.alignment
+    return _much_longer(asked, n_ctx, int(LONGER_IN_Q8_0 * n_ctx) // step * step)
+
+
+def _much_longer(asked: Request, n_ctx: int, *contexts: int) -> list[Idea]:
+    most, step = min(asked.n_ctx_max, EXPENSIVE), asked.alignment
+    able = dict.fromkeys(min(each, most) // step * step for each in contexts)
+    return [Idea((("n_ctx", each),), is_longer=True) for each in able if each >= MUCH_LONGER * n_ctx]
+
+
+def _shorter(asked: Request, plan: Candidate) -> Iterator[Idea]:
+    """Yield halves of the user's context, from one whose cache saves what the plan lacks."""
+    low = smallest_context(replace(asked, fixed=asked.fixed - {"n_ctx"}))
+    cache = sum(row.context for row in plan.trial.breakdown.rows)
+    n_ctx = asked.params.n_ctx // 2
+    most = asked.params.n_ctx * max(0, cache - plan.trial.deficit) // max(1, cache)
+    if plan.excess is not None:
+        n_ctx = most = plan.excess.n_ctx
+    while n_ctx >= low:
+        if n_ctx <= most:
+            yield Idea((("n_ctx", n_ctx // asked.alignment * asked.alignment),))
+        n_ctx //= 2
+
+
+class _Near:
+    """Plans near the placement of one plan."""
+
+    def __init__(self, asked: Request, plan: Candidate, loads: Callbacks, measure: Measure) -> None:
+        self._asked, self._plan, self._loads, self._measure = asked, plan, loads, measure
+        self._devices, self._placement = plan.trial.used
+        self._fits = plan.trial.fits
+        params = replace(plan.request.params, n_ctx=smallest_context(plan.request), tensor_buft_overrides=())
+        self._layout = loads.record(params) if plan.layout is None else plan.layout
+        self._seconds: dict[int, float] = {}
+        """Times of longer contexts without other changes."""
+
+    def attempt(self, idea: Idea) -> Alternative | None:
+        """Return what ``idea`` brings; ``None`` where that is not worth saying.
+
+        Raises:
+            TimeLimitError: There is no time for a load that the answer needs.
+            LlamaCppError: llama.cpp refuses the parameters.
+        """
+        request, excess = limited(idea.of(self._plan.request), self._resized)
+        if excess is not None:
+            return None
+        state = self._state(request)
+        placement = self._propose(state)
+        if placement is None or not self._is_worth(self._plan.trial.expected, state.seconds(placement), idea):
+            return None
+        try:
+            trial = self._measured(state, placement)
+            is_measured = True
+        except TimeLimitError:
+            trial = self._estimated(state)
+            is_measured = False
+        # llama.cpp is only fast with a quantized cache where flash attention is on
+        has_cache = not {"type_k", "type_v"}.isdisjoint(dict(idea.params))
+        if trial is None or (has_cache and trial.breakdown.flash_attn is not True):
+            return None
+        layout, breakdown = state.smallest_layout, self._measure(trial.params) if is_measured else trial.breakdown
+        assert layout is not None
+        price = price_placement(request, *trial.used, trial.params, breakdown, layout)
+        if price is None or not self._is_worth(self._plan.seconds, objective_seconds(request, price.estimate), idea):
+            return None
+        if len(idea.params) == 1:
+            self._seconds[trial.params.n_ctx] = objective_seconds(request, price.estimate)
+        speeds = price.prompt_tokens_per_second, price.generation_tokens_per_second
+        return Alternative(_words(self._asked, trial.params, idea), trial.params.n_ctx, *speeds, is_measured)
+
+    def _is_worth(self, before: float | None, seconds: float, idea: Idea) -> bool:
+        """Whether an alternative is worth saying to a user whose plan takes ``before``, or does not fit."""
+        if not self._fits:
+            return True
+        alone = self._seconds.get(dict(idea.params)["n_ctx"])
+        if len(idea.params) > 1 and alone is not None and seconds > alone * (1 - WORTH):
+            return False
+        return before is not None and seconds <= before * (MOST_SLOWER if idea.is_longer else 1 - WORTH)
+
+    def _state(self, request: Request) -> SearchState:
+        """Make a state with estimated caches, and with the compute buffers that the plan was measured with."""
+        state = SearchState(request, self._devices, replace(self._loads, record=self._resized))
+        state.prices()
+        state.learn(replace(self._plan.trial, devices=self._devices, placement=self._placement))
+        return state
+
+    def _resized(self, params: Params) -> Layout:
+        """Estimate the layout with ``params`` from the search's record."""
+        facts, layout, before = self._plan.request.facts, self._layout, self._plan.request.params
+        assert facts is not None
+        attention = pieces_of(facts, units_of(layout, facts.n_layer), layout.n_ctx, before).attention
+        windowed = {index for index, each in enumerate(attention) if each and each.window}
+        return resized(layout, facts.window, windowed, before, params)
+
+    def _propose(self, state: SearchState) -> Placement | None:
+        """Propose a placement without a dummy load: the whole model on devices, or spilled as in the plan."""
+        n_ctx = state.request.params.n_ctx
+        if not state.devices:
+            return state.default
+        is_in_place = n_ctx == self._plan.trial.params.n_ctx and is_whole(state.request, state.devices, self._placement)
+        if is_in_place and self._fits:
+            return self._placement
+        if likely_fits_host(state, n_ctx):
+            propose = place_fastest if state.chooses_devices else place_whole
+            if whole := propose(state.situation(n_ctx, state.room(n_ctx, True))):
+                return whole
+        is_spread = state.request.is_expert_model or bool(self._placement.moved)
+        return state.place_partial(state.situation(n_ctx, state.room(n_ctx, False)), is_spread)
+
+    def _measured(self, state: SearchState, placement: Placement) -> Trial | None:
+        """Measure the proposal, and corrections of it; ``None`` if none fits. Raises ``TimeLimitError``."""
+        proposal: Placement | None = placement
+        seen = set[Placement]()
+        while proposal is not None and proposal not in seen and len(seen) <= _MAX_CORRECTIONS:
+            seen.add(proposal)
+            trial = state.trial(proposal, state.request.params.n_ctx)
+            if trial.fits:
+                return trial if self._fits else self._refined(state, trial)
+            proposal = self._propose(state)
+        return None
+
+    def _refined(self, state: SearchState, trial: Trial) -> Trial:
+        """Use the room of compute buffers that a shorter context makes smaller, if there is time."""
+        proposal = self._propose(state)
+        if proposal is None or trial.seconds is None or not is_worth_a_load(state.seconds(proposal), trial.seconds):
+            return trial
+        try:
+            refined = state.trial(proposal, trial.params.n_ctx)
+        except (FitterError, CutShort):
+            return trial
+        return refined if rank(refined) > rank(trial) else trial
+
+    def _estimated(self, state: SearchState) -> Trial | None:
+        """Describe the latest proposal without a measurement; ``None`` where too little is known of its memory.
+
+        Compute buffers are known only of placements of the plan's kind.
+        """
+        request, plan, placement = state.request, self._plan.trial, self._propose(state)
+        if placement is None or not self._fits or request.pools or state.keeps_on_host:
+            return None
+        if is_whole(request, state.devices, placement) != is_whole(request, state.devices, self._placement):
+            return None
+        units = state.units(request.params.n_ctx)
+        planned = units_of(self._resized(plan.params), request.n_layer)
+        more = _on_host(units, placement) - _on_host(planned, self._placement)
+        target = None if request.host.paging else request.host.target
+        if target is not None and plan.breakdown.host.used + more > target:
+            return None
+        params = state.params_of(placement, request.params.n_ctx)
+        return Trial(placement, state.devices, params, replace(plan.breakdown, n_splits=None), ())
+
+
+def _on_host(units: tuple[Unit, ...], placement: Placement) -> int:
+    """Add up the weights and caches that a placement leaves on the host."""
+    total = sum(unit.weights + unit.cache for unit in units)
+    return total - sum(weights_on(units, placement)) - sum(caches_on(units, placement))
+
+
+def _words(asked: Request, params: Params, idea: Idea) -> tuple[str, ...]:
+    """Write the options that ask for ``params``: the changes, and the context where the plan's was fitted."""
+    changed = {name for name, value in idea.params if value != getattr(asked.params, name)}
+    if "n_ctx" not in asked.fixed:
+        changed.add("n_ctx")
+    pairs = ((PARAMETERS[name].options[0], str(getattr(params, name))) for name in _WORDS if name in changed)
+    return tuple(word for pair in pairs for word in pair)
