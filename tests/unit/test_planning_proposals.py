@@ -134,7 +134,7 @@ def test_the_faster_device_has_what_it_holds(
 @pytest.mark.parametrize(
     ("n_gpu_layers", "mib", "counts"),
     [
-        pytest.param(None, 300, (2, 2), id="as-many-as-fit-by-the-split"),
+        pytest.param(None, 300, (5, 4), id="all-with-weights-of-some-on-the-host"),
         pytest.param(6, 400, (3, 3), id="as-many-as-the-user-says"),
         pytest.param(6, 10, None, id="which-do-not-fit"),
     ],

@@ -21,6 +21,7 @@ from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search import choices
 from fitter.planning.search.capacity import is_too_large
 from fitter.planning.search.context_choice import best_on
+from fitter.planning.search.corrections import settle_partial
 from fitter.planning.search.expectations import expected_partial, expected_plan
 from fitter.planning.search.search_state import CutShort, SearchState
 from fitter.planning.speed.explain import FAR
@@ -88,6 +89,7 @@ class Devices:
         names = _names(state.devices)
         if names not in self._trials:
             trial = best_on(state, None if is_free else self._floor and min(self._floor, state.request.n_ctx_max))
+            trial = _with_weights_of_host_layers(state, trial)
             self._states[names], self._trials[names] = state, trial
             if trial.fits:
                 # fewer devices must not get more context than all of them by spilling weights
@@ -315,6 +317,22 @@ class Devices:
     def _say_devices(self, chosen: Trial, other: Trial) -> None:
         if choice := choices.which_devices_take_part(chosen, other):
             self._first.callbacks.on_choice(choice)
+
+
+def _with_weights_of_host_layers(state: SearchState, trial: Trial) -> Trial:
+    """Try weights of layers that the user keeps on the host in the room that the devices have left.
+
+    As in ``-ngl 45`` of Nemotron-H 9B on two GTX 1060: 51 s instead of 56 for the request.
+    """
+    is_whole = trial.fits and trial.params.devices and trial.placement.first > 0 and not trial.placement.moved
+    if not is_whole or not state.is_priced or "n_gpu_layers" not in state.request.fixed:
+        return trial
+    state.prices()
+    n_ctx, trial = trial.params.n_ctx, replace(trial, seconds=state.seconds(trial.placement, trial.breakdown))
+    if not is_worth_a_load(expected_partial(state, n_ctx, True), state.seconds(trial.placement)):
+        return trial
+    partial = settle_partial(state, n_ctx)
+    return partial if partial is not None and is_better(state.request, partial, trial) else trial
 
 
 def _names(devices: tuple[DeviceLimit, ...]) -> tuple[str, ...]:

@@ -61,6 +61,12 @@ class Situation:
         fixed = "n_gpu_layers" in self.request.fixed
         return len(self.units) - units_on_devices(self.request) if fixed else None
 
+    def counts(self, first: int) -> tuple[int, ...] | None:
+        """The layers of each device with those from ``first`` on, where the user sets their shares."""
+        if "tensor_split" not in self.request.fixed:
+            return None
+        return split_counts(self.request, self.devices, len(self.units) - first)
+
 
 def place_whole(at: Situation) -> Placement | None:
     """Place all layers, or as many as the user sets, on devices as a whole."""
@@ -89,18 +95,19 @@ def place_partial(at: Situation, spread: bool, *, is_plain: bool = False) -> Pla
         is_plain: keep each layer's cache with its weights.
     """
     if "tensor_split" in at.request.fixed:
-        return _split_by_user(at)
-    placement = pack(at.units, at.room.with_caches, spread=spread, first=at.first, apart=at.apart, times=at.times)
-    placement = (placement and avoid_remote_tensors(at, placement)) or _all_on_host(at)
-    if placement is None or at.first is not None or at.prices is None or is_plain:
+        placement = _split_by_user(at)
+    else:
+        placement = pack(at.units, at.room.with_caches, spread=spread, first=at.first, apart=at.apart, times=at.times)
+        placement = (placement and avoid_remote_tensors(at, placement)) or _all_on_host(at)
+    if at.prices is None or is_plain:
         return placement
-    return add_caches(at, swap_caches_for_weights(at, placement))
+    return _bare_by_user(at) if placement is None else add_caches(at, swap_caches_for_weights(at, placement))
 
 
 def _split_by_user(at: Situation) -> Placement | None:
     choices = range(len(at.units), 0, -1) if at.first is None else (len(at.units) - at.first,)
     for n_gpu_layers in choices:
-        counts = split_counts(at.request, at.devices, n_gpu_layers)
+        counts = at.counts(len(at.units) - n_gpu_layers)
         placement = pack(at.units, at.room.with_caches, spread=True, counts=counts, apart=at.apart)
         if placement and (at.request.is_expert_model or at.first is not None or not placement.moved):
             return placement
@@ -158,8 +165,8 @@ def swap_caches_for_weights(at: Situation, placement: Placement) -> Placement:
                 if seconds < best_seconds:
                     best, best_seconds = candidate, seconds
 
-    stride = max(1, n_units // _STARTS)
-    for first in range(0, n_units, stride):
+    stride = max(1, n_units // _STARTS) if at.first is None else 1
+    for first in range(0, n_units, stride) if at.first is None else (at.first,):
         attempt(first)
     while stride > 1:
         stride = (stride + 1) // 2
@@ -185,7 +192,7 @@ def _fillings(at: Situation, first: int) -> list[Placement]:
     prices = at.prices.all
     has_caches = any(unit.cache for unit in at.units[first:])
     budgets = at.room.with_caches if has_caches else at.room.without
-    base = pack(at.units, budgets, spread=True, first=first, apart=at.apart, times=at.times)
+    base = pack(at.units, budgets, spread=True, first=first, counts=at.counts(first), apart=at.apart, times=at.times)
     if base is None:
         return []
     far = [d for d in range(len(at.devices)) if prices.is_remote(d)]
@@ -198,21 +205,39 @@ def add_caches(at: Situation, placement: Placement) -> Placement:
     Attention is computed where the cache is: with long prompts, or a latent cache, that is most of a layer's time.
     """
     on_host = placement.first
-    if at.prices is None or not on_host or not at.devices:
+    if at.prices is None or at.first is not None or not on_host or not at.devices:
         return placement
     prices, units = at.prices, at.units
     best, best_seconds = placement, prices.seconds(placement)
     if sum(prices.all.bare_gain(unit.index) for unit in units[:on_host] if unit.can_be_bare) < GAIN * best_seconds:
         return placement
     for first in dict.fromkeys((0, on_host // 4, on_host // 2, 3 * on_host // 4)):
-        more = 0
-        while (bare := on_host - first + more) <= len(units) - 1 - first:
-            candidate = pack(
-                units, at.room.with_caches, spread=True, first=first, apart=at.apart, bare=bare, times=at.times
-            )
-            if candidate is not None:
-                if (seconds := prices.seconds(candidate)) < best_seconds:
-                    best, best_seconds = candidate, seconds
-                break
-            more = 2 * more or 1
+        candidate = _with_bare(at, first, on_host - first)
+        if candidate is not None and (seconds := prices.seconds(candidate)) < best_seconds:
+            best, best_seconds = candidate, seconds
     return best
+
+
+def _bare_by_user(at: Situation) -> Placement | None:
+    """Place the user's number of layers on devices, of some only the cache; ``None`` where that does not fit either."""
+    return None if at.first is None or not at.devices else _with_bare(at, at.first, 1)
+
+
+def _with_bare(at: Situation, first: int, bare: int) -> Placement | None:
+    """Place layers from ``first`` on on devices: of the first ``bare`` only the cache, or of more where that fits."""
+    more = 0
+    while bare + more <= len(at.units) - 1 - first:
+        placement = pack(
+            at.units,
+            at.room.with_caches,
+            spread=True,
+            first=first,
+            counts=at.counts(first),
+            apart=at.apart,
+            bare=bare + more,
+            times=at.times,
+        )
+        if placement is not None:
+            return placement
+        more = 2 * more or 1
+    return None
