@@ -178,10 +178,11 @@ def swap_caches_for_weights(at: Situation, placement: Placement) -> Placement:
 
 def _most_saved(at: Situation, prices: PriceList, placement: Placement) -> float:
     """Estimate the seconds that weights on the host would save if they had the room of all caches on devices."""
-    on_host = sum(unit.weights for unit in at.units) - sum(weights_on(at.units, placement))
-    caches = sum(caches_on(at.units, placement))
-    # without a layer on devices, all of their room
-    room = min(on_host, caches if placement.n_gpu_layers else sum(max(0, size) for size in at.room.without))
+    on_devices, caches = (sum(on(at.units, placement)) for on in (weights_on, caches_on))
+    on_host = sum(unit.weights for unit in at.units) - on_devices
+    # without a layer on devices, or with the user's number of layers, all room without weights
+    is_all = at.first is not None or not placement.n_gpu_layers
+    room = min(on_host, sum(max(0, size) for size in at.room.without) - on_devices if is_all else caches)
     largest = max(at.units, key=lambda unit: unit.movable)
     return room * max(prices.all.saved_by_byte(largest, d) for d in range(len(at.devices))) if room > 0 else 0.0
 
