@@ -12,7 +12,7 @@ from functools import cmp_to_key
 
 from fitter.errors import LlamaCppError, TimeLimitError
 from fitter.planning.placing.layer_sizes import HOST
-from fitter.planning.pricing.objective import GAIN, beats, is_better, is_worth_a_load, ordered
+from fitter.planning.pricing.objective import beats, is_better, is_worth_a_load, ordered
 from fitter.planning.pricing.pricing import bound_of, host_only_everywhere
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request import context_limit
@@ -32,20 +32,11 @@ _SLOW = 0.7
 _LITTLE = 0.25
 """A device with less than this share of the largest one's room has little."""
 
-_MOST_GAINED = 2.0
-"""A plan with caches apart from their layers is assumed to be at most so many times as fast as a plain one."""
-
 _MAX_FOR_LAST = 3
 """So many devices, the fastest first, are tested with the last layer alone."""
 
-_UNSURE = 0.05
-"""With unknown compute buffers, an optimistic estimate must be better by this share of its time."""
-
 _MAX_UNUSED = 2
 """So many idle devices, the largest first, are tested one at a time: together they can be in each other's way."""
-
-_MAX_OTHERS, _LEAST_OTHERS = 5, 2
-"""So many other choices of devices are tested where they promise to be better, and where none does."""
 
 
 def in_better_order(state: SearchState) -> SearchState:
@@ -164,28 +155,18 @@ class Devices:
         if is_small and len(state.devices) == 1:
             # known buffers include the pipeline's, which a single device does not need
             return self._expected_plan(state, best) is not None
-        rough = self._expected_plan(state, best, is_plain=True)
-        if rough is None or not self._beats((rough[0], rough[1] / _MOST_GAINED), best):
-            return False
         likely = self._expected_plan(state, best)
         if likely is None:
             return False
-        if is_small:
+        if self._beats(likely, best) or is_small or state.buffers.knows(False):
             return self._beats(likely, best)
-        # without a slow device much changes, so the estimate is rough
-        if self._beats((likely[0], likely[1] * (1 - GAIN)), best):
-            return True
-        if state.buffers.knows(False):
-            return False
         # buffers of a whole model are larger: each device has several, to work ahead
         most = self._expected_plan(state, best, optimistic=True)
-        return most is not None and self._beats((most[0], most[1] * (1 + _UNSURE)), best)
+        return most is not None and self._beats(most, best)
 
-    def _expected_plan(
-        self, state: SearchState, best: Trial, *, is_plain: bool = False, optimistic: bool = False
-    ) -> tuple[int, float] | None:
+    def _expected_plan(self, state: SearchState, best: Trial, *, optimistic: bool = False) -> tuple[int, float] | None:
         state = state.with_buffers_of(self._states.get(_names(best.devices), self._first))
-        return expected_plan(state, best, is_plain=is_plain, optimistic=optimistic)
+        return expected_plan(state, best, optimistic=optimistic)
 
     def _beats(self, likely: tuple[int, float], best: Trial) -> bool:
         return best.expected is None or beats(self._request, likely, (best.params.n_ctx, best.expected))
@@ -208,9 +189,8 @@ class Devices:
         has_idle = len(best.devices) - len(best.placement.idle) < len(self._first.devices)
         if not is_far and not (is_spilled and has_idle):
             return best
-        for count, (likely, state) in enumerate(self._untested(best)):
-            is_promising = likely is not None and self._beats(likely, best)
-            if count >= (_MAX_OTHERS if is_promising else _LEAST_OTHERS if is_far else 0):
+        for likely, state in self._untested(best):
+            if likely is None or not self._beats(likely, best):
                 break
             trial = self.without_idle(state)
             if is_better(self._request, trial, best):

@@ -14,14 +14,11 @@ from fitter.planning.search.proposals import place_fastest, place_whole
 from fitter.planning.search.search_state import SearchState
 
 
-def expected_plan(
-    state: SearchState, best: Trial, *, is_plain: bool = False, optimistic: bool = False
-) -> tuple[int, float] | None:
+def expected_plan(state: SearchState, best: Trial, *, optimistic: bool = False) -> tuple[int, float] | None:
     """Estimate context and seconds of the best plan on the state's devices; ``None`` where nothing is priced.
 
     Args:
         best: a trial on other devices. The same kind of plan is expected here.
-        is_plain: expect whole layers only.
         optimistic: count no compute buffers that were not measured for this kind of plan.
     """
     if not state.can_price:
@@ -30,9 +27,8 @@ def expected_plan(
     n_ctx = max(state.smallest_context, best.params.n_ctx)
     if on_devices is not None and on_devices[0] >= n_ctx:
         return on_devices
-    spread = spill_styles(state, n_ctx, is_plain=is_plain)[0]
-    situation = state.situation(n_ctx, state.room(n_ctx, False, optimistic))
-    placement = state.place_partial(situation, spread, is_plain=is_plain)
+    spread = spill_styles(state, n_ctx)[0]
+    placement = state.place_partial(state.situation(n_ctx, state.room(n_ctx, False, optimistic)), spread)
     spilled = None if placement is None else (n_ctx, state.seconds(placement))
     if on_devices is None or spilled is None:
         return on_devices or spilled

@@ -208,10 +208,11 @@ def add_caches(at: Situation, placement: Placement) -> Placement:
     on_host = placement.first
     if at.prices is None or at.first is not None or not on_host or not at.devices:
         return placement
-    prices, units = at.prices, at.units
+    prices = at.prices
     best, best_seconds = placement, prices.seconds(placement)
-    if sum(prices.all.bare_gain(unit.index) for unit in units[:on_host] if unit.can_be_bare) < GAIN * best_seconds:
+    if sum(prices.all.bare_gain(unit.index) for unit in at.units[:on_host] if unit.can_be_bare) < GAIN * best_seconds:
         return placement
+    # caches of as many layers as fit, where not all do (a long prompt on a card with room for two thirds of them)
     for first in dict.fromkeys((0, on_host // 4, on_host // 2, 3 * on_host // 4)):
         candidate = _with_bare(at, first, on_host - first)
         if candidate is not None and (seconds := prices.seconds(candidate)) < best_seconds:
