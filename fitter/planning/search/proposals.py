@@ -21,9 +21,15 @@ from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.search.room import Room
 
 _STARTS = 8
-"""So many first layers on devices are tried before the search goes on around the best of them."""
+"""So many first layers on devices are tried before the search goes on around the best of them.
+
+With one, Qwen3 235B on two 5060 Ti and a 3060 with 256 slots (machine 151 of ``tools.search``) is 3 % slower."""
 
 _WAYS_TO_BRING: tuple[Literal["items", "layers", "all"], ...] = ("items", "layers", "all")
+"""Ways to bring weights of host layers to devices.
+
+Without ``all`` gpt-oss-20b on two 4090 at 2 Mi tokens takes 2.4 times as long; with it alone Llama 3.1 8B on 4 GiB at
+16,384 is 8 % slower."""
 
 
 @dataclass(frozen=True)
