@@ -6,6 +6,7 @@ Pure functions between ``placing``, which packs, and ``corrections``, which has 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -227,25 +228,25 @@ def add_caches(at: Situation, placement: Placement) -> Placement:
 
 
 def _bare_by_user(at: Situation) -> Placement | None:
-    """Place the user's number of layers on devices, of some only the cache; ``None`` where that does not fit either."""
-    return None if at.first is None or not at.devices else _with_bare(at, at.first, 1)
+    """Place the user's layers on devices, of as few as possible only the cache; ``None`` where that does not fit."""
+    if at.first is None or not at.devices:
+        return None
+    first, numbers = at.first, range(1, len(at.units) - at.first)
+    index = bisect_left(numbers, True, key=lambda bare: _pack_bare(at, first, bare) is not None)
+    return _pack_bare(at, first, numbers[index]) if index < len(numbers) else None
 
 
 def _with_bare(at: Situation, first: int, bare: int) -> Placement | None:
     """Place layers from ``first`` on on devices: of the first ``bare`` only the cache, or of more where that fits."""
     more = 0
     while bare + more <= len(at.units) - 1 - first:
-        placement = pack(
-            at.units,
-            at.room.with_caches,
-            spread=True,
-            first=first,
-            counts=at.counts(first),
-            apart=at.apart,
-            bare=bare + more,
-            times=at.times,
-        )
+        placement = _pack_bare(at, first, bare + more)
         if placement is not None:
             return placement
         more = 2 * more or 1
     return None
+
+
+def _pack_bare(at: Situation, first: int, bare: int) -> Placement | None:
+    budgets, counts = at.room.with_caches, at.counts(first)
+    return pack(at.units, budgets, spread=True, first=first, counts=counts, apart=at.apart, bare=bare, times=at.times)
