@@ -229,7 +229,7 @@ test-states: architectures ## what llama.cpp writes of a sequence, with a model 
 
 # CHECK_ARGS="--machines 100 --first 5000" draws others.
 .PHONY: test-search
-test-search: install tools ## the search on 1,000 random machines: no card added, no byte freed makes a plan worse; two hours on two cores
+test-search: install tools ## the search on 1,000 random machines: nothing that makes a machine better makes a plan worse; six hours on two cores
 	@$(PY) -m tools.search.check --jobs $(JOBS) $(CHECK_ARGS)
 
 # CHECK_ARGS="--part loads" takes one half, "--draw 100 --seed 7" so many cases, "--only glm45-air" those with the word.

@@ -464,7 +464,7 @@ def _choice_options(section: str, types: str) -> Callable[[_Function], _Function
             "--tokens-per-second",
             type=float,
             metavar="N",
-            brief="The speed that is useful to you, in tokens per second.",
+            brief="A useful speed, in tokens per second.",
             help="The speed of generation that is useful to you: marked as the best is the most bits per weight that "
             f"generates N tokens per second. [default: {USEFUL:g}]",
         ),

@@ -142,7 +142,7 @@ def test_the_faster_device_has_what_it_holds(
 def test_partial_by_the_users_split(n_gpu_layers: int | None, mib: int, counts: tuple[int, ...] | None) -> None:
     fixed = SPLIT if n_gpu_layers is None else (*SPLIT, "n_gpu_layers")
     params = Params(tensor_split=(1.0, 1.0), n_gpu_layers=n_gpu_layers or -1)
-    found = place_partial(situation(mib, mib, fixed=fixed, params=params), False)
+    found = place_partial(situation(mib, mib, fixed=fixed, params=params), False, is_plain=True)
     assert (found and found.counts) == counts
 
 
@@ -194,9 +194,19 @@ def test_what_the_host_has_of_layers_and_tensors_is_all_counted() -> None:
         assert {place for _, place in found.moved} == {target}
 
 
+@pytest.mark.parametrize("fixed", [(), SPLIT], ids=["layers", "layers-and-split"])
+def test_the_users_layers_leave_room_for_weights_of_others(fixed: tuple[str, ...]) -> None:
+    params = Params(tensor_split=(1.0, 1.0), n_gpu_layers=3)
+    at = situation(400, 400, fixed=(*fixed, "n_gpu_layers"), params=params)
+    plain, found = (place_partial(at, False, is_plain=is_plain) for is_plain in (True, False))
+    assert plain is not None and found is not None and at.prices is not None
+    assert found.n_gpu_layers == plain.n_gpu_layers == 3 and is_within(at, found)
+    assert at.prices.seconds(found) < 0.9 * at.prices.seconds(plain)
+
+
 def test_a_split_of_the_users_may_leave_a_single_layer() -> None:
     at = situation(250, 10, fixed=SPLIT, params=Params(tensor_split=(1.0, 0.0)))
-    found = place_partial(at, False)
+    found = place_partial(at, False, is_plain=True)
     assert found is not None and found.counts == (2, 0)
     found = place_partial(replace(at, room=Room((100 * MIB, 0), (100 * MIB, 0))), False)
     assert found is not None and found.counts == (1, 0), "the output alone"

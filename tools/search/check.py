@@ -1,11 +1,12 @@
 """Hold the search to its promises on random machines: make test-search.
 
-    python -m tools.search.check [--machines 1000] [--first 0] [--jobs 2] [--upstream 4] [--output build/search.json]
+    python -m tools.search.check [--machines 1000] [--first 0] [--cards 15] [--jobs 2] [--upstream 4] [--output FILE]
 
-No card added, no memory freed and no limit raised makes a plan worse; a set context is no slower than
-twice of it; equal cards with other names get the same plan; a plan that leaves a device idle could not use it for a
-layer; no plan is worse than upstream's own that keeps the margins (asked on every fourth machine, for that takes most
-of the time); no plan is beyond twice its bound without the reason.
+No card added, no memory freed, no limit raised, no faster host or link, no lever and no slot less makes a plan worse;
+half the context is no slower, and twice of it no faster; a plan with all that it chose set by the user, one after the
+other, stays the same; equal cards with other names get the same plan; a plan that leaves a device idle could not use it
+for a layer; no plan is worse than upstream's own that keeps the margins (asked on every fourth machine, for that takes
+most of the time); no plan is beyond twice its bound without the reason.
 The exit status is 1 where one is not kept.
 """
 
@@ -20,9 +21,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fitter.llama.client import Worker
-from tools.search.machines import Machine, better, draw, renamed
-from tools.search.outcomes import SAME, Asking, Outcome, worse
+from fitter.llama.worker.remembered_loads import RememberingWorker
+from tools.search.machines import Machine, draw, renamed
+from tools.search.outcomes import Asking, Outcome, worse
+from tools.search.relations import relations
 
 TWICE = 2.0
 
@@ -42,16 +44,13 @@ def check(machine: Machine, asking: Asking, with_upstream: bool = False) -> Chec
     plan = asking.fit(machine)
     broken: list[str] = []
     asked = 0
-    for what, more in better(machine):
+    for relation in relations(machine, plan):
         asked += 1
-        is_other = len(more.cards) > len(machine.cards)
-        if said := worse(asking.fit(more), plan, is_other=is_other):
-            broken.append(f"{what}: {said}")
-    if plan.fits and (n_ctx := machine.options.get("n_ctx")):
-        asked += 1
-        larger = asking.fit(machine, n_ctx=2 * n_ctx)
-        if larger.fits and (plan.seconds or 0.0) > (larger.seconds or 0.0) * (1 + SAME):
-            broken.append(f"twice the context: {plan.seconds} -> {larger.seconds} s")
+        other = asking.fit(relation.machine)
+        if relation.is_free and (said := worse(other, relation.plan)):
+            broken.append(f"{relation.what}: {said}")
+        if relation.is_held and (said := worse(relation.plan, other)):
+            broken.append(f"{relation.what} is better: {said}")
     if gpus := renamed(machine):
         asked += 1
         other = asking.fit(machine, gpus)
@@ -73,16 +72,16 @@ def check(machine: Machine, asking: Asking, with_upstream: bool = False) -> Chec
     return Checked(str(machine), plan, asked, tuple(broken))
 
 
-def _checked(task: tuple[list[int], int]) -> list[Checked]:
-    numbers, every = task
-    with tempfile.TemporaryDirectory() as directory, Worker() as worker:
+def _checked(task: tuple[list[int], int, int]) -> list[Checked]:
+    numbers, cards, every = task
+    with tempfile.TemporaryDirectory() as directory, RememberingWorker(is_alone=True) as worker:
         asking = Asking(Path(directory), worker)
-        return [check(draw(number), asking, bool(every) and number % every == 0) for number in numbers]
+        return [check(draw(number, cards), asking, bool(every) and number % every == 0) for number in numbers]
 
 
-def run(numbers: Sequence[int], jobs: int, every: int) -> Iterator[Checked]:
-    """All machines with these ``numbers``, some at once, in no order."""
-    tasks = [(list(numbers[i : i + 10]), every) for i in range(0, len(numbers), 10)]
+def run(numbers: Sequence[int], cards: int, jobs: int, every: int) -> Iterator[Checked]:
+    """All machines with these ``numbers`` and at most so many ``cards``, some at once, in no order."""
+    tasks = [(list(numbers[i : i + 10]), cards, every) for i in range(0, len(numbers), 10)]
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         for found in pool.imap_unordered(_checked, tasks):
             yield from found
@@ -111,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--machines", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, help="number of the first machine")
+    parser.add_argument("--cards", type=int, default=15, help="most cards of a machine")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--upstream", type=int, default=4, help="ask upstream for every so many; 0 for none")
     parser.add_argument("--output", type=Path, help="write all that was found here, a JSON object a line")
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     every: list[Checked] = []
     numbers = range(options.first, options.first + options.machines)
     stream = options.output.open("w") if options.output else None
-    for checked in run(numbers, options.jobs, options.upstream):
+    for checked in run(numbers, options.cards, options.jobs, options.upstream):
         every.append(checked)
         for said in (*checked.broken, *filter(None, (checked.plan.error,))):
             print(f"{checked.machine}\n    {said}", flush=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from fitter.llama.types import VirtualDevice
 from fitter.machine.gpu import parse_gpus
+from fitter.planning.request.request import DEFAULT_MARGIN, LEVERS
 
 MIB = 2**20
 GIB = 2**30
@@ -55,12 +56,16 @@ class Card:
 
 @dataclass(frozen=True)
 class Machine:
-    """A shape on cards, with options of ``fitter.fit``. ``number`` draws it again."""
+    """A shape on cards, with options of ``fitter.fit``. ``number`` draws it again.
+
+    ``link``: how many times as fast as in the catalogue the cards' link to the host is.
+    """
 
     number: int
     shape: str
     cards: tuple[Card, ...]
     options: dict[str, Any] = field(default_factory=dict)
+    link: float = 1.0
 
     @property
     def gpus(self) -> tuple[VirtualDevice, ...]:
@@ -83,6 +88,20 @@ class Machine:
 
     def __str__(self) -> str:
         return f"#{self.number} {self.shape} {' '.join(self.arguments)}"
+
+    @property
+    def slots(self) -> int:
+        """The number of slots."""
+        return int(self.options.get("n_seq_max", 1))
+
+    @property
+    def streams(self) -> int:
+        """The number of caches that share the context."""
+        return 1 if self.options.get("kv_unified") else self.slots
+
+    def having(self, **options: Any) -> Machine:
+        """The machine with other options."""
+        return replace(self, options={**self.options, **options})
 
 
 def draw(number: int, most_cards: int = 15) -> Machine:
@@ -129,34 +148,35 @@ def _card(name: str, rng: random.Random) -> Card:
 def better(machine: Machine) -> list[tuple[str, Machine]]:
     """Machines on which nothing may be worse, each with what it has more."""
     rng = random.Random(f"better than {machine.number}")
+    cards, options = machine.cards, machine.options
     found = []
-    if len(machine.cards) < 15:
-        names = [card.name for card in machine.cards]
+    if len(cards) < 15:
+        names = [card.name for card in cards]
         same = parse_gpus([names[0]])[0].profile
         kinds = [*names, *(name for name in _CARDS if parse_gpus([name])[0].profile == same)]
         tiny = Card(rng.choice(names), rng.randrange(300, 3000) * MIB)
         for what, card in ("a small card", tiny), ("a card", _card(rng.choice(kinds), rng)):
-            at = rng.randrange(len(machine.cards) + 1)
-            cards = (*machine.cards[:at], card, *machine.cards[at:])
-            found.append((f"{what}: {card.spec} at {at}", replace(machine, cards=cards)))
-    at = rng.randrange(len(machine.cards))
-    card = machine.cards[at]
-    full = parse_gpus([card.name])[0]
-    free = parse_gpus([card.spec])[0].free
+            at = rng.randrange(len(cards) + 1)
+            found.append((f"{what}: {card.spec} at {at}", replace(machine, cards=(*cards[:at], card, *cards[at:]))))
+    at = rng.randrange(len(cards))
+    full, free = parse_gpus([cards[at].name])[0], parse_gpus([cards[at].spec])[0].free
     if free < full.total:
-        freed = Card(card.name, rng.randrange(free // MIB, full.total // MIB + 1) * MIB)
-        cards = (*machine.cards[:at], freed, *machine.cards[at + 1 :])
-        found.append((f"memory: {freed.spec} at {at}", replace(machine, cards=cards)))
-    if memory := machine.options.get("host_memory"):
+        freed = Card(cards[at].name, rng.randrange(free // MIB, full.total // MIB + 1) * MIB)
+        found.append((f"memory: {freed.spec} at {at}", replace(machine, cards=(*cards[:at], freed, *cards[at + 1 :]))))
+    if memory := options.get("host_memory"):
         more = memory + rng.randrange(1, 64) * GIB
-        found.append(
-            (f"host memory: {more // GIB} GiB", replace(machine, options={**machine.options, "host_memory": more}))
-        )
-    if margin := machine.options.get("margin"):
+        found.append((f"host memory: {more // GIB} GiB", machine.having(host_memory=more)))
+    if margin := options.get("margin", DEFAULT_MARGIN):
         less = rng.randrange(margin // MIB) * MIB
-        found.append(
-            (f"a smaller margin: {less // MIB} MiB", replace(machine, options={**machine.options, "margin": less}))
-        )
+        found.append((f"a smaller margin: {less // MIB} MiB", machine.having(margin=less)))
+    speed = rng.randrange(42, 300)
+    found.append((f"a faster host: {speed} GB/s", machine.having(host_bandwidth=f"{speed}GB/s")))
+    link = rng.uniform(1.1, 4.0)
+    found.append((f"a faster link: {link:.2f} times", replace(machine, link=link)))
+    lever = rng.choice(list(LEVERS))
+    found.append((f"a lever: {lever}", machine.having(allow=[lever])))
+    if machine.slots > 1:
+        found.append((f"fewer slots: {machine.slots // 2}", machine.having(n_seq_max=machine.slots // 2)))
     return found
 
 

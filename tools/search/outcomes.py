@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import fitter
 from fitter.errors import FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import VirtualDevice
+from fitter.machine.machine import device_speeds
+from fitter.machine.speed import DeviceSpeed
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.request.request import DEFAULT_HOST_MARGIN, DEFAULT_MARGIN
 from tools import shapes, upstream
@@ -23,7 +27,10 @@ SAME = GAIN
 
 @dataclass(frozen=True)
 class Outcome:
-    """A plan in figures; ``error`` where there is none. ``on_devices``: bytes of weights there."""
+    """A plan in figures; ``error`` where there is none.
+
+    ``on_devices``: bytes of weights there. ``pins``: keywords of ``fitter.fit`` that set all that the plan chose.
+    """
 
     error: str = ""
     fits: bool = False
@@ -34,19 +41,10 @@ class Outcome:
     on_devices: int = 0
     placement: tuple[Any, ...] = ()
     arguments: tuple[str, ...] = ()
+    pins: dict[str, Any] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
     loads: int = 0
     wall: float = 0.0
-
-    @property
-    def uses_devices(self) -> bool:
-        """Whether there is a device that computes, if only with weights that it borrows from the host."""
-        return bool(self.on_devices or (len(self.placement) > 1 and self.placement[1]))
-
-    @property
-    def has_caches_on_devices(self) -> bool:
-        """Whether there may be: the last layer has none."""
-        return self.n_gpu_layers > 1 or (bool(self.on_devices) and not self.n_gpu_layers)
 
     @property
     def distance(self) -> float | None:
@@ -72,11 +70,12 @@ class Asking:
         started = time.monotonic()
         options = {**machine.options, **more}
         try:
-            plan = fitter.fit(self.path(machine.shape), gpus=gpus or machine.gpus, worker=self._worker, **options)
+            with _with_links(machine.link):
+                plan = fitter.fit(self.path(machine.shape), gpus=gpus or machine.gpus, worker=self._worker, **options)
         except FitterError as error:
             return Outcome(error=f"{type(error).__name__}: {error}", wall=time.monotonic() - started)
-        names = plan.params.devices or ()
-        split = plan.params.tensor_split or (1.0,) * len(names)
+        params, names = plan.params, plan.params.devices or ()
+        split = params.tensor_split or (1.0,) * len(names)
         return Outcome(
             fits=plan.fits,
             n_ctx=plan.params.n_ctx,
@@ -86,6 +85,14 @@ class Asking:
             on_devices=sum(device.model for device in plan.devices),
             placement=(plan.params.n_gpu_layers, tuple(split), len(plan.params.tensor_buft_overrides)),
             arguments=tuple(plan.arguments()) if plan.fits else (),
+            pins={
+                "n_ctx": params.n_ctx,
+                "flash_attn": params.flash_attn,
+                "devices": list(names),
+                "n_gpu_layers": params.n_gpu_layers,
+                "tensor_split": params.tensor_split,
+                "override_tensor": [f"{each.pattern}={each.buffer_type}" for each in params.tensor_buft_overrides],
+            },
             reasons=tuple(reason.kind for reason in plan.bound.reasons) if plan.bound else (),
             loads=plan.search.dummy_loads,
             wall=time.monotonic() - started,
@@ -124,6 +131,18 @@ class Asking:
         )
 
 
+@contextmanager
+def _with_links(times: float) -> Iterator[None]:
+    """Plan in the block with links to the host that are so many times as fast: no option sets their speed."""
+
+    def faster(*args: Any) -> dict[str, DeviceSpeed]:
+        speeds = device_speeds(*args)
+        return {name: replace(speed, pcie=times * speed.pcie) for name, speed in speeds.items()}
+
+    with mock.patch("fitter.api.call_worker.device_speeds", faster):
+        yield
+
+
 def _upstream_options(machine: Machine) -> list[str]:
     names = {"n_seq_max": "-np", "n_ctx": "-c", "type_k": "-ctk", "type_v": "-ctv"}
     words = [word for name, value in machine.options.items() if name in names for word in (names[name], str(value))]
@@ -132,26 +151,16 @@ def _upstream_options(machine: Machine) -> list[str]:
     return words
 
 
-def worse(after: Outcome, before: Outcome, *, is_other: bool = False, same: float = SAME) -> str:
+def worse(after: Outcome, before: Outcome, *, same: float = SAME) -> str:
     """Why ``after`` is worse than ``before``; empty where it is not.
 
-    ``is_other``: the devices of ``before`` are some of many, so that its plan should be chosen where more context costs
-    too much time.
+    It is worse if it takes more time without more context, or has less context without less time.
     """
     if not before.fits:
         return ""
     if not after.fits:
         return after.error or "does not fit any more"
     a, b = after.seconds or 0.0, before.seconds or 0.0
-    if (
-        not before.has_caches_on_devices
-        and a < b
-        and (after.n_gpu_layers > 1 or after.uses_devices > before.uses_devices)
-    ):
-        # context costs the host nothing but memory; a card that makes a plan faster may take what is worth having of it
-        return ""
-    said = f"context {before.n_ctx} -> {after.n_ctx}, {b:.3f} -> {a:.3f} s"
-    if not min(a, b):
-        return said if (after.n_ctx, -a) < (before.n_ctx, -b) else ""
-    is_dominated = after.n_ctx <= before.n_ctx and a > b * (1 + same)
-    return said if is_dominated or (after.n_ctx < before.n_ctx * (1 - same) and a >= b) else ""
+    is_slower = a > b * (1 + same) and after.n_ctx <= before.n_ctx
+    is_shorter = after.n_ctx < before.n_ctx * (1 - same) and a >= b
+    return f"context {before.n_ctx} -> {after.n_ctx}, {b:.3f} -> {a:.3f} s" if is_slower or is_shorter else ""

@@ -16,9 +16,8 @@ from typing import NamedTuple
 from fitter.planning.placing.layer_sizes import Item, Unit
 from fitter.planning.placing.spill import MAX_COMBINED, most_within, spill_exact, spill_one, spill_spread
 
-_WINDOW, _WINDOW_OF_MANY, _MANY = 12, 8, 5
-"""How many layers around its proportional place a boundary is tried at. From ``_MANY`` devices on, fewer layers are
-enough: the other boundaries make up for it. On fewer devices that changed two plans of the comparison with upstream."""
+_WINDOW = 8
+"""How many layers around its proportional place a boundary is tried at. Twelve, or all, change none of the 29 cases."""
 
 
 class Times(NamedTuple):
@@ -132,7 +131,7 @@ def spread_counts(
         return None
     share = min(1.0, (total - need) / movable) if movable else 1.0
     centers = _proportional(units, budgets, first, share)
-    for window in (_WINDOW_OF_MANY if len(budgets) >= _MANY else _WINDOW, len(units)):
+    for window in (_WINDOW, len(units)):
         counts = _best_boundaries(Sums(units, times), budgets, first, centers, window)
         if counts is not None:
             return counts

@@ -104,7 +104,7 @@ def pack(
         times: choose the least time, as far as these tell, in place of the most bytes.
     """
     if bare:
-        return _pack_bare(units, budgets, first or 0, bare, apart, far, times)
+        return _pack_bare(units, budgets, first or 0, counts, bare, apart, far, times)
     spread = spread or first is not None or counts is not None
     if counts is None and spread:
         starts = range(len(units)) if first is None else (first,)
@@ -171,6 +171,7 @@ def _pack_bare(
     units: Sequence[Unit],
     budgets: Sequence[int],
     first: int,
+    counts: Sequence[int] | None,
     bare: int,
     apart: int,
     far: Collection[int],
@@ -180,7 +181,7 @@ def _pack_bare(
     if not all(unit.can_be_bare for unit in stripped):
         return None
     others = [*units[:first], *(unit.bare for unit in stripped), *units[first + bare :]]
-    placement = pack(others, budgets, spread=True, first=first, apart=apart, far=far, times=times)
+    placement = pack(others, budgets, spread=True, first=first, counts=counts, apart=apart, far=far, times=times)
     if placement is None:
         return None
     rest = tuple((item, HOST) for unit in stripped for item in unit.rest)

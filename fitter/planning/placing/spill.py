@@ -14,13 +14,17 @@ from functools import lru_cache
 from fitter.planning.placing.layer_sizes import Item, Unit
 
 _MAX_CHOICES = 20_000
-"""With more choices of numbers than this for one device, the greedy choice is taken."""
+"""With more choices of numbers than this for one device, the greedy choice is taken.
+
+With that alone DeepSeek V3.1 on eight devices is 4.5 % slower."""
 
 _MAX_FILLS_TRIED = 12
 """For so many of those choices, the fullest first, the layers that lose items are computed."""
 
 MAX_COMBINED = 300
-"""``_MAX_CHOICES`` for a programme over boundaries, which asks a thousand times."""
+"""``_MAX_CHOICES`` for a programme over boundaries, which asks a thousand times.
+
+With the greedy choice alone DeepSeek V3.1 on eight devices is 0.5 % slower."""
 
 
 def spill_one(units: Sequence[Unit], over: int) -> tuple[Item, ...] | None:

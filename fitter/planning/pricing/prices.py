@@ -78,9 +78,12 @@ class Prices:
         """Tensors that llama.cpp keeps on the host although their layer is on these devices, as far as recorded."""
         return self._pieces.host_only
 
-    def seconds(self, placement: Placement, measured: Breakdown | None = None) -> float:
-        """Estimate the objective with ``placement``, by its graph splits and attention if measured."""
-        pieces, n_splits = self._pieces, None
+    def seconds(self, placement: Placement, measured: Breakdown | None = None, flash: bool | None = None) -> float:
+        """Estimate the objective with ``placement``, by its graph splits and attention if measured.
+
+        ``flash``: whether flash attention is expected to be on; ``None`` if not known.
+        """
+        pieces, n_splits = self._with_flash(flash), None
         if measured is not None:
             pieces, n_splits = self._with_flash(measured.flash_attn), measured.n_splits
             if pieces.host_only:
@@ -220,6 +223,8 @@ class PriceList:
         self._recorded = recorded
         self._layouts = {} if layouts is None else layouts
         self._in_use: dict[tuple[int, ...], Prices] = {}
+        self.spilled_flash: bool | None = None
+        """Whether flash attention was on with weights on the host; ``None`` before a measurement."""
 
     @cached_property
     def all(self) -> Prices:
@@ -229,7 +234,8 @@ class PriceList:
     def seconds(self, placement: Placement, measured: Breakdown | None = None) -> float:
         """Estimate the objective with ``placement``; see ``Prices.seconds``."""
         prices, on_used = self._prices_of(placement)
-        return prices.seconds(on_used, measured)
+        is_spilled = placement.first > 0 or placement.moved
+        return prices.seconds(on_used, measured, self.spilled_flash if is_spilled else None)
 
     def _prices_of(self, placement: Placement) -> tuple[Prices, Placement]:
         used = tuple(devices_in_use(self._request, self._devices, placement))

@@ -12,21 +12,19 @@ from fitter.planning.search.proposals import place_fastest, place_whole
 from fitter.planning.search.search_state import SearchState
 
 
-def expected_plan(state: SearchState, n_ctx: int, *, is_plain: bool = False, optimistic: bool = False) -> float | None:
+def expected_plan(state: SearchState, n_ctx: int, *, optimistic: bool = False) -> float | None:
     """Estimate the seconds of the best plan on the state's devices; ``None`` where nothing is priced or fits.
 
     Args:
         n_ctx: the context.
-        is_plain: expect whole layers only.
         optimistic: count no compute buffers that were not measured for this kind of plan.
     """
     if not state.can_price:
         return None
     if state.buffers.knows(True) and (whole := expected_whole(state, n_ctx)) < math.inf:
         return whole
-    spread = spill_styles(state, n_ctx, is_plain=is_plain)[0]
-    situation = state.situation(n_ctx, state.room(n_ctx, False, optimistic))
-    placement = state.place_partial(situation, spread, is_plain=is_plain)
+    spread = spill_styles(state, n_ctx)[0]
+    placement = state.place_partial(state.situation(n_ctx, state.room(n_ctx, False, optimistic)), spread)
     return None if placement is None else state.seconds(placement)
 
 

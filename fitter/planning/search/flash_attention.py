@@ -33,6 +33,7 @@ def alternatives(request: Request, best: Trial, distance: float, seen: Collectio
         seen: the results of ``auto`` in all trials. Where it was on once, the devices can compute it.
     """
     is_short = "n_ctx" not in request.fixed and best.params.n_ctx < request.n_ctx_max
+    # without this gpt-oss-20b on two 4090 at 2 Mi tokens is 29 % slower
     if {True, False} <= set(seen) and (is_short or distance > 1 + GAIN):
         yield replace(request, params=replace(request.params, flash_attn="on"))
     has_host_caches = best.placement.first > 0 and best.placement.n_gpu_layers > 0

@@ -256,6 +256,9 @@ class SearchState:
     def _measure_trial(self, placement: Placement, params: Params) -> Trial:
         breakdown = self._ask(self.callbacks.measure, params)
         missing = missing_of(self.request, breakdown, self.devices)
+        if not given.is_whole(self.request, self.devices, placement):
+            # estimates of such placements before and after have the same attention
+            self._prices.spilled_flash = breakdown.flash_attn
         expected = self.seconds(placement) if self.can_price else None
         seconds = self.seconds(placement, breakdown) if self.can_price else None
         return Trial(placement, self.devices, params, breakdown, missing, seconds, expected)

@@ -1,0 +1,51 @@
+"""Relations between plans: what the search must keep when a machine gets better, or the user says more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tools.search.machines import Machine, better
+from tools.search.outcomes import Outcome
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A machine whose plan is compared with the ``plan`` of another one.
+
+    Attributes:
+        what: the difference.
+        machine: the machine.
+        is_free: its plan must not be worse: it has everything that ``plan`` has, and may do more.
+        is_held: its plan must not be better: it may do nothing that ``plan`` may not.
+        plan: the plan to compare with.
+    """
+
+    what: str
+    machine: Machine
+    plan: Outcome
+    is_free: bool = True
+    is_held: bool = False
+
+
+def relations(machine: Machine, plan: Outcome) -> Iterator[Relation]:
+    """List the relations of a machine with its ``plan``."""
+    for what, more in better(machine):
+        # where slots have contexts of their own, one of fewer slots is not worse than one of more
+        is_open = "n_ctx" not in machine.options
+        n_ctx = plan.n_ctx // machine.streams * more.streams if is_open else plan.n_ctx
+        yield Relation(what, more, replace(plan, n_ctx=n_ctx))
+    if not plan.fits:
+        return
+    # a set context is no choice: the times are compared as if both were at one
+    step, twice = 256 * machine.streams, 2 * plan.n_ctx
+    if (half := plan.n_ctx // 2 // step * step) >= 4096 * machine.streams:
+        yield Relation("half the context", machine.having(n_ctx=half), replace(plan, n_ctx=half))
+    yield Relation(
+        "twice the context", machine.having(n_ctx=twice), replace(plan, n_ctx=twice), is_free=False, is_held=True
+    )
+    pinned: dict[str, object] = {}
+    for name, value in plan.pins.items():
+        if value not in (None, []):
+            pinned[name] = value
+            yield Relation("pinned " + ", ".join(pinned), machine.having(**pinned), plan, is_held=True)
