@@ -17,7 +17,7 @@ from fitter.planning.placing.layer_sizes import Item, Unit
 from fitter.planning.placing.spill import MAX_COMBINED, most_within, spill_exact, spill_one, spill_spread
 
 _WINDOW = 8
-"""How many layers around its proportional place a boundary is tried at. Twelve, or all, change none of the 29 cases."""
+"""How many layers around its proportional place a boundary is tried at. Twelve change none of the 29 cases."""
 
 
 class Times(NamedTuple):
