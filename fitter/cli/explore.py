@@ -100,7 +100,7 @@ def _axis_option(name: str, text: str) -> Callable[..., Any]:
 @_axis_option("type_k", "Types of K in the KV cache, such as f16,q8_0. [default: f16]")
 @_axis_option(
     "type_v",
-    "Types of V in the KV cache, one for each type of -ctk or one for all: -ctk f16,q8_0 -ctv f16,q8_0 are two caches. "
+    "Types of V in the KV cache, one for each of -ctk. With -ctk f16,q8_0 -ctv f16,q8_0 there are two caches. "
     "[default: f16, also with -ctk, as in llama.cpp]",
 )
 @options.grid_option(
@@ -108,6 +108,7 @@ def _axis_option(name: str, text: str) -> Callable[..., Any]:
     "cross_cache_types",
     "--cross-cache-types",
     is_flag=True,
+    brief="",
     help="Combine every type of -ctk with every type of -ctv.",
 )
 @_axis_option("n_ubatch", "Micro batches in tokens, such as 512,2048. [default: the program's]")

@@ -23,8 +23,7 @@ from fitter.model.shapes.shape_addresses import CONFIG, DEFAULT_TYPE, SHAPE, nam
 from fitter.output.formats import FORMATS
 from fitter.parameters import kinds, table
 from fitter.parameters.kinds import Kind
-from fitter.parameters.table import DEVICES, OUTPUT, Parameter
-from fitter.planning.tables.type_choice import USEFUL
+from fitter.parameters.table import DEVICES, OUTPUT, USEFUL_SPEED, Parameter
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -466,7 +465,7 @@ def _choice_options(section: str, types: str) -> Callable[[_Function], _Function
             metavar="N",
             brief="A useful speed, in tokens per second.",
             help="The speed of generation that is useful to you: marked as the best is the most bits per weight that "
-            f"generates N tokens per second. [default: {USEFUL:g}]",
+            f"generates N tokens per second. [default: {USEFUL_SPEED:g}]",
         ),
     )
 

@@ -23,7 +23,8 @@ from tests.support.plans import make_plan
 CHOICES = {
     "tensor is clearly faster": (("tensor", 10.0, 4096, True), ("layer", 12.0, 4096, True), "tensor"),
     "tensor is hardly faster": (("tensor", 10.0, 4096, True), ("layer", 10.1, 4096, True), "layer"),
-    "tensor has far less context": (("tensor", 10.0, 4096, True), ("layer", 12.0, 16384, True), "layer"),
+    "tensor has far less context": (("tensor", 10.0, 4096, True), ("layer", 11.1, 16384, True), "layer"),
+    "more context takes too long": (("tensor", 10.0, 4096, True), ("layer", 12.0, 16384, True), "tensor"),
     "only tensor fits": (("tensor", 10.0, 4096, True), ("layer", 1.0, 4096, False), "tensor"),
     "only layer fits": (("tensor", 1.0, 4096, False), ("layer", 10.0, 4096, True), "layer"),
 }

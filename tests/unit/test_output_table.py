@@ -184,8 +184,8 @@ def test_alternatives(plan: Plan, lines: list[str]) -> None:
         Alternative(("-ctk", "q8_0", "-ctv", "q8_0", "-np", "1"), 4096, 500.0, 1234.0, True),
     )
     text = rendered(replace(plan, alternatives=found)).splitlines()
-    assert [line for line in text if line.startswith(("or ", "fits with "))] == lines
-    assert rendered(plan).splitlines() == [line for line in text if line not in lines]
+    assert [line.strip() for line in text if line.startswith(("  or ", "  fits with "))] == lines
+    assert rendered(plan).splitlines() == [line for line in text if line.strip() not in lines]
 
 
 OF_A_SERVER = (

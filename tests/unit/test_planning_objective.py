@@ -32,6 +32,7 @@ class _Wanting:
     def __init__(self, objective: str) -> None:
         self.objective = objective
         self.context_cost = 0.1
+        self.is_for_most_context = objective == "context"
 
 
 _REQUEST = cast(Request, _Wanting("request"))

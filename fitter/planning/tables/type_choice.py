@@ -7,16 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from fitter.parameters.table import USEFUL_SPEED
 from fitter.storage.data_files import read_data
 from fitter.text import printable
 
 FULL = ("f32", "bf16", "f16")
 """Types of weights that are not quantized."""
 
-USEFUL = 20.0
-"""Default of the tokens per second of generation that are useful: several times as fast as one reads. With 10, Llama
-3.1 8B on 8 GiB would be Q8_0 at 13 in place of Q6_K at 31.
-"""
 _LEAST_BITS = 4.0
 """Bits per weight below which quality falls quickly: the published perplexity rises by 0.27 with Q4_K_S (4.6 bits), and
 by 1.63 with Q3_K_S (3.6 bits).
@@ -76,7 +73,7 @@ def best_type(
     Args:
         rows: The models that fit.
         figures: Returns the figures of a row.
-        tokens_per_second: The useful speed of generation; ``USEFUL`` if ``None``.
+        tokens_per_second: The useful speed of generation; ``USEFUL_SPEED`` if ``None``.
         own_type: The type of most weights of the model, if known.
         published: The file type that keeps the weights of a model that is published quantized; empty for others.
     """
@@ -98,12 +95,12 @@ def best_type(
 
 def is_useful(each: TypeFigures, tokens_per_second: float | None) -> bool:
     """Return whether generation is fast enough."""
-    return each.rate >= (USEFUL if tokens_per_second is None else tokens_per_second)
+    return each.rate >= (USEFUL_SPEED if tokens_per_second is None else tokens_per_second)
 
 
 def reason(best: TypeFigures, called: str, tokens_per_second: float | None) -> str:
     """Say in a line why ``best`` is the best one."""
-    rate = f"{USEFUL if tokens_per_second is None else tokens_per_second:g} t/s"
+    rate = f"{USEFUL_SPEED if tokens_per_second is None else tokens_per_second:g} t/s"
     name = printable(called)
     if is_useful(best, tokens_per_second):
         return f"{name} has the best quality at {rate} or more (--tokens-per-second sets another speed)"
