@@ -20,7 +20,6 @@ from fitter.planning.search.expectations import (
     expected_whole,
     last_true,
     likely_fits_host,
-    seconds_by_token,
 )
 from fitter.planning.search.search_state import SearchState
 
@@ -230,21 +229,22 @@ class ContextChoice:
     def _more_partial(self, best: Answer, high: int) -> Answer:
         """Find the answer at the largest context for which weights leave the devices.
 
-        The time grows about in proportion to the context: each byte of a cache takes the place of a byte of weights.
+        The time grows about in proportion to the context, since caches take the place of weights.
         """
         state, step = best.state, self._request.alignment
         high = min(high, state.request.n_ctx_max)
         if expected_seconds(state, high) <= self._limit and (top := self._or_larger(best, high)) is not best:
             return top
         low, seconds, too_large = best.trial.params.n_ctx, self._seconds(best), high + step
-        by_token = seconds_by_token(state, self._request.n_ctx_min, self._request.n_ctx_max)
+        more = max(step, low // 8 // step * step)
+        by_token = (min(expected_seconds(state, low + more), 2 * self._limit) - seconds) / more
         aside = 1 / 8
         for _ in range(_MAX_PARTIAL):
             least, most = low, high
             if too_large <= high:
                 # times rise in steps, so that a guess is never next to a tested context
                 least, most = (low + int(part * (too_large - low)) for part in (aside, 1 - aside))
-            guess = low + (self._limit - seconds) / by_token if by_token else math.inf
+            guess = low + (self._limit - seconds) / by_token if by_token > 0 else math.inf
             n_ctx = high if guess >= high == most else int(min(max(guess, least), most)) // step * step
             if n_ctx <= low * (1 + _SMALL_SHARE):
                 break

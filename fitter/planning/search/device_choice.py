@@ -37,7 +37,6 @@ _MAX_FOR_LAST = 3
 With one, GLM-4.5 Air on three nearly full Arc Pro B60 (machine 102 of ``tools.search``) takes 1.9 times as long."""
 
 
-
 def in_better_order(state: SearchState) -> SearchState:
     """Put the device first that streams weights of the host fastest, where that is estimated faster.
 

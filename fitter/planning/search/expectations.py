@@ -45,13 +45,6 @@ def expected_whole(state: SearchState, n_ctx: int) -> float:
     return state.seconds(placement) if state.is_priced else 0.0
 
 
-def seconds_by_token(state: SearchState, low: int, high: int) -> float:
-    """Estimate the seconds that each token of context costs, if its caches take the place of weights on a device."""
-    units, larger = state.units(low), state.units(high)
-    growth = sum(b.cache - a.cache for a, b in zip(units, larger, strict=True)) / (high - low)
-    return growth * state.prices().saved_by_byte(max(units, key=lambda unit: unit.movable))
-
-
 def expected_partial(state: SearchState, n_ctx: int, spread: bool, *, is_plain: bool = False) -> float:
     """Estimate the seconds of ``place_partial``'s proposal; infinite where there is none."""
     at = state.situation(n_ctx, state.room(n_ctx, False))
