@@ -16,6 +16,7 @@ import pytest
 import fitter
 from fitter.llama.types import Breakdown
 from fitter.machine.gpu import parse_gpus
+from fitter.parameters.table import DEFAULTS
 from tools import shapes, upstream
 from tools.cases import CASES, Case
 
@@ -100,7 +101,8 @@ def test_upstream_measures_what_fitter_says_and_is_no_faster(
         + price.workload.generate / speeds["generation_tokens_per_second"]
     )
     # upstream's plans of these are up to 0.6 % faster: benchmarks/placements.py says which, and why
-    assert seconds <= price.seconds * 1.007
+    more = DEFAULTS["context_cost"] if plan["params"]["n_ctx"] > other.n_ctx else 0.0
+    assert seconds <= price.seconds * 1.007 * (1 + more)
 
 
 BY_BYTES = [case for case in CASES if len(case.gpus) == 1]

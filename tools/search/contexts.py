@@ -3,7 +3,7 @@
     python -m tools.search.contexts [--machines 30] [--first 0] [--cards 4]
 
 The scan makes a plan at each context and takes the largest that ``--context-cost`` accepts. The exit status is 1 where
-the chosen context is not between the scan's and the next step.
+the chosen context is a step or more from it: less than a step is worth no time.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class Scanned:
 
     @property
     def is_same(self) -> bool:
-        """Whether the chosen context is the scan's, or lies before the next step."""
-        more = [n_ctx for n_ctx in self.seconds if n_ctx > self.largest]
-        return self.largest <= self.plan.n_ctx < min(more, default=self.plan.n_ctx + 1)
+        """Whether the chosen context is less than a step from the scan's."""
+        contexts = sorted(self.seconds)
+        at = contexts.index(self.largest)
+        return contexts[max(0, at - 1)] <= self.plan.n_ctx < (contexts[at + 1 :] or [self.plan.n_ctx + 1])[0]
 
 
 def scan(machine: Machine, asking: Asking) -> Scanned | None:

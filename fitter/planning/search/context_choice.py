@@ -237,7 +237,11 @@ class ContextChoice:
             return top
         low, seconds, too_large = best.trial.params.n_ctx, self._seconds(best), high + step
         more = max(step, low // 8 // step * step)
-        by_token = (min(expected_seconds(state, low + more), 2 * self._limit) - seconds) / more
+        longer = expected_seconds(state, low + more)
+        if longer > self._limit and self._is_whole(best.trial):
+            # less context than that is not worth the time of the first weights on the host
+            return best
+        by_token = (min(longer, 2 * self._limit) - seconds) / more
         aside = 1 / 8
         for _ in range(_MAX_PARTIAL):
             least, most = low, high
