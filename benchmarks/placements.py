@@ -52,8 +52,10 @@ def compare(case: Case, directory: Path, worker: Worker, host_bandwidth: str | N
     gpus = parse_gpus(case.gpus)
     model = open_model(path, worker.header)
     upstreams = upstream_plan(case, path, gpus)
+    # at the context that upstream chooses: with more of it a plan may be slower
+    options = {**({"n_ctx": upstreams.n_ctx} if upstreams else {}), **_options(case)}
     try:
-        plan = fitter.fit(path, gpus=gpus, prompt=case.prompt, host_bandwidth=host_bandwidth, **_options(case))
+        plan = fitter.fit(path, gpus=gpus, prompt=case.prompt, host_bandwidth=host_bandwidth, **options)
     except FitterError as error:
         return Pair(case.name, len(gpus), (0, 0), None, None, str(error))
     if not plan.fits:

@@ -45,8 +45,8 @@ def test_a_fit_with_the_words_is_as_said(
     monkeypatch.setattr(best_plan, "SHARE_OF_FAILURE", 1000)
     options = {"program": "llama-server", "host_bandwidth": "60GB/s", **options}
     without, plan = (fitter.fit(models[name], **options, alternatives=flag) for flag in (False, True))
-    same = replace(without.search, seconds=plan.search.seconds)
-    assert replace(plan, alternatives=()) == replace(without, search=same)
+    # a second process may have measured the plan early, or not
+    assert replace(plan, alternatives=(), search=without.search) == without
     assert kinds <= {" ".join(each.arguments[::2]) for each in plan.alternatives}
     for each in plan.alternatives:
         pairs = zip(each.arguments[::2], each.arguments[1::2], strict=True)

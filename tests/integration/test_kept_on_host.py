@@ -78,7 +78,7 @@ def test_the_card_does_not_compute_with_what_it_has_no_kernels_for(worker: Worke
 @pytest.mark.parametrize(
     ("workload", "n_gpu_layers"),
     [
-        pytest.param({"prompt": 2048, "generate": 512}, 17, id="attention is worth the splits"),
+        pytest.param({"prompt": 3500, "generate": 512}, 17, id="attention is worth the splits"),
         pytest.param({"prompt": 64, "generate": 512}, 1, id="little to attend to is not"),
     ],
 )
@@ -88,7 +88,7 @@ def test_layers_of_which_little_is_computed_there_are_on_a_card_where_that_is_fa
     plan = planned(worker, TERNARY, "rtx-4090", **workload)
     assert plan.params.n_gpu_layers == n_gpu_layers and plan.estimate is not None
     for other in {1, 17} - {n_gpu_layers}:
-        slower = planned(worker, TERNARY, "rtx-4090", **workload, n_gpu_layers=other)
+        slower = planned(worker, TERNARY, "rtx-4090", **workload, n_gpu_layers=other, n_ctx=plan.params.n_ctx)
         assert slower.estimate is not None and slower.params.n_gpu_layers == other
         assert slower.estimate.seconds > 1.1 * plan.estimate.seconds
 

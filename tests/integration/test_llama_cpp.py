@@ -23,7 +23,7 @@ from fitter.llama.client import Worker
 from fitter.llama.processes import interpreter
 from fitter.llama.types import VirtualDevice, describe
 from tests.support.command import run_fitter, run_python
-from tests.support.llama_builds import fetched
+from tests.support.llama_builds import computing, fetched
 from tools.tiny import TINY_MOE, write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -333,7 +333,7 @@ def test_llama_is_fitted_with_the_library_that_loads_it(model: Path, monkeypatch
 
 
 def test_other_calls_take_it_too(model: Path) -> None:
-    directory = fetched("b10434")
+    directory = computing("b10434")
     server = directory / "llama-server"
     assert fitter.inspect(model, llama_cpp=server).model.path == str(model)
     assert fitter.measure(model, llama_cpp=server, n_ctx=512, devices="none").n_ctx == 512

@@ -159,7 +159,7 @@ def test_a_gpu_that_may_use_too_little_has_a_part(models: Models) -> None:
     setting = pool.setting
     assert setting is not None and setting.command == f"sudo sysctl iogpu.wired_limit_mb={setting.bytes // MIB}"
     (larger,) = parse_gpus([f"metal:48GiB:free={setting.bytes // MIB}MiB"])
-    better = models.fit("llama-3.1-70b", larger)
+    better = models.fit("llama-3.1-70b", larger, n_ctx=4096)
     check(better, larger)
     assert better.fits and better.params.tensor_buft_overrides == ()
     assert better.pools[0].load_mode is None and "-lm" not in better.arguments()
@@ -167,13 +167,13 @@ def test_a_gpu_that_may_use_too_little_has_a_part(models: Models) -> None:
 
 def test_the_kernel_parameter_that_is_named_is_enough(models: Models) -> None:
     (device,) = parse_gpus(["strix-halo:128GiB"])
-    plan = models.fit("gpt-oss-120b", device)
+    plan = models.fit("gpt-oss-120b", device, context_cost=0)
     setting = plan.pools[0].setting
     assert setting is not None
     pages = setting.bytes // 4096
     assert setting.command == f"ttm.pages_limit={pages} ttm.page_pool_size={pages} on the kernel's command line"
     (larger,) = parse_gpus([f"strix-halo:128GiB:free={setting.bytes // MIB}MiB"])
-    better = models.fit("gpt-oss-120b", larger)
+    better = models.fit("gpt-oss-120b", larger, context_cost=0)
     assert better.params.n_ctx == 131072 > plan.params.n_ctx and better.pools[0].setting is None
 
 

@@ -181,7 +181,7 @@ def test_a_draft_model_whose_cache_fills_a_device_is_spread(large: Path, server:
     plan = fit(large, cards, **given)
     assert plan.fits and plan.params.n_ctx > max(each.params.n_ctx for each in pinned)
     assert all(device.shared > 0 for device in plan.devices)
-    assert plan.search.dummy_loads < 50
+    assert plan.search.dummy_loads < 90
     main, draft = drafting.takes(server, large, parse_gpus(cards), plan.arguments())
     assert {row.device or "host": (row.model, row.context, row.compute) for row in plan.shared[0].rows} == draft
     for device in plan.devices:

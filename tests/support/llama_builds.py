@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+import fitter
+from fitter.errors import LibraryError
 from tools import llama_builds, llama_python
 
 PINNED = "python"
@@ -38,6 +40,18 @@ def fetched(name: str) -> Path:
         return llama_builds.fetched(llama_builds.packaged()[name])
     except llama_builds.FetchError as error:
         pytest.skip(str(error))
+
+
+def computing(name: str) -> Path:
+    """The directory of a build. Skips the test if it was compiled for processors that have more than this one."""
+    directory = fetched(name)
+    try:
+        fitter.devices(llama_cpp=directory)
+    except LibraryError as error:
+        if "ended with signal 4" in str(error):
+            pytest.skip(f"{name} has instructions that this processor has not")
+        raise
+    return directory
 
 
 def where(name: str) -> str:

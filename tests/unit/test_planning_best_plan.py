@@ -320,7 +320,7 @@ PRICED: dict[str, tuple[Request, float]] = {
     "all on a device": (request(DENSE, limits(8000)), 1.0),
     "layers leave": (request(DENSE, limits(900)), 1.0),
     "two devices": (request(DENSE, limits(900, 500)), 1.0),
-    "generation": (replace(request(DENSE, limits(900, 500)), objective="generation"), 0.9),
+    "generation": (replace(request(DENSE, limits(900, 500)), objective="generation"), 0.85),
     "prompt": (replace(request(DENSE, limits(900, 500)), objective="prompt"), 0.02),
 }
 

@@ -107,7 +107,9 @@ class ContextChoice:
             return bottom.trial
         if top and self._accepts(top):
             return top.trial
-        if self._is_for_most or not bottom.state.devices:
+        if not bottom.trial.params.devices:
+            return self._most_on_host(bottom).trial
+        if self._is_for_most:
             return self._most(bottom, high).trial
         best = self._more_whole(bottom, high)
         return (self._more_partial(best, high) if self._state.is_priced else self._more_in_total(best, high)).trial
@@ -166,6 +168,24 @@ class ContextChoice:
         answer = self._answer(n_ctx) if n_ctx > best.trial.params.n_ctx else None
         return answer if answer and self._accepts(answer) else best
 
+    def _most_on_host(self, best: Answer) -> Answer:
+        """Find the answer at the largest context without devices, which have no room even at the smallest."""
+        state = self._state.on(())
+
+        def attempt(n_ctx: int) -> bool:
+            nonlocal best
+            at = state.at(n_ctx)
+            answer = Answer(best_at(at), 1.0, at)
+            if not self._accepts(answer):
+                return False
+            best = answer
+            return True
+
+        if not attempt(state.request.n_ctx_max):
+            low, high = best.trial.params.n_ctx, state.request.n_ctx_max
+            self._largest(low, high, attempt, lambda n_ctx: likely_fits_host(state, n_ctx))
+        return best
+
     def _most(self, best: Answer, high: int) -> Answer:
         """Find the answer at the largest context that any placement has room for."""
 
@@ -189,7 +209,7 @@ class ContextChoice:
 
             def attempt(n_ctx: int, state: SearchState = state) -> bool:
                 at = state.at(n_ctx)
-                trial = settle_fastest(at, n_ctx) if at.chooses_devices else _whole_at(at)
+                trial = _whole_at(at)
                 return trial is not None and self._accepts(Answer(trial, 1.0, at))
 
             def promises(n_ctx: int, state: SearchState = state) -> bool:

@@ -214,7 +214,8 @@ class Devices:
         for device in by_speed[:_MAX_FOR_LAST]:
             # a time limit that is reached here keeps the best so far
             with suppress(LlamaCppError, CutShort, TimeLimitError):
-                trial = best_at(self._first.on((device,), last))
+                state = self._first.on((device,), last)
+                trial = _with_weights_of_host_layers(state, best_at(state))
                 best = trial if rank(trial) > rank(best) else best
         return best
 
