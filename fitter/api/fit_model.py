@@ -70,7 +70,7 @@ def fit(
         on_log: Called with every line of llama.cpp's log.
         worker: A worker to use for many fits; it stays open, and takes the devices of each call.
         alternatives: Whether to look for alternatives to the plan afterwards, such as a longer context or a ``q8_0``
-            cache, for at most a quarter of the search's time. They never change the plan.
+            cache, with at most a quarter of the search's dummy loads. They never change the plan.
         parameters: The keywords below.
 
     Returns:

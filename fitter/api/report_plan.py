@@ -101,7 +101,7 @@ def report(
         on_progress: Called for each context.
 
     Raises:
-        LibraryError: A package is missing: ``pip install 'llama-fitter[report]'``.
+        LibraryError: A package of the extra ``report`` is missing.
     """
     from fitter.output.pages.page import check_installed
     from fitter.output.pages.report_page import plan_page

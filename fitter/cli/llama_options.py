@@ -12,6 +12,7 @@ from functools import cache
 import click
 
 from fitter.cli import options
+from fitter.cli.unknown_options import words_after
 from fitter.storage.data_files import read_data
 
 _META = "fitter.llama_options"
@@ -65,7 +66,7 @@ class Command(options.Command):
         """Remove llama.cpp's options from ``args``, and parse the rest."""
         try:
             # completion accepts options that a run refuses
-            rest, ctx.meta[_META] = split(args, options.words_after(self, ctx), refuses=not ctx.resilient_parsing)
+            rest, ctx.meta[_META] = split(args, words_after(self, ctx), refuses=not ctx.resilient_parsing)
         except click.UsageError as error:
             if ctx.resilient_parsing:
                 return super().parse_args(ctx, args)

@@ -5,10 +5,8 @@ An absent option is ``None`` and is not passed on: only ``fitter.parameters.tabl
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +15,7 @@ import click
 from fitter.cli import completion
 from fitter.cli.command_help import HelpCommand
 from fitter.cli.command_help import SectionOption as SectionOption
+from fitter.cli.unknown_options import check_model_option, similar_option
 from fitter.errors import UsageError
 from fitter.llama.worker import process
 from fitter.model.shapes.shape_addresses import CONFIG, DEFAULT_TYPE, SHAPE, named
@@ -43,12 +42,12 @@ class Command(HelpCommand):
         """Parse, and name an unknown option in full: click would read ``-mx`` as ``-m`` and ``-x``."""
         words = list(args)
         try:
-            _check_model_option(self, ctx, words)
+            check_model_option(self, ctx, words)
             rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             word = next((word for word in words if word.startswith(error.option_name)), error.option_name)
             name = word.partition("=")[0]
-            meant = _similar_option(self, ctx, name)
+            meant = similar_option(self, ctx, name)
             raise click.NoSuchOption(
                 name, meant and f"No such option '{name}': did you mean {meant}?", ctx=ctx
             ) from None
@@ -180,53 +179,6 @@ shapes_option = _option(
 optional_model_argument = stacked(
     click.argument("model", type=click.Path(), metavar="[MODEL]", required=False), _model_option
 )
-
-
-def words_after(command: click.Command, ctx: click.Context) -> dict[str, int]:
-    """Count the words that follow each option of ``command``, by each of the option's names."""
-    return {
-        name: 0 if param.is_flag or param.count else param.nargs
-        for param in command.get_params(ctx)
-        if isinstance(param, click.Option)
-        for name in (*param.opts, *param.secondary_opts)
-    }
-
-
-def _similar_option(command: click.Command, ctx: click.Context, name: str) -> str | None:
-    """Find the option that was likely meant: of that beginning, of that name in Python, or spelt almost so."""
-    if not name.startswith("--"):
-        return None
-    options: dict[str, str] = {}
-    for param in command.get_params(ctx):
-        if isinstance(param, click.Option) and (long := [word for word in param.opts if word.startswith("--")]):
-            in_python = "--" + (param.name or "").replace("_", "-")
-            options |= {in_python: long[0], **{word: word for word in (*long, *param.secondary_opts)}}
-    longer = [word for word in options if word.startswith(name)]
-    close = sorted(longer, key=len) or difflib.get_close_matches(name, options, n=1, cutoff=0.8)
-    return options[close[0]] if close else None
-
-
-_ON_HUB = ("-hf", "-hfr", "--hf-repo")
-"""llama.cpp's options for a repository of Hugging Face's hub."""
-
-
-def _check_model_option(command: click.Command, ctx: click.Context, words: Sequence[str]) -> None:
-    """Raise ``click.UsageError`` for ``-hf``, and for ``-mx``, which click would read as ``-m x`` unlike llama.cpp."""
-    options = words_after(command, ctx)
-    for before, word in pairwise(("", *words)):
-        if word == "--":
-            return
-        if (name := word.partition("=")[0]) in _ON_HUB and not options.get(before):
-            raise click.UsageError(
-                f"{name} is an option of fit: name the model by its address, hf://org/repo/FILE.gguf", ctx
-            )
-        if (
-            word.startswith("-m")
-            and len(word) > 2
-            and word.partition("=")[0] not in options
-            and not options.get(before)
-        ):
-            raise click.NoSuchOption(word, ctx=ctx)
 
 
 def _take_model_option(command: click.Command, ctx: click.Context) -> None:
@@ -505,8 +457,8 @@ alternatives_option = _flag(
     "alternatives",
     "--alternatives/--no-alternatives",
     brief="",
-    help="Say what else could be had, such as a longer context or a q8_0 cache, in a quarter of the search's time. "
-    "[default: without JSON]",
+    help="Say what else could be had, such as a longer context or a q8_0 cache, with a quarter of the search's dummy "
+    "loads. [default: without JSON]",
 )
 
 verbose_option = stacked(

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fitter.errors import TimeLimitError
 from fitter.llama.types import Layout, LayoutEntry, Params
 from fitter.planning.plan.alternative import Alternative
 from fitter.planning.plan.plan import ModelSummary, Plan
@@ -21,7 +17,7 @@ from fitter.planning.pricing.pricing import price_placement
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.request.shared import remembered
 from fitter.planning.search import best_plan
-from fitter.planning.search.alternatives import MOST, MOST_SLOWER, MUCH_LONGER, WORTH, Clock, alternatives
+from fitter.planning.search.alternatives import MOST, MOST_SLOWER, MUCH_LONGER, WORTH, Budget, alternatives
 from fitter.planning.search.best_plan import DummyLoads, LoadCalls, fit
 from fitter.planning.search.levers import Candidate
 from fitter.planning.search.search_order import search
@@ -32,30 +28,9 @@ from tests.support.synthetic import CARD, SyntheticLlama, SyntheticModel, limits
 FAT = SyntheticModel(cache=16384)
 """Its caches are as large as its weights at the trained context."""
 FOUR = Params(n_seq_max=4, kv_unified=False)
-AT_ONCE = Clock(math.inf, 0)
 OPTIONS = {"-c": "n_ctx", "-ctk": "type_k", "-ctv": "type_v", "-np": "n_seq_max"}
-
-
-def without_loads() -> Clock:
-    """A clock with time for everything but a dummy load."""
-    return Clock(time.monotonic() + 1e6, 2e6)
-
-
-class SomeLoads(Clock):
-    """A clock with time for so many dummy loads."""
-
-    def __init__(self, loads: int) -> None:
-        super().__init__(math.inf, 0)
-        self._left = loads
-
-    def timed(self, load: Callable[[Params], Any]) -> Callable[[Params], Any]:
-        def ask(params: Params) -> Any:
-            self._left -= 1
-            if self._left < 0:
-                raise TimeLimitError("no time")
-            return load(params)
-
-        return ask
+ENOUGH = 10_000
+"""More dummy loads than any of these need."""
 
 
 def asked(
@@ -81,12 +56,12 @@ class Made:
         self.price = price_placement(made, *self.trial.used, params, self.measure(params), self.layout)
         self.plan = Candidate(made, self.trial, self.price if self.trial.fits else None, layout=self.layout)
 
-    def alternatives(self, clock: Clock = AT_ONCE, one_slot: Params | None = None) -> tuple[Alternative, ...]:
+    def alternatives(self, loads: int = ENOUGH, one_slot: Params | None = None) -> tuple[Alternative, ...]:
         calls = Callbacks(self.measure, self.record)
-        return alternatives(self.request, self.plan, calls, self.measure, one_slot, clock)
+        return alternatives(self.request, self.plan, calls, self.measure, one_slot, Budget(loads))
 
-    def words(self, clock: Clock = AT_ONCE, one_slot: Params | None = None) -> list[str]:
-        return [" ".join(each.arguments) for each in self.alternatives(clock, one_slot)]
+    def words(self, loads: int = ENOUGH, one_slot: Params | None = None) -> list[str]:
+        return [" ".join(each.arguments) for each in self.alternatives(loads, one_slot)]
 
 
 Q8 = "-ctk q8_0 -ctv q8_0"
@@ -166,7 +141,7 @@ def test_one_slot() -> None:
 
 def test_without_time_for_a_load_there_are_estimates() -> None:
     made = Made(asked(3000, params=LONG, fixed=("n_ctx",)))
-    (measured,), (estimated,) = made.alternatives(), made.alternatives(without_loads())
+    (measured,), (estimated,) = made.alternatives(), made.alternatives(0)
     assert measured.is_measured and not estimated.is_measured
     assert estimated.arguments == measured.arguments
     assert estimated.generation_tokens_per_second == pytest.approx(measured.generation_tokens_per_second, rel=0.1)
@@ -182,7 +157,7 @@ def test_without_time_for_a_load_there_are_estimates() -> None:
 )  # fmt: skip
 def test_an_estimate_is_no_answer(made: Request) -> None:
     assert Made(made).alternatives(), "a measurement would be one"
-    assert Made(made).words(without_loads()) == []
+    assert Made(made).words(0) == []
 
 
 @pytest.mark.parametrize(
@@ -192,11 +167,11 @@ def test_an_estimate_is_no_answer(made: Request) -> None:
         pytest.param(asked(1200), id="fits"),
     ],
 )  # fmt: skip
-def test_the_time_may_end_at_any_load(made: Request) -> None:
+def test_the_loads_may_end_at_any(made: Request) -> None:
     every = {" ".join(each.arguments): each for each in Made(made).alternatives()}
     most = 0
     for loads in (0, 1, 2, 3, 8):
-        found = Made(made).alternatives(SomeLoads(loads))
+        found = Made(made).alternatives(loads)
         measured = [each for each in found if each.is_measured]
         for each in measured:
             whole = every[" ".join(each.arguments)]
@@ -206,8 +181,10 @@ def test_the_time_may_end_at_any_load(made: Request) -> None:
     assert most == len(every)
 
 
-def test_without_time_there_is_none() -> None:
-    assert Made(asked(1200)).words(Clock(time.monotonic() - 1, 0)) == []
+def test_after_the_time_limit_there_is_none() -> None:
+    made = Made(asked(1200))
+    over = Budget(ENOUGH, time.monotonic() - 1)
+    assert alternatives(made.request, made.plan, Callbacks(made.measure, made.record), made.measure, None, over) == ()
 
 
 @settings(max_examples=15)

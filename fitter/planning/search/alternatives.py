@@ -1,8 +1,8 @@
-"""Alternatives to a plan: other parameters that the user could ask for, in a part of the search's time. Bytes.
+"""Alternatives to a plan: other parameters that the user could ask for, with a part of the search's loads. Bytes.
 
 The plan stands before they are looked for, and they never change it. Parameters that the user set stay, except a
 context that does not fit. A proposal near the plan's placement says what each could bring; a dummy load then accepts
-it, if there is time. Without the time it stays an estimate, and where the plan does not fit it is left out.
+it, while some are left. Without one it stays an estimate, and where the plan does not fit it is left out.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from fitter.planning.speed.work import pieces_of
 
 _T = TypeVar("_T")
 
-SHARE = 0.25
-"""Alternatives take at most this share of the search's seconds: a fit stays about as quick as without them."""
+SHARE = 1 / 4
+"""Alternatives take at most this share of the search's dummy loads: a fit stays about as quick as without them."""
 
-SHARE_OF_FAILURE = 0.5
+SHARE_OF_FAILURE = 1 / 2
 """The same where the plan does not fit: there an alternative is the answer, and each needs a dummy load."""
 
 WORTH = 0.1
@@ -74,34 +74,35 @@ class Idea:
         return replace(request, params=changed, fixed=request.fixed | {"n_ctx"}, allow=frozenset())
 
 
-class Clock:
-    """The time for alternatives: no load begins that would likely end too late.
+class Budget:
+    """Dummy loads for alternatives. Their number, not a time, so that the same question has the same answer.
 
     Args:
-        until: the end, on the monotonic clock.
-        load_seconds: how long a dummy load is likely to last.
+        loads: dummy loads that may be made.
+        until: the end of the user's time limit, on the monotonic clock.
     """
 
-    def __init__(self, until: float, load_seconds: float) -> None:
-        self._until, self._load_seconds = until, load_seconds
+    def __init__(self, loads: int, until: float | None = None) -> None:
+        self._left, self._until = loads, until
 
-    def has(self, seconds: float) -> bool:
-        """Whether so many seconds are left."""
-        return time.monotonic() + seconds <= self._until
+    def is_over(self) -> bool:
+        """Whether the user's time limit has passed."""
+        return self._until is not None and time.monotonic() > self._until
 
-    def timed(self, load: Callable[[Params], _T]) -> Callable[[Params], _T]:
-        """Wrap a load to raise ``TimeLimitError`` instead, where there is no time for it."""
+    def counted(self, load: Callable[[Params], _T]) -> Callable[[Params], _T]:
+        """Wrap a load to raise ``TimeLimitError`` instead, where none is left."""
 
         def ask(params: Params) -> _T:
-            if not self.has(self._load_seconds):
-                raise TimeLimitError("no time is left for alternatives")
+            if not self._left or self.is_over():
+                raise TimeLimitError("no dummy load is left for alternatives")
+            self._left -= 1
             return load(params)
 
         return ask
 
 
 def alternatives(
-    asked: Request, plan: Candidate, loads: Callbacks, measure: Measure, one_slot: Params | None, clock: Clock
+    asked: Request, plan: Candidate, loads: Callbacks, measure: Measure, one_slot: Params | None, budget: Budget
 ) -> tuple[Alternative, ...]:
     """Find alternatives to ``plan``, the answer to ``asked``; at most one of each kind.
 
@@ -109,23 +110,20 @@ def alternatives(
         loads: make dummy loads, with the memory of everything that shares the devices.
         measure: makes a dummy load of the model alone.
         one_slot: the parameters with one sequence instead of several; ``None`` if the user set their number.
-        clock: the time for all of it.
+        budget: the loads for all of it.
     """
     # a model that only reads texts needs no long cache, and its tokens have no speed of generation
     if not is_priced(asked) or asked.params.embeddings or (plan.trial.fits and plan.seconds is None):
         return ()
-    timed = replace(loads, measure=clock.timed(loads.measure), record=clock.timed(loads.record))
+    counted = replace(loads, measure=budget.counted(loads.measure), record=budget.counted(loads.record))
     found: list[Alternative] = []
     try:
-        near = _Near(asked, plan, timed, measure)
+        near = _Near(asked, plan, counted, measure)
     except FitterError:
         return ()
-    last = 0.0
     for ideas in _ideas(asked, plan, one_slot):
         for idea in ideas:
-            started = time.monotonic()
-            # an idea takes about as long as the one before
-            if len(found) == MOST or not clock.has(last):
+            if len(found) == MOST or budget.is_over():
                 return tuple(found)
             try:
                 alternative = near.attempt(idea)
@@ -133,9 +131,8 @@ def alternatives(
                 # not the user's own parameters
                 continue
             except FitterError:
-                # the time is over, or the worker ended: the plan stands
-                return tuple(found)
-            last = time.monotonic() - started
+                # no load is left, or the worker ended: the plan stands
+                break
             if alternative is not None:
                 found.append(alternative)
                 break
@@ -213,7 +210,7 @@ class _Near:
         """Return what ``idea`` brings; ``None`` where that is not worth saying.
 
         Raises:
-            TimeLimitError: There is no time for a load that the answer needs.
+            TimeLimitError: No load is left, and the answer needs one.
             LlamaCppError: llama.cpp refuses the parameters.
         """
         request, excess = limited(idea.of(self._plan.request), self._resized)
@@ -295,7 +292,7 @@ class _Near:
         return None
 
     def _refined(self, state: SearchState, trial: Trial) -> Trial:
-        """Use the room of compute buffers that a shorter context makes smaller, if there is time."""
+        """Use the room of compute buffers that a shorter context makes smaller, while loads are left."""
         proposal = self._propose(state)
         if proposal is None or trial.seconds is None or not is_worth_a_load(state.seconds(proposal), trial.seconds):
             return trial

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from statistics import median
 from typing import TypeVar
 
 from fitter.errors import LlamaCppError, TimeLimitError
@@ -33,7 +32,7 @@ from fitter.planning.request.shared import (
 )
 from fitter.planning.request.shared_margin import within_pools
 from fitter.planning.request.summary import DeviceUse, HostUse, ModelSummary, Search, SharedUse
-from fitter.planning.search.alternatives import SHARE, SHARE_OF_FAILURE, Clock, alternatives
+from fitter.planning.search.alternatives import SHARE, SHARE_OF_FAILURE, Budget, alternatives
 from fitter.planning.search.levers import Candidate, changed_params, changes, concessions, improve
 from fitter.planning.search.load_calls import DummyLoads as DummyLoads
 from fitter.planning.search.load_calls import LoadCalls as LoadCalls
@@ -69,7 +68,7 @@ def fit(
         companions: models and programs that share the memory. Of several choices the plan has the best one.
         others: devices for companions alone.
         deadline: end of the search, on the monotonic clock. The best plan so far is then confirmed.
-        with_alternatives: whether to look for alternatives afterwards, for a quarter of the search's time.
+        with_alternatives: whether to look for alternatives afterwards, for a quarter of the search's loads.
         one_slot: the parameters with one sequence, as an alternative; ``None`` if their number is the user's.
 
     Raises:
@@ -161,7 +160,6 @@ class _Fit:
         self._user_file = DummyLoads(self._measure, cache(llama.user_file.record))
         self.reserve: dict[str, int] = {}
         self._loads = self._user_file
-        self._load_seconds: list[float] = []
         skeleton = llama.skeleton
         # a repeated search makes many of the same loads
         self._skeleton = None if skeleton is None else DummyLoads(remembered(skeleton.measure), cache(skeleton.record))
@@ -190,18 +188,16 @@ class _Fit:
         self, best: Candidate, choice: _SharedChoice, effort: Search, one_slot: Params | None
     ) -> tuple[Alternative, ...]:
         """Find alternatives to the result of a search, on the file that it loaded."""
-        loads, now = self._loads, time.monotonic()
+        loads = self._loads
 
         def measure(params: Params) -> Breakdown:
             breakdown = loads.measure(params)
             return _add_companions(choice, breakdown, choice.companions.uses(params, breakdown, loads.measure))
 
         self._say("looking for alternatives")
-        until = now + (SHARE if best.trial.fits else SHARE_OF_FAILURE) * effort.seconds
-        if self._deadline is not None:
-            until = min(until, self._deadline)
-        clock = Clock(until, median(self._load_seconds or [0]))
-        return alternatives(choice.request, best, Callbacks(measure, loads.record), loads.measure, one_slot, clock)
+        share = SHARE if best.trial.fits else SHARE_OF_FAILURE
+        budget = Budget(max(1, int(share * effort.dummy_loads)), self._deadline)
+        return alternatives(choice.request, best, Callbacks(measure, loads.record), loads.measure, one_slot, budget)
 
     def _reserve_for(self, result: _Result) -> dict[str, int]:
         """Compute the bytes that must stay free for a real load of the result."""
@@ -375,14 +371,11 @@ class _Fit:
         """Wrap a load to note that the time limit has ended it."""
 
         def ask(params: Params) -> _T:
-            started = time.monotonic()
             try:
                 return load(params)
             except TimeLimitError:
                 self.is_cut_short = True
                 raise
-            finally:
-                self._load_seconds.append(time.monotonic() - started)
 
         return ask
 

@@ -85,8 +85,12 @@ class _SearchOrder:
         self.state = SearchState(request, usable_devices(request), callbacks)
 
     def choices_at(self, n_ctx: int) -> list[Choice]:
-        """Return the choices by price at a context."""
-        return self._choices_at.get(n_ctx, self._choices)
+        """Return the choices by price at a context, of each subject the quickest."""
+        found: dict[str, Choice] = {}
+        for choice in self._choices_at.get(n_ctx, self._choices):
+            if choice.subject not in found or choice.seconds <= found[choice.subject].seconds:
+                found[choice.subject] = choice
+        return list(found.values())
 
     def at(self, n_ctx: int) -> Answer:
         """Find the best trial at ``n_ctx``, with flash attention on or off where that is better."""

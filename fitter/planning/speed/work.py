@@ -22,7 +22,6 @@ from fitter.planning.speed.cost import Attention, Layer, Weights, Work
 from fitter.storage.data_files import read_data
 
 _FLOATS = ("f32", "f16", "bf16")
-
 LOOKED_UP = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"})
 """Types whose weights are entries of a codebook: a processor looks them up in small groups, one after another."""
 
