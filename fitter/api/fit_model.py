@@ -69,8 +69,9 @@ def fit(
         on_progress: Called at each step.
         on_log: Called with every line of llama.cpp's log.
         worker: A worker to use for many fits; it stays open, and takes the devices of each call.
-        alternatives: Whether to look for alternatives to the plan afterwards, such as a longer context or a ``q8_0``
-            cache, with at most a quarter of the search's dummy loads. They never change the plan.
+        alternatives: Whether to look for alternatives to the plan afterwards, such as a longer context, a ``q8_0``
+            cache or a smaller quantization, with at most a quarter of the search's dummy loads. They never change the
+            plan.
         parameters: The keywords below.
 
     Returns:

@@ -19,7 +19,7 @@ from fitter.planning.pricing.split_price import price_any_split
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import check_live_tokens, check_split_mode, context_of_a_sequence, workload_of
 from fitter.planning.speed.cost import Workload
-from fitter.planning.speed.work import facts_of
+from fitter.planning.speed.model_facts import facts_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -15,6 +15,7 @@ from fitter.api.checked_call import checked_worker_call
 from fitter.api.repeat_load import without_timeout
 from fitter.errors import FitterError, LlamaCppError, TimeLimitError, UsageError, WorkerError
 from fitter.llama.client import Worker
+from fitter.model.file_types import source_type
 from fitter.model.header import Model, open_model
 from fitter.model.shapes.shape_addresses import as_converted, wanted
 from fitter.output.documents.file_documents import QUANTIZATIONS
@@ -35,7 +36,6 @@ from fitter.planning.tables.quantization_rows import (
     published_as,
     quantization,
     short,
-    source_type,
 )
 from fitter.planning.tables.type_choice import FULL
 from fitter.storage.temporary import Directory

@@ -457,8 +457,8 @@ alternatives_option = _flag(
     "alternatives",
     "--alternatives/--no-alternatives",
     brief="",
-    help="Say what else could be had, such as a longer context or a q8_0 cache, with a quarter of the search's dummy "
-    "loads. [default: without JSON]",
+    help="Say what else could be had, such as a longer context or a smaller quantization, with a quarter of the "
+    "search's dummy loads. [default: without JSON]",
 )
 
 verbose_option = stacked(

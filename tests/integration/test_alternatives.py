@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ def test_a_fit_with_the_words_is_as_said(
     assert replace(plan, alternatives=(), search=without.search) == without
     assert kinds <= {" ".join(each.arguments[::2]) for each in plan.alternatives}
     for each in plan.alternatives:
+        if each.file_type:
+            continue
         pairs = zip(each.arguments[::2], each.arguments[1::2], strict=True)
         words = {KEYWORDS[word]: int(value) if value.isdigit() else value for word, value in pairs}
         other = fitter.fit(models[name], **{**options, **words})
@@ -63,8 +66,40 @@ def test_only_who_reads_them_pays_for_them(
 ) -> None:
     monkeypatch.setattr(best_plan, "SHARE", 1000)
     options = ["--gpu", "8GiB", "-c", "32768", "--host-bandwidth", "60GB/s"]
-    for words, expected in ((["--json"], []), (["--json", "--alternatives"], [Q8.split()])):
+    for words, expected in ((["--json"], []), (["--json", "--alternatives"], [Q8.split(), []])):
         assert main([str(models["llama-3.1-8b"]), *options, *words]) == 0
         out, err = capsys.readouterr()
         assert [each["arguments"] for each in json.loads(out)["alternatives"]] == expected
         assert (f"or    {Q8} " in err) is bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "file_type"),
+    [
+        pytest.param("qwen3-30b-a3b", "12GiB", "Q3_K_M", id="experts on the host"),
+        pytest.param("llama-3.1-8b:Q8_0", "8GiB", "Q6_K", id="then all of it is on the device"),
+        pytest.param("llama-3.1-8b:BF16", "12GiB", "Q8_0", id="not quantized"),
+        pytest.param("llama-3.1-8b", "24GiB", "", id="all of it is on the device"),
+        pytest.param("gpt-oss-120b", "24GiB", "", id="published quantized"),
+    ],
+)  # fmt: skip
+def test_the_next_smaller_file_type_is_about_as_said(name: str, gpu: str, file_type: str) -> None:
+    plan = fitter.fit(f"shape://{name}", gpus=[gpu], host_bandwidth="60GB/s", alternatives=True)
+    found = [each for each in plan.alternatives if each.file_type]
+    assert [each.file_type for each in found] == [file_type] * bool(file_type)
+    for each in found:
+        option, shape = each.arguments
+        assert (option, each.is_measured) == ("--shape", False)
+        other = fitter.fit(f"shape://{shape}", gpus=[gpu], host_bandwidth="60GB/s", n_ctx=plan.params.n_ctx)
+        assert other.estimate is not None
+        assert each.generation_tokens_per_second == pytest.approx(other.estimate.generation_tokens_per_second, rel=0.1)
+
+
+def test_another_file_is_named_where_no_words_ask_for_it(
+    models: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(models["llama-3.1-8b"]), "--gpu", "4GiB", "-c", "4096", "--json", "--alternatives"]) == 0
+    out, err = capsys.readouterr()
+    (found,) = [each for each in json.loads(out)["alternatives"] if each["file_type"]]
+    assert (found["arguments"], found["file_type"], found["measured"]) == ([], "Q3_K_M", False)
+    assert re.search(r"or +a Q3_K_M file +about [\d.]+ t/s", err)

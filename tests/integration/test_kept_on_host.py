@@ -11,7 +11,8 @@ from fitter.llama.client import Worker
 from fitter.model.header import open_model
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.ask import Ask
-from fitter.planning.speed.work import facts_of, host_only_tensors
+from fitter.planning.speed.model_facts import facts_of
+from fitter.planning.speed.work import host_only_tensors
 from tools import rpc_servers
 
 TERNARY = "shape://llama-3.2-1b:TQ2_0"

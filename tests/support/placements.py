@@ -9,7 +9,7 @@ from fitter.llama.types import Array, MetadataValue, Params, TensorBuftOverride,
 from fitter.model.header import Model
 from fitter.planning.placing.layer_sizes import HOST, Item
 from fitter.planning.placing.placement import Placement, overrides_of
-from fitter.planning.speed.work import ModelFacts, facts_of
+from fitter.planning.speed.model_facts import ModelFacts, facts_of
 from tools.shapes import SHAPES, Shape
 
 

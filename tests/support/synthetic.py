@@ -14,7 +14,7 @@ from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning.placing.placement import counts_for_split
 from fitter.planning.request.request import DeviceLimit, HostLimit, Request
 from fitter.planning.speed.cost import Workload
-from fitter.planning.speed.work import LayerFacts, ModelFacts, WeightFacts
+from fitter.planning.speed.model_facts import LayerFacts, ModelFacts, WeightFacts
 
 MIB = 1024 * 1024
 EXPERTS = re.compile(r"ffn_(up|down|gate_up|gate)_(ch|)exps")

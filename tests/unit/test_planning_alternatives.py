@@ -58,7 +58,7 @@ class Made:
 
     def alternatives(self, loads: int = ENOUGH, one_slot: Params | None = None) -> tuple[Alternative, ...]:
         calls = Callbacks(self.measure, self.record)
-        return alternatives(self.request, self.plan, calls, self.measure, one_slot, Budget(loads))
+        return alternatives(self.request, self.plan, calls, self.measure, one_slot, None, Budget(loads))
 
     def words(self, loads: int = ENOUGH, one_slot: Params | None = None) -> list[str]:
         return [" ".join(each.arguments) for each in self.alternatives(loads, one_slot)]
@@ -184,7 +184,10 @@ def test_the_loads_may_end_at_any(made: Request) -> None:
 def test_after_the_time_limit_there_is_none() -> None:
     made = Made(asked(1200))
     over = Budget(ENOUGH, time.monotonic() - 1)
-    assert alternatives(made.request, made.plan, Callbacks(made.measure, made.record), made.measure, None, over) == ()
+    assert (
+        alternatives(made.request, made.plan, Callbacks(made.measure, made.record), made.measure, None, None, over)
+        == ()
+    )
 
 
 @settings(max_examples=15)

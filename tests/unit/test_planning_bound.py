@@ -16,7 +16,8 @@ from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning.placing.layer_sizes import HOST, Unit
 from fitter.planning.speed.bound import lower_bound
 from fitter.planning.speed.cost import Attention, Costs, Family, HostCosts, Work, Workload, default, price
-from fitter.planning.speed.work import HostOnlyTensors, LayerFacts, ModelFacts, Pieces, WeightFacts
+from fitter.planning.speed.model_facts import LayerFacts, ModelFacts, WeightFacts
+from fitter.planning.speed.work import HostOnlyTensors, Pieces
 
 FAST = DeviceSpeed(1000e9, 160e12, 31.5e9, "cuda", "8.9", "test", True)
 SLOW = DeviceSpeed(300e9, 40e12, 15.8e9, "cuda", "8.9", "test", True)

@@ -16,7 +16,7 @@ from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.speed import cost
 from fitter.planning.speed.cost import MIN_OFFLOAD_BATCH, Attention, Estimate, Layer, Weights, Work, Workload, price
-from fitter.planning.speed.work import LOOKED_UP
+from fitter.planning.speed.model_facts import LOOKED_UP
 from tests.support import speed_rows
 from tests.support.speed_rows import Measured
 

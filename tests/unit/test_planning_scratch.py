@@ -14,7 +14,7 @@ from fitter.planning.request.request import Request
 from fitter.planning.search import scratch
 from fitter.planning.search.best_plan import DummyLoads, LoadCalls, fit
 from fitter.planning.search.load_reserve import reserve_for
-from fitter.planning.speed.work import LayerFacts, ModelFacts
+from fitter.planning.speed.model_facts import LayerFacts, ModelFacts
 from tests.support.real_cards import DATA
 from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, priced, request
 

@@ -13,12 +13,11 @@ from fitter.llama.types import LAYOUT_DEVICE, Array, Layout, LayoutEntry, Params
 from fitter.planning.placing.layer_sizes import HOST, Unit, between, units_of
 from fitter.planning.placing.placement import Placement
 from fitter.planning.speed.cost import Work
+from fitter.planning.speed.model_facts import WeightFacts, facts_of
 from fitter.planning.speed.work import (
     HostOnlyTensors,
     Pieces,
-    WeightFacts,
     as_measured,
-    facts_of,
     host_only_tensors,
     pieces_of,
     work_of,

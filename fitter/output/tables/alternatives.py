@@ -10,8 +10,8 @@ from fitter.planning.pricing.pricing import Price
 
 
 def alternative_lines(plan: Plan) -> list[Text]:
-    """Draw for each alternative the words to add, and the tokens per second with them and now."""
-    words = [" ".join(each.arguments) for each in plan.alternatives]
+    """Draw for each alternative the words to add (or the other file), and the tokens per second with them and now."""
+    words = [" ".join(each.arguments) or f"a {each.file_type} file" for each in plan.alternatives]
     width = max(map(len, words), default=0)
     verdict = "or" if plan.fits else "fits with"
     return [

@@ -33,7 +33,7 @@ from fitter.planning.request.request import DeviceLimit, HostLimit, PoolLimit, R
 from fitter.planning.request.request_limits import own_context
 from fitter.planning.request.shared_margin import MAPS, mapped_between, with_what_they_map
 from fitter.planning.speed.cost import Workload
-from fitter.planning.speed.work import facts_of
+from fitter.planning.speed.model_facts import facts_of
 
 _FFN_WEIGHT = re.compile(r"\.ffn_(up|down|gate|gate_up)\.")
 

@@ -20,10 +20,10 @@ from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.speed.bound import lower_bound
 from fitter.planning.speed.cost import Estimate, Part, Work, Workload, price
 from fitter.planning.speed.explain import Bound, Reason
+from fitter.planning.speed.model_facts import ModelFacts
 from fitter.planning.speed.work import (
     NO_HOST_ONLY,
     HostOnlyTensors,
-    ModelFacts,
     Pieces,
     as_measured,
     host_only_tensors,

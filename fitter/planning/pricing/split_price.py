@@ -19,7 +19,8 @@ from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.pricing import Price, Speeds, pieces_at, price_of, price_params, sources_of, speeds_of
 from fitter.planning.request.request import Request
 from fitter.planning.speed.cost import Costs, Estimate, Part, Work, Workload, figures, price
-from fitter.planning.speed.work import ModelFacts, Pieces, as_measured, work_of
+from fitter.planning.speed.model_facts import ModelFacts
+from fitter.planning.speed.work import Pieces, as_measured, work_of
 
 SUMS_OF_A_LAYER = 2
 """After attention and after the feed-forward part; one less where the host computes one of these parts."""

@@ -14,7 +14,7 @@ from fitter.parameters.table import DEFAULTS
 from fitter.parameters.table import LEVERS as LEVERS
 from fitter.planning.request.request_limits import own_context
 from fitter.planning.speed.cost import Workload
-from fitter.planning.speed.work import ModelFacts
+from fitter.planning.speed.model_facts import ModelFacts
 from fitter.text import MIB
 
 DEFAULT_MARGIN = 1024 * MIB

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from fitter.errors import FitterError, LlamaCppError, TimeLimitError
 from fitter.llama.types import Layout, Params
+from fitter.model.file_types import SmallerType
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.placing.layer_sizes import Unit, units_of
 from fitter.planning.placing.placement import Placement, caches_on, weights_on
@@ -29,6 +30,7 @@ from fitter.planning.search.levers import Candidate, changes
 from fitter.planning.search.proposals import place_fastest, place_whole
 from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
 from fitter.planning.speed.cache_sizes import resized
+from fitter.planning.speed.model_facts import scaled
 from fitter.planning.speed.work import pieces_of
 
 _T = TypeVar("_T")
@@ -63,15 +65,22 @@ _WORDS = ("n_ctx", "type_k", "type_v", "n_seq_max")
 
 @dataclass(frozen=True)
 class Idea:
-    """Changed fields of ``Params``, and whether they are for more context instead of less time."""
+    """Changed fields of ``Params``, whether they are for more context instead of less time, and a smaller file type."""
 
     params: tuple[tuple[str, Any], ...]
     is_longer: bool = False
+    smaller: SmallerType | None = None
 
     def of(self, request: Request) -> Request:
         """Return ``request`` with the changes, and without further concessions."""
         changed = replace(request.params, **dict(self.params))
-        return replace(request, params=changed, fixed=request.fixed | {"n_ctx"}, allow=frozenset())
+        facts = None if request.facts is None else scaled(request.facts, self.share)
+        return replace(request, params=changed, fixed=request.fixed | {"n_ctx"}, allow=frozenset(), facts=facts)
+
+    @property
+    def share(self) -> float:
+        """The share of the weights' bytes."""
+        return 1.0 if self.smaller is None else self.smaller.share
 
 
 class Budget:
@@ -102,7 +111,13 @@ class Budget:
 
 
 def alternatives(
-    asked: Request, plan: Candidate, loads: Callbacks, measure: Measure, one_slot: Params | None, budget: Budget
+    asked: Request,
+    plan: Candidate,
+    loads: Callbacks,
+    measure: Measure,
+    one_slot: Params | None,
+    smaller: SmallerType | None,
+    budget: Budget,
 ) -> tuple[Alternative, ...]:
     """Find alternatives to ``plan``, the answer to ``asked``; at most one of each kind.
 
@@ -110,6 +125,7 @@ def alternatives(
         loads: make dummy loads, with the memory of everything that shares the devices.
         measure: makes a dummy load of the model alone.
         one_slot: the parameters with one sequence instead of several; ``None`` if the user set their number.
+        smaller: the next smaller file type, if there is one.
         budget: the loads for all of it.
     """
     # a model that only reads texts needs no long cache, and its tokens have no speed of generation
@@ -121,7 +137,7 @@ def alternatives(
         near = _Near(asked, plan, counted, measure)
     except FitterError:
         return ()
-    for ideas in _ideas(asked, plan, one_slot):
+    for ideas in _ideas(asked, plan, one_slot, smaller):
         for idea in ideas:
             if len(found) == MOST or budget.is_over():
                 return tuple(found)
@@ -139,7 +155,7 @@ def alternatives(
     return tuple(found)
 
 
-def _ideas(asked: Request, plan: Candidate, one_slot: Params | None) -> list[list[Idea]]:
+def _ideas(asked: Request, plan: Candidate, one_slot: Params | None, smaller: SmallerType | None) -> list[list[Idea]]:
     """List kinds of ideas, the most useful first. The first idea of a kind that is worth it is the alternative."""
     base, trial, is_set = plan.request, plan.trial, "n_ctx" in asked.fixed
     n_ctx = asked.params.n_ctx if is_set and not trial.fits else trial.params.n_ctx
@@ -158,6 +174,8 @@ def _ideas(asked: Request, plan: Candidate, one_slot: Params | None) -> list[lis
     if one_slot is not None and base.params.n_seq_max > 1:
         fewer = tuple((name, getattr(one_slot, name)) for name in ("n_seq_max", "kv_unified", "n_outputs_max"))
         kinds.append([Idea((("n_ctx", n_ctx // base.n_streams), *fewer))])
+    if smaller is not None and trial.fits and not is_on_devices:
+        kinds.append([Idea((("n_ctx", n_ctx),), smaller=smaller)])
     return [*kinds, longer[1:]]
 
 
@@ -216,16 +234,11 @@ class _Near:
         request, excess = limited(idea.of(self._plan.request), self._resized)
         if excess is not None:
             return None
-        state = self._state(request)
+        state = self._state(request, idea.share)
         placement = self._propose(state)
         if placement is None or not self._is_worth(self._plan.trial.expected, state.seconds(placement), idea):
             return None
-        try:
-            trial = self._measured(state, placement)
-            is_measured = True
-        except TimeLimitError:
-            trial = self._estimated(state)
-            is_measured = False
+        trial, is_measured = self._trial(state, placement, idea)
         # llama.cpp is only fast with a quantized cache where flash attention is on
         has_cache = not {"type_k", "type_v"}.isdisjoint(dict(idea.params))
         if trial is None or (has_cache and trial.breakdown.flash_attn is not True):
@@ -235,10 +248,22 @@ class _Near:
         price = price_placement(request, *trial.used, trial.params, breakdown, layout)
         if price is None or not self._is_worth(self._plan.seconds, objective_seconds(request, price.estimate), idea):
             return None
-        if len(idea.params) == 1:
+        if len(idea.params) == 1 and idea.smaller is None:
             self._seconds[trial.params.n_ctx] = objective_seconds(request, price.estimate)
         speeds = price.prompt_tokens_per_second, price.generation_tokens_per_second
-        return Alternative(_words(self._asked, trial.params, idea), trial.params.n_ctx, *speeds, is_measured)
+        words, file_type = _words(self._asked, trial.params, idea), ""
+        if idea.smaller is not None:
+            words, file_type = idea.smaller.arguments, idea.smaller.name
+        return Alternative(words, trial.params.n_ctx, *speeds, is_measured, file_type)
+
+    def _trial(self, state: SearchState, placement: Placement, idea: Idea) -> tuple[Trial | None, bool]:
+        """Return the best trial near ``placement``, and whether it was measured: a smaller file cannot be loaded."""
+        if idea.smaller is not None:
+            return self._estimated(state, True), False
+        try:
+            return self._measured(state, placement), True
+        except TimeLimitError:
+            return self._estimated(state, False), False
 
     def _is_worth(self, before: float | None, seconds: float, idea: Idea) -> bool:
         """Whether an alternative is worth saying to a user whose plan takes ``before``, or does not fit."""
@@ -249,11 +274,20 @@ class _Near:
             return False
         return before is not None and seconds <= before * (MOST_SLOWER if idea.is_longer else 1 - WORTH)
 
-    def _state(self, request: Request) -> SearchState:
-        """Make a state with estimated caches, and with the compute buffers that the plan was measured with."""
-        state = SearchState(request, self._devices, replace(self._loads, record=self._resized))
+    def _state(self, request: Request, share: float) -> SearchState:
+        """Make a state with estimated sizes, and with the compute buffers that the plan was measured with."""
+
+        def record(params: Params) -> Layout:
+            layout = self._resized(params)
+            bytes_of = {"model": share, "context": 1.0}
+            entries = (each._replace(bytes=int(bytes_of[each.kind] * each.bytes)) for each in layout.entries)
+            return replace(layout, entries=tuple(entries))
+
+        state = SearchState(request, self._devices, replace(self._loads, record=record))
         state.prices()
-        state.learn(replace(self._plan.trial, devices=self._devices, placement=self._placement))
+        rows = tuple(replace(row, model=int(share * row.model)) for row in self._plan.trial.breakdown.rows)
+        breakdown = replace(self._plan.trial.breakdown, rows=rows)
+        state.learn(replace(self._plan.trial, devices=self._devices, placement=self._placement, breakdown=breakdown))
         return state
 
     def _resized(self, params: Params) -> Layout:
@@ -302,15 +336,16 @@ class _Near:
             return trial
         return refined if rank(refined) > rank(trial) else trial
 
-    def _estimated(self, state: SearchState) -> Trial | None:
+    def _estimated(self, state: SearchState, is_any_kind: bool) -> Trial | None:
         """Describe the latest proposal without a measurement; ``None`` where too little is known of its memory.
 
-        Compute buffers are known only of placements of the plan's kind.
+        Compute buffers are known only of placements of the plan's kind; with ``is_any_kind`` they are taken for others.
         """
         request, plan, placement = state.request, self._plan.trial, self._propose(state)
         if placement is None or not self._fits or request.pools or state.keeps_on_host:
             return None
-        if is_whole(request, state.devices, placement) != is_whole(request, state.devices, self._placement):
+        is_other_kind = is_whole(request, state.devices, placement) != is_whole(request, state.devices, self._placement)
+        if is_other_kind and not is_any_kind:
             return None
         units = state.units(request.params.n_ctx)
         planned = units_of(self._resized(plan.params), request.n_layer)

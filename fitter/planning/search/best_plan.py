@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from fitter.errors import LlamaCppError, TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params, Row
+from fitter.model.file_types import smaller_type
 from fitter.planning.plan.alternative import Alternative
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.pool_use import pool_uses
@@ -80,7 +81,7 @@ def fit(
     best, choice, breakdown, uses = running.run()
     trial, loads = best.trial, llama.dummy_loads()
     effort = Search(loads, time.monotonic() - started, llama.shared_loads(), running.is_cut_short)
-    alternative_plans = running.alternatives(best, choice, effort, one_slot) if with_alternatives else ()
+    alternative_plans = running.alternatives(best, choice, effort, one_slot, summary) if with_alternatives else ()
     on_progress(Progress(loads, "done"))
     occupied = tuple(device for device in others if taken(uses, device.name))
     devices = tuple(
@@ -185,7 +186,7 @@ class _Fit:
         return result
 
     def alternatives(
-        self, best: Candidate, choice: _SharedChoice, effort: Search, one_slot: Params | None
+        self, best: Candidate, choice: _SharedChoice, effort: Search, one_slot: Params | None, summary: ModelSummary
     ) -> tuple[Alternative, ...]:
         """Find alternatives to the result of a search, on the file that it loaded."""
         loads = self._loads
@@ -197,7 +198,11 @@ class _Fit:
         self._say("looking for alternatives")
         share = SHARE if best.trial.fits else SHARE_OF_FAILURE
         budget = Budget(max(1, int(share * effort.dummy_loads)), self._deadline)
-        return alternatives(choice.request, best, Callbacks(measure, loads.record), loads.measure, one_slot, budget)
+        asked, smaller = choice.request, None
+        if facts := asked.facts:
+            smaller = smaller_type(summary.path, summary.architecture, facts.type, facts.bits_per_weight)
+        callbacks = Callbacks(measure, loads.record)
+        return alternatives(asked, best, callbacks, loads.measure, one_slot, smaller, budget)
 
     def _reserve_for(self, result: _Result) -> dict[str, int]:
         """Compute the bytes that must stay free for a real load of the result."""

@@ -11,7 +11,7 @@ from functools import cache
 
 from fitter.llama.types import Breakdown, Params
 from fitter.planning.request.request import Request
-from fitter.planning.speed.work import LayerFacts
+from fitter.planning.speed.model_facts import LayerFacts
 from fitter.storage.data_files import read_data
 from fitter.text import MIB
 

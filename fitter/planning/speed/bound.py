@@ -25,7 +25,8 @@ from fitter.planning.speed.cost import (
     setting,
     tensor_seconds,
 )
-from fitter.planning.speed.work import Pieces, WeightFacts
+from fitter.planning.speed.model_facts import WeightFacts
+from fitter.planning.speed.work import Pieces
 
 _TOKEN_EMBEDDING = "token_embd.weight"
 

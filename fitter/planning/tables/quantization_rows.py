@@ -10,14 +10,15 @@ from typing import Any
 
 from fitter.errors import ModelError
 from fitter.llama.header.file_types import padded
-from fitter.llama.types import FileType, FileTypes, TensorInfo
+from fitter.llama.types import FileType, FileTypes
+from fitter.model.file_types import data
 from fitter.model.files.source import show
 from fitter.model.header import Model
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.plan_or_error import Planned
 from fitter.planning.plan.result_methods import methods_of
 from fitter.planning.request.summary import ModelSummary
-from fitter.planning.tables.type_choice import FULL, TypeFigures, best_type, data
+from fitter.planning.tables.type_choice import FULL, TypeFigures, best_type
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,6 @@ class Quantizations:
         """Return all of it for JSON, schema 1. Bytes."""
         document: dict[str, Any] = methods_of(self).to_dict(self)
         return document
-
-
-def source_type(tensors: Sequence[TensorInfo]) -> str:
-    """Return the type of most weights."""
-    counts: Counter[str] = Counter()
-    for tensor in tensors:
-        counts[tensor.type] += math.prod(tensor.shape)
-    return counts.most_common(1)[0][0]
 
 
 def check_source(model: Model) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from fitter.model.file_types import data
 from fitter.parameters.table import USEFUL_SPEED
-from fitter.storage.data_files import read_data
 from fitter.text import printable
 
 FULL = ("f32", "bf16", "f16")
@@ -47,12 +46,6 @@ class TypeFigures:
 
 
 _Row = TypeVar("_Row")
-
-
-@functools.cache
-def data() -> Mapping[str, Any]:
-    """Return the published facts about file types."""
-    return read_data(__file__, "file_types.toml")
 
 
 def best_type(
