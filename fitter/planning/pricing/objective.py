@@ -18,7 +18,7 @@ GAIN = 0.02
 _AS_QUICK = 0.01
 """Contexts are equally quick if their times differ by at most this share: the largest of them is the quickest."""
 
-_LITTLE_CONTEXT = 1 / 8
+LITTLE_CONTEXT = 1 / 8
 """More context by a smaller share is not worth more time: Llama 3.1 8B on 8 GiB would be 8 % slower for 2 % more."""
 
 WORTH_A_LOAD = 0.005
@@ -86,7 +86,7 @@ def best_pair(pairs: Sequence[tuple[int, float]], longest: Callable[[float], flo
     allowed = [pair for pair in pairs if pair[1] <= most]
     if not math.isinf(most):
         largest = max(n_ctx for n_ctx, _ in allowed)
-        allowed = [pair for pair in allowed if largest - pair[0] < _LITTLE_CONTEXT * pair[0]]
+        allowed = [pair for pair in allowed if largest - pair[0] < LITTLE_CONTEXT * pair[0]]
         quick = min(seconds for _, seconds in allowed)
         allowed = [pair for pair in allowed if pair[1] <= quick * (1 + _AS_QUICK)]
     return max(allowed, key=lambda pair: (pair[0], -pair[1]))

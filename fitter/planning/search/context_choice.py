@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fitter.errors import LlamaCppCrashError
-from fitter.planning.pricing.objective import longest_seconds
+from fitter.planning.pricing.objective import LITTLE_CONTEXT, longest_seconds
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import is_whole
 from fitter.planning.search.capacity import context_in_total, is_tight, is_too_large
@@ -31,9 +31,6 @@ _MAX_CRASHES = 8
 
 _MAX_PARTIAL = 6
 """Most contexts to test with weights on the host."""
-
-_SMALL_SHARE = 1 / 64
-"""With weights on the host, so small a share more of the context is not worth another test."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +267,7 @@ class ContextChoice:
                 least, most = (low + int(part * (too_large - low)) for part in (aside, 1 - aside))
             guess = low + (self._limit - seconds) / by_token if by_token > 0 else math.inf
             n_ctx = high if guess >= high == most else int(min(max(guess, least), most)) // step * step
-            if n_ctx <= low * (1 + _SMALL_SHARE):
+            if min(n_ctx, too_large - step) <= low * (1 + LITTLE_CONTEXT):
                 break
             longer = self._partial_seconds(state, n_ctx)
             # the first weights to leave may be those that cost next to nothing
