@@ -102,7 +102,7 @@ def test_a_card_takes_the_last_layer_where_no_cache_has_room_there(asking: Askin
     card = ("arc-pro-b60", 2443)
     one = machine("glm45-air", card, n_seq_max=256)
     plan, without = asking.fit(one), asking.fit(one, devices=())
-    assert plan.n_gpu_layers == 1 and plan.n_ctx == without.n_ctx
+    assert plan.n_gpu_layers > 0 and plan.n_ctx == without.n_ctx
     assert (plan.seconds or 0.0) < 0.9 * (without.seconds or 0.0)
 
 

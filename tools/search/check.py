@@ -47,7 +47,8 @@ def check(machine: Machine, asking: Asking, with_upstream: bool = False) -> Chec
     for relation in relations(machine, plan):
         asked += 1
         other = asking.fit(relation.machine)
-        if relation.is_free and (said := worse(other, relation.plan)):
+        is_excused = relation.is_excused and other.compute > plan.compute
+        if relation.is_free and not is_excused and (said := worse(other, relation.plan)):
             broken.append(f"{relation.what}: {said}")
         if relation.is_held and (said := worse(relation.plan, other)):
             broken.append(f"{relation.what} is better: {said}")

@@ -176,7 +176,11 @@ def better(machine: Machine) -> list[tuple[str, Machine]]:
     lever = rng.choice(list(LEVERS))
     found.append((f"a lever: {lever}", machine.having(allow=[lever])))
     if machine.slots > 1:
-        found.append((f"fewer slots: {machine.slots // 2}", machine.having(n_seq_max=machine.slots // 2)))
+        less = machine.having(n_seq_max=machine.slots // 2)
+        if "n_ctx" in options:
+            # of the same length: with twice of it, compute buffers grow
+            less = less.having(n_ctx=options["n_ctx"] // machine.streams * less.streams)
+        found.append((f"fewer slots: {less.slots}", less))
     return found
 
 

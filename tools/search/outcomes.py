@@ -29,7 +29,8 @@ SAME = GAIN
 class Outcome:
     """A plan in figures; ``error`` where there is none.
 
-    ``on_devices``: bytes of weights there. ``pins``: keywords of ``fitter.fit`` that set all that the plan chose.
+    ``on_devices`` and ``compute``: bytes of weights and of compute buffers there. ``pins``: keywords of ``fitter.fit``
+    that set all that the plan chose.
     """
 
     error: str = ""
@@ -39,6 +40,7 @@ class Outcome:
     bound: float | None = None
     n_gpu_layers: int = 0
     on_devices: int = 0
+    compute: int = 0
     placement: tuple[Any, ...] = ()
     arguments: tuple[str, ...] = ()
     pins: dict[str, Any] = field(default_factory=dict)
@@ -83,6 +85,7 @@ class Asking:
             bound=plan.bound.seconds if plan.bound else None,
             n_gpu_layers=plan.params.n_gpu_layers,
             on_devices=sum(device.model for device in plan.devices),
+            compute=sum(device.compute for device in plan.devices),
             placement=(plan.params.n_gpu_layers, tuple(split), len(plan.params.tensor_buft_overrides)),
             arguments=tuple(plan.arguments()) if plan.fits else (),
             pins={

@@ -21,6 +21,11 @@ def chooses_devices(request: Request, devices: Sequence[DeviceLimit]) -> bool:
     return is_priced(request) and len(devices) > 1 and not request.fixed & {"devices", "tensor_split"}
 
 
+def chooses_split(request: Request, devices: Sequence[DeviceLimit]) -> bool:
+    """Return whether the search chooses how many layers each of ``devices`` has."""
+    return is_priced(request) and len(devices) > 1 and "tensor_split" not in request.fixed
+
+
 def smallest_context(request: Request) -> int:
     """Return the smallest context of a plan: the user's, if set."""
     return request.params.n_ctx if "n_ctx" in request.fixed else request.n_ctx_min

@@ -307,7 +307,7 @@ class _Near:
         if is_in_place and self._fits:
             return self._placement
         if likely_fits_host(state, n_ctx):
-            propose = place_fastest if state.chooses_devices else place_whole
+            propose = place_fastest if state.chooses_split else place_whole
             if whole := propose(state.situation(n_ctx, state.room(n_ctx, True))):
                 return whole
         is_spread = state.request.is_expert_model or bool(self._placement.moved)

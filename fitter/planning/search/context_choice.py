@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fitter.errors import LlamaCppCrashError
-from fitter.planning.pricing.objective import LITTLE_CONTEXT, longest_seconds
+from fitter.planning.pricing.objective import LITTLE_CONTEXT, longest_seconds, rank
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import is_whole
 from fitter.planning.search.capacity import context_in_total, is_tight, is_too_large
@@ -31,6 +31,9 @@ _MAX_CRASHES = 8
 
 _MAX_PARTIAL = 6
 """Most contexts to test with weights on the host."""
+
+_SMALL_SHARE = 1 / 64
+"""With weights on the host, so small a share more of the context is not worth another test."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def best_at(state: SearchState) -> Trial:
 def _whole_at(state: SearchState) -> Trial | None:
     """Find the best trial with all of the model on devices; without devices on the host."""
     n_ctx = state.request.params.n_ctx
-    if state.chooses_devices and (fastest := settle_fastest(state, n_ctx)):
+    if state.chooses_split and (fastest := settle_fastest(state, n_ctx)):
         return fastest
     trial = state.trial(state.default, n_ctx)
     if trial.fits or not state.devices:
@@ -178,10 +181,13 @@ class ContextChoice:
             best = answer
             return True
 
+        bottom = best
         if not attempt(state.request.n_ctx_max):
             low, high = best.trial.params.n_ctx, state.request.n_ctx_max
             self._largest(low, high, attempt, lambda n_ctx: likely_fits_host(state, n_ctx))
-        return best
+        # a device may still have room for weights of layers whose cache is on the host
+        with_devices = self._or_larger(bottom, best.trial.params.n_ctx)
+        return with_devices if rank(with_devices.trial) > rank(best.trial) else best
 
     def _most(self, best: Answer, high: int) -> Answer:
         """Find the answer at the largest context that any placement has room for."""
@@ -267,7 +273,7 @@ class ContextChoice:
                 least, most = (low + int(part * (too_large - low)) for part in (aside, 1 - aside))
             guess = low + (self._limit - seconds) / by_token if by_token > 0 else math.inf
             n_ctx = high if guess >= high == most else int(min(max(guess, least), most)) // step * step
-            if min(n_ctx, too_large - step) <= low * (1 + LITTLE_CONTEXT):
+            if n_ctx <= low * (1 + _SMALL_SHARE) or too_large < low * (1 + LITTLE_CONTEXT):
                 break
             longer = self._partial_seconds(state, n_ctx)
             # the first weights to leave may be those that cost next to nothing

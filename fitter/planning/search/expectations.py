@@ -38,7 +38,7 @@ def expected_whole(state: SearchState, n_ctx: int) -> float:
     """Estimate the seconds with all of the model on devices, 0 without prices; infinite where it cannot be."""
     if state.is_priced:
         state.prices()
-    propose = place_fastest if state.chooses_devices else place_whole
+    propose = place_fastest if state.chooses_split else place_whole
     placement = propose(state.situation(n_ctx, state.room(n_ctx, True)))
     if placement is None:
         return math.inf

@@ -86,12 +86,17 @@ def place_whole(at: Situation) -> Placement | None:
 
 
 def place_fastest(at: Situation) -> Placement | None:
-    """Place them as ``place_whole`` does, where they take the least time. A slow device may get nothing."""
+    """Place them as ``place_whole`` does, where they take the least time. A slow device may get nothing.
+
+    ``None`` if that would be one of the user's devices.
+    """
     assert at.prices is not None
     prices = at.prices.all
     seconds = [prices.unit_seconds(d) for d in range(len(at.devices))]
     first = default_placement(at.request, at.devices).first
-    return pack_fastest(at.units, at.room.with_caches, seconds, prices.hop, first, prices.visits)
+    placement = pack_fastest(at.units, at.room.with_caches, seconds, prices.hop, first, prices.visits)
+    is_refused = placement is not None and placement.idle and "devices" in at.request.fixed
+    return None if is_refused else placement
 
 
 def place_partial(at: Situation, spread: bool, *, is_plain: bool = False) -> Placement | None:

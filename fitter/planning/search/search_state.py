@@ -180,6 +180,11 @@ class SearchState:
         return given.chooses_devices(self.request, self.devices)
 
     @property
+    def chooses_split(self) -> bool:
+        """Whether the search chooses how many layers each device has, not the user."""
+        return given.chooses_split(self.request, self.devices)
+
+    @property
     def keeps_on_host(self) -> bool:
         """Whether llama.cpp keeps some weights of layers on devices on the host. Without prices: ``False``."""
         return self.is_priced and bool(self.prices().host_only)
