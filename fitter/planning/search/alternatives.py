@@ -29,9 +29,8 @@ from fitter.planning.search.expectations import likely_fits_host
 from fitter.planning.search.levers import Candidate, changes
 from fitter.planning.search.proposals import place_fastest, place_whole
 from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
-from fitter.planning.speed.cache_sizes import resized
 from fitter.planning.speed.model_facts import scaled
-from fitter.planning.speed.work import pieces_of
+from fitter.planning.speed.work import resized_layout
 
 _T = TypeVar("_T")
 
@@ -292,11 +291,9 @@ class _Near:
 
     def _resized(self, params: Params) -> Layout:
         """Estimate the layout with ``params`` from the search's record."""
-        facts, layout, before = self._plan.request.facts, self._layout, self._plan.request.params
+        facts = self._plan.request.facts
         assert facts is not None
-        attention = pieces_of(facts, units_of(layout, facts.n_layer), layout.n_ctx, before).attention
-        windowed = {index for index, each in enumerate(attention) if each and each.window}
-        return resized(layout, facts.window, windowed, before, params)
+        return resized_layout(facts, self._layout, self._plan.request.params, params)
 
     def _propose(self, state: SearchState) -> Placement | None:
         """Propose a placement without a dummy load: the whole model on devices, or spilled as in the plan."""

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from fitter.errors import LlamaCppError, TimeLimitError
+from fitter.llama.types import Layout
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.pricing.objective import is_worth_a_load, rank
 from fitter.planning.pricing.pricing import bound_of, host_only_everywhere
@@ -24,6 +25,7 @@ from fitter.planning.search.corrections import settle_partial
 from fitter.planning.search.expectations import expected_partial, expected_plan
 from fitter.planning.search.search_state import CutShort, SearchState
 from fitter.planning.speed.explain import FAR
+from fitter.planning.speed.work import resized_layout
 
 _SLOW = 0.7
 """A device with less than this share of the fastest one's bandwidth is slow."""
@@ -70,7 +72,7 @@ class Devices:
         self._first = state
         self._states: dict[tuple[str, ...], SearchState] = {}
         self._trials: dict[tuple[str, ...], Trial] = {}
-        self._distances: dict[float, float] = {}
+        self._distances: dict[tuple[float, int], float] = {}
 
     def _best_on(self, state: SearchState) -> Trial:
         """Find the best trial on the devices of ``state``, once."""
@@ -160,7 +162,7 @@ class Devices:
         """Try other choices and orders of devices where ``best`` is far from its bound or leaves a device idle."""
         if user_chose_devices(self._request) or not best.fits or best.seconds is None or not self._first.devices:
             return best
-        is_far = self.distance(best) > FAR
+        is_far = self._is_far(best)
         is_spilled = best.placement.first > 0 or any(target == HOST for _, target in best.placement.moved)
         has_idle = len(best.devices) - len(best.placement.idle) < len(self._first.devices)
         if not is_far and not (is_spilled and has_idle):
@@ -172,7 +174,7 @@ class Devices:
             if rank(trial) > rank(best):
                 self._say_devices(trial, best)
                 best = trial
-                is_far = self.distance(best) > FAR
+                is_far = self._is_far(best)
         upstream = self._upstream() if is_far else None
         return upstream if upstream is not None and rank(upstream) > rank(best) else best
 
@@ -220,15 +222,26 @@ class Devices:
         return best
 
     def distance(self, best: Trial) -> float:
-        """Compute the time of ``best`` as a multiple of its lower bound; 1 where there is none."""
+        """Compute the time of ``best`` as a multiple of the lower bound at the smallest context; 1 without a bound."""
         layout = self._first.smallest_layout
-        if best.seconds is None or layout is None:
+        return 1.0 if layout is None else self._times(best, layout)
+
+    def _is_far(self, best: Trial) -> bool:
+        """Whether ``best`` is far from the lower bound at its own context."""
+        facts, layout = self._request.facts, self._first.smallest_layout
+        if facts is None or layout is None:
+            return False
+        return self._times(best, resized_layout(facts, layout, self._request.params, best.params)) > FAR
+
+    def _times(self, best: Trial, layout: Layout) -> float:
+        if best.seconds is None:
             return 1.0
-        if best.seconds not in self._distances:
+        key = best.seconds, layout.n_ctx
+        if key not in self._distances:
             kept = host_only_everywhere(self._request, *best.used, best.breakdown, layout)
             bound = bound_of(self._request, layout, best.seconds, None, kept)
-            self._distances[best.seconds] = bound.times if bound else 1.0
-        return self._distances[best.seconds]
+            self._distances[key] = bound.times if bound else 1.0
+        return self._distances[key]
 
     def _untested(self, best: Trial) -> list[tuple[float | None, SearchState]]:
         """List untested choices of devices, each with its expected seconds, the most promising first."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from fitter.llama.types import Layout, Params
 from fitter.model.tensors import layer_of, stays_on_host
 from fitter.parameters.table import MAPPED, PARAMETERS
-from fitter.planning.placing.layer_sizes import HOST, Unit
+from fitter.planning.placing.layer_sizes import HOST, Unit, units_of
 from fitter.planning.placing.placement import Placement, llama_placement
-from fitter.planning.speed.cache_sizes import CACHE_BYTES, cells_of
+from fitter.planning.speed.cache_sizes import CACHE_BYTES, cells_of, resized
 from fitter.planning.speed.cost import Attention, Layer, Weights, Work
 from fitter.planning.speed.model_facts import LayerFacts, ModelFacts
 
@@ -182,6 +182,13 @@ def pieces_of(
         params.of_parameter(PARAMETERS["load_mode"]) in MAPPED,
         host_only,
     )
+
+
+def resized_layout(facts: ModelFacts, layout: Layout, before: Params, after: Params) -> Layout:
+    """Estimate a layout with parameters ``after`` from one that was recorded with ``before``, at its own context."""
+    attention = pieces_of(facts, units_of(layout, facts.n_layer), layout.n_ctx, before).attention
+    windowed = {index for index, each in enumerate(attention) if each and each.window}
+    return resized(layout, facts.window, windowed, before, after)
 
 
 def host_only_tensors(facts: ModelFacts, layout: Layout, largest_tensors: Sequence[int | None]) -> HostOnlyTensors:
