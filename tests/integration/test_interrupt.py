@@ -163,16 +163,10 @@ NAMES = ("qwen3-30b-a3b", "nemotron-h-9b", "lock")
 _KILLS = 6
 
 
-@pytest.fixture(scope="module")
-def every(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Command, Run]]:
-    """Each command, and how it ends undisturbed."""
-    found = commands(tmp_path_factory.mktemp("models"))
-    return {command.name: (command, run(command)) for command in found if command.name in NAMES}
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_a_killed_worker_changes_no_answer(every: dict[str, tuple[Command, Run]], name: str) -> None:
-    command, whole = every[name]
+def test_a_killed_worker_changes_no_answer(name: str, tmp_path: Path) -> None:
+    (command,) = [command for command in commands(tmp_path) if command.name == name]
+    whole = run(command)
     assert whole.status == 0
     draw = random.Random(name)
     for _ in range(_KILLS):
