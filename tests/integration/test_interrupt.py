@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.patience import SECONDS, TooLateError, all_end, in_time, until
 from tools import shapes
-from tools.killed_workers import Command, Run, commands, drawn, run
+from tools.killed_workers import commands, drawn, run
 
 COMMANDS = {
     "fit": ("--gpu", "4x 24GiB"),

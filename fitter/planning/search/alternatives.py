@@ -127,8 +127,10 @@ def alternatives(
         smaller: the next smaller file type, if there is one.
         budget: the loads for all of it.
     """
-    # a model that only reads texts needs no long cache, and its tokens have no speed of generation
-    if not is_priced(asked) or asked.params.embeddings or (plan.trial.fits and plan.seconds is None):
+    # a model that only reads texts needs no long cache, and its tokens have no speed of generation; shares of every
+    # tensor (split mode tensor) have another search and other prices
+    is_unlike = asked.params.embeddings or asked.params.split_mode == "tensor"
+    if not is_priced(asked) or is_unlike or (plan.trial.fits and plan.seconds is None):
         return ()
     counted = replace(loads, measure=budget.counted(loads.measure), record=budget.counted(loads.record))
     found: list[Alternative] = []
