@@ -96,7 +96,7 @@ def test_the_next_smaller_file_type_is_about_as_said(name: str, gpu: str, file_t
 
 
 def test_there_are_none_where_every_tensor_is_shared(models: dict[str, Path]) -> None:
-    words: dict[str, Any] = {"gpus": ["2x 4GiB"], "n_ctx": 4096, "host_bandwidth": "60GB/s", "alternatives": True}
+    words: dict[str, Any] = {"gpus": ["2x 3GiB"], "n_ctx": 4096, "host_bandwidth": "60GB/s", "alternatives": True}
     assert fitter.fit(models["llama-3.1-8b"], **words).alternatives
     assert fitter.fit(models["llama-3.1-8b"], **words, split_mode="tensor").alternatives == ()
 
