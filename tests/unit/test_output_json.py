@@ -167,6 +167,7 @@ def test_alternatives_of_a_plan() -> None:
             "prompt_tokens_per_second": 1235.0,
             "generation_tokens_per_second": 12.35,
             "measured": False,
+            "file_type": "",
         }
     ]
 

@@ -81,7 +81,7 @@ def fit(
     best, choice, breakdown, uses = running.run()
     trial, loads = best.trial, llama.dummy_loads()
     effort = Search(loads, time.monotonic() - started, llama.shared_loads(), running.is_cut_short)
-    alternative_plans = running.alternatives(best, choice, effort, one_slot, summary) if with_alternatives else ()
+    alternative_plans = running.alternatives(best, choice, one_slot, summary) if with_alternatives else ()
     on_progress(Progress(loads, "done"))
     occupied = tuple(device for device in others if taken(uses, device.name))
     devices = tuple(
@@ -161,6 +161,7 @@ class _Fit:
         self._user_file = DummyLoads(self._measure, cache(llama.user_file.record))
         self.reserve: dict[str, int] = {}
         self._loads = self._user_file
+        self._tried: set[Params] = set()
         skeleton = llama.skeleton
         # a repeated search makes many of the same loads
         self._skeleton = None if skeleton is None else DummyLoads(remembered(skeleton.measure), cache(skeleton.record))
@@ -186,7 +187,7 @@ class _Fit:
         return result
 
     def alternatives(
-        self, best: Candidate, choice: _SharedChoice, effort: Search, one_slot: Params | None, summary: ModelSummary
+        self, best: Candidate, choice: _SharedChoice, one_slot: Params | None, summary: ModelSummary
     ) -> tuple[Alternative, ...]:
         """Find alternatives to the result of a search, on the file that it loaded."""
         loads = self._loads
@@ -197,7 +198,8 @@ class _Fit:
 
         self._say("looking for alternatives")
         share = SHARE if best.trial.fits else SHARE_OF_FAILURE
-        budget = Budget(max(1, int(share * effort.dummy_loads)), self._deadline)
+        # not all dummy loads that were made: how many a second process makes too many depends on the moment
+        budget = Budget(max(1, int(share * len(self._tried))), self._deadline)
         asked, smaller = choice.request, None
         if facts := asked.facts:
             smaller = smaller_type(summary.path, summary.architecture, facts.type, facts.bits_per_weight)
@@ -319,6 +321,7 @@ class _Fit:
 
         def measure(params: Params) -> Breakdown:
             self._say(f"loading with {_attempt(params, self._request)}")
+            self._tried.add(params)
             breakdown = self._timed(loads.measure)(params)
             latest.update(
                 {row.device: row.compute for row in breakdown.rows if row.device and row.compute and not row.is_host}
