@@ -170,9 +170,9 @@ def _estimated_sizes(request: Request, sizes: _Sizes, n_ctx: int) -> Mapping[str
 
 
 def _without_hopeless(request: Request, sizes: _Sizes, most: int | None = None) -> Request:
-    """Cap the contexts of ``request`` where caches alone exceed all devices.
+    """Cap the contexts of ``request`` where caches alone exceed all devices, but not below ``EXPENSIVE``.
 
-    A plan with such a context is far slower than with a smaller one. A tensor above ``most`` stops the cap, because it
+    A plan with such a context is mostly far slower than with a smaller one. A tensor above ``most`` stops the cap, because it
     comes first.
     """
     low = request.n_ctx_min
@@ -184,7 +184,7 @@ def _without_hopeless(request: Request, sizes: _Sizes, most: int | None = None) 
     if expected <= target or least >= expected:
         return request
     n_ctx = low + (top - low) * max(0, target - least) // (expected - least)
-    n_ctx = (n_ctx // request.alignment + 1) * request.alignment
+    n_ctx = (max(n_ctx, EXPENSIVE) // request.alignment + 1) * request.alignment
     if n_ctx >= top or (most is not None and _largest(_estimated_sizes(request, sizes, n_ctx)) > most):
         return request
     if sum(sizes(n_ctx).values()) <= target:
