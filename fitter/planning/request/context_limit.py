@@ -172,8 +172,8 @@ def _estimated_sizes(request: Request, sizes: _Sizes, n_ctx: int) -> Mapping[str
 def _without_hopeless(request: Request, sizes: _Sizes, most: int | None = None) -> Request:
     """Cap the contexts of ``request`` where caches alone exceed all devices, but not below ``EXPENSIVE``.
 
-    A plan with such a context is mostly far slower than with a smaller one. A tensor above ``most`` stops the cap, because it
-    comes first.
+    A plan with such a context is mostly far slower than with a smaller one. A tensor above ``most`` stops the cap,
+    because it comes first.
     """
     low = request.n_ctx_min
     top = max(min(request.n_ctx_max, request.context_limits.get(d.name, request.n_ctx_max)) for d in request.devices)
