@@ -297,8 +297,11 @@ def _with_weights_of_host_layers(state: SearchState, trial: Trial) -> Trial:
     n_ctx, trial = trial.params.n_ctx, replace(trial, seconds=state.seconds(trial.placement, trial.breakdown))
     if not is_worth_a_load(expected_partial(state, n_ctx, True), state.seconds(trial.placement)):
         return trial
+    # with the weights of all of them there, compute buffers may be smaller than with some (machine 5061: 25 % faster)
+    all_of_them = state.place_partial(state.situation(n_ctx, state.room(n_ctx, False, optimistic=True)), True)
+    found = [trial] if all_of_them is None else [trial, state.trial(all_of_them, n_ctx)]
     partial = settle_partial(state, n_ctx)
-    return partial if partial is not None and rank(partial) > rank(trial) else trial
+    return max(found if partial is None else [*found, partial], key=rank)
 
 
 def _names(devices: tuple[DeviceLimit, ...]) -> tuple[str, ...]:
