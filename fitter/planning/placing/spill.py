@@ -19,7 +19,9 @@ _MAX_CHOICES = 20_000
 With that alone DeepSeek V3.1 on eight devices is 4.5 % slower."""
 
 _MAX_FILLS_TRIED = 12
-"""For so many of those choices, the fullest first, the layers that lose items are computed."""
+"""For so many of those choices, the fullest first, the layers that lose items are computed.
+
+With four, Qwen3 30B-A3B on 8 GiB and 6 GiB has 3 % less context."""
 
 MAX_COMBINED = 300
 """``_MAX_CHOICES`` for a programme over boundaries, which asks a thousand times.

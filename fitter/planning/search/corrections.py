@@ -23,7 +23,9 @@ _MAX_CORRECTIONS = 12
 
 Four are enough for all 29 cases of ``tools/cases.py``: it ends corrections that would go on for ever."""
 _MAX_FILLS = 8
-"""How many items are brought back one by one to a layer that has room for them after all."""
+"""How many items are brought back one by one to a layer that has room for them after all.
+
+With none, Qwen3 32B on eight cards of 2 to 4 GiB is 1.2 % slower."""
 
 Propose = Callable[[Situation], "Placement | None"]
 

@@ -28,10 +28,9 @@ from fitter.planning.speed.explain import FAR
 from fitter.planning.speed.work import resized_layout
 
 _SLOW = 0.7
-"""A device with less than this share of the fastest one's bandwidth is slow."""
+"""A device with less than this share of the fastest one's bandwidth is slow.
 
-_LITTLE = 0.25
-"""A device with less than this share of the largest one's room has little."""
+With none, Qwen3 235B on an RTX 5090 and a GTX 1080 Ti takes 32 % longer for a prompt of 30,000 tokens."""
 
 _MAX_FOR_LAST = 3
 """So many devices, the fastest first, are tested with the last layer alone.
@@ -116,7 +115,7 @@ class Devices:
         """Yield untested choices of fewer devices, each with whether those left out hold little (or else are slow)."""
         small = _small(best)
         # an idle device may get something where another one is left out
-        for group in dict.fromkeys((*small, *self._slow(best), *_nearly_full(best))):
+        for group in dict.fromkeys((*small, *self._slow(best))):
             for devices in dict.fromkeys((best.used[0], best.devices)):
                 others = tuple(device for device in devices if device not in group)
                 if others and _names(others) not in self._trials:
@@ -320,13 +319,6 @@ def _useless(devices: tuple[DeviceLimit, ...], trial: Trial) -> list[DeviceLimit
         # all devices are idle: fewer of them need smaller compute buffers, and may be of use
         return sorted(idle, key=lambda device: device.target)[: (len(idle) + 1) // 2]
     return useless if trial.fits or not useless else [min(useless, key=lambda device: device.target)]
-
-
-def _nearly_full(best: Trial) -> list[tuple[DeviceLimit, ...]]:
-    """List devices with much less room than the largest: their part of the context may cost too much time."""
-    used = [device for device in best.devices if best.breakdown.on(device.name).used]
-    largest = max((device.target for device in used), default=0)
-    return [(device,) for device in used if device.target < _LITTLE * largest]
 
 
 def _small(best: Trial) -> list[tuple[DeviceLimit, ...]]:
