@@ -249,6 +249,8 @@ def test_what_cannot_fit_is_not_asked_about() -> None:
     plan = fitted(request(model, devices), llama)
     # 8 layers of 4096 bytes a token: 6000 MiB are less than 200,000 tokens, and contexts to EXPENSIVE load quickly
     assert plan.fits and llama.widest <= context_limit.EXPENSIVE + 256
+    capped, _ = limited(request(model, devices), llama.record)
+    assert context_limit.EXPENSIVE <= capped.n_ctx_max <= context_limit.EXPENSIVE + 256
 
 
 @pytest.mark.parametrize("machine", [(900,), (1500, 700), (3000, 3000), (400, 300, 500)], ids=str)

@@ -198,7 +198,7 @@ class _Fit:
 
         self._say("looking for alternatives")
         share = SHARE if best.trial.fits else SHARE_OF_FAILURE
-        # not all dummy loads that were made: how many a second process makes too many depends on the moment
+        # the search's own loads: how many more a second process makes differs from run to run
         budget = Budget(max(1, int(share * len(self._tried))), self._deadline)
         asked, smaller = choice.request, None
         if facts := asked.facts:
