@@ -124,6 +124,33 @@ def test_weights_of_all_host_layers_go_to_the_device_at_once(asking: Asking) -> 
     assert (asking.fit(one, **pins).seconds or 0.0) < 1.02 * (plan.seconds or 0.0)
 
 
+def test_a_device_that_would_borrow_attention_of_the_host_gets_fewer_layers(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # machine 5162: from layer 41 on the card also computes attention of layer 39, with a buffer of 358 MiB, not 153
+    monkeypatch.delenv("FITTER_PROGRAM")
+    one = machine("nemotron-h-9b", ("rtx-2080-ti", 2827), n_ctx=65536)
+    plan = asking.fit(one)
+    assert 0 < plan.n_gpu_layers <= 15
+    assert (plan.seconds or 0.0) < 0.96 * (asking.fit(one, n_gpu_layers=17, flash_attn="on").seconds or 0.0)
+
+
+def test_weights_of_host_layers_are_tried_beside_the_most_layers(asking: Asking) -> None:
+    # machine 36: with 20 or more host layers there is a second, slower best placement
+    cards = ("rtx-4070", None), ("rtx-5090", 27294)
+    one = machine("llama-3.1-8b", *cards, n_seq_max=128, n_ctx=524288, margin=0, host_memory=32768 * MIB)
+    plan = asking.fit(one, type_k="q8_0", type_v="q8_0")
+    assert plan.n_gpu_layers > 24 and len(plan.pins["devices"]) == 2
+
+
+def test_the_users_layers_fit_without_their_experts(asking: Asking) -> None:
+    # machine 5192: with some experts on the card its compute buffer is 131 MiB larger
+    cards = ("rtx-3060-12gb", None), ("rtx-3060-12gb", 2480)
+    one = machine("qwen3-next-80b-a3b", *cards, n_seq_max=32, n_ctx=311296, host_memory=65536 * MIB)
+    plan = asking.fit(one, devices=["CUDA0", "CUDA1"], n_gpu_layers=49, tensor_split=[44, 5])
+    assert plan.fits
+
+
 def test_a_card_without_room_costs_no_context(asking: Asking) -> None:
     one = machine("glm45-air", ("rtx-3060-12gb", 1782), n_seq_max=64)
     plan, without = asking.fit(one), asking.fit(one, devices=())

@@ -73,8 +73,8 @@ def chosen(state: SearchState) -> Trial:
     [
         pytest.param(known(8000), 32768, True, id="everything"),
         pytest.param(known(1500), 11264, True, id="as much as the whole model leaves room for"),
-        pytest.param(known(3500, 3000, model=MOE), 19456, False, id="more of it for a tensor on the host"),
-        pytest.param(known(900), 5376, False, id="a tenth of the time is for more context"),
+        pytest.param(known(3500, 3000, model=MOE), 22528, False, id="more of it for a tensor on the host"),
+        pytest.param(known(900), 5632, False, id="a tenth of the time is for more context"),
         pytest.param(known(900, context_cost=0.0), 4096, False, id="the quickest"),
         pytest.param(known(900, context_cost=math.inf), 32768, False, id="no limit"),
         pytest.param(known(900, objective="context"), 32768, False, id="context is the objective"),

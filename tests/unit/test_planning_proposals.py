@@ -58,7 +58,7 @@ def situation(
     units = units_of(layout, model.n_layer, asked.is_movable)
     budgets = tuple(device.free for device in devices)
     prices = PriceList(asked, devices, {N_CTX: units}) if is_priced else None
-    return Situation(asked, devices, N_CTX, units, Room(budgets, budgets), prices)
+    return Situation(asked, devices, N_CTX, units, Room(budgets, budgets, budgets), prices)
 
 
 def is_within(at: Situation, placement: Placement) -> bool:
@@ -146,6 +146,14 @@ def test_partial_by_the_users_split(n_gpu_layers: int | None, mib: int, counts: 
     assert (found and found.counts) == counts
 
 
+def test_the_users_layers_are_tried_without_items_before_none_fit() -> None:
+    params = Params(tensor_split=(1.0, 1.0), n_gpu_layers=6)
+    at = situation(400, 400, fixed=(*SPLIT, "n_gpu_layers"), params=params)
+    found = place_partial(replace(at, room=Room(*[(10 * MIB, 10 * MIB)] * 3)), False, is_plain=True)
+    assert found is not None and (found.first, found.counts) == (3, (3, 3))
+    assert {item for item, _ in found.moved} == {item for unit in at.units[3:] for item in unit.items}
+
+
 def test_a_priced_proposal_is_none_the_slower_for_each_step() -> None:
     at = situation(700, 500, model=CACHES, speeds=(CARD, SLOW_CARD))
     assert at.prices is not None
@@ -208,7 +216,7 @@ def test_a_split_of_the_users_may_leave_a_single_layer() -> None:
     at = situation(250, 10, fixed=SPLIT, params=Params(tensor_split=(1.0, 0.0)))
     found = place_partial(at, False, is_plain=True)
     assert found is not None and found.counts == (2, 0)
-    found = place_partial(replace(at, room=Room((100 * MIB, 0), (100 * MIB, 0))), False)
+    found = place_partial(replace(at, room=Room((100 * MIB, 0), (100 * MIB, 0), (100 * MIB, 0))), False)
     assert found is not None and found.counts == (1, 0), "the output alone"
 
 
@@ -220,7 +228,7 @@ FOR_TWO_LARGER = 2 * (20 + 16) * MIB + 2 * UNEQUAL.ffn[1] + 2 * UNEQUAL.ffn[2]
 
 def test_fewer_layers_lose_tensors() -> None:
     at = situation(1000, model=replace(UNEQUAL, n_layer=2))
-    at = replace(at, room=Room((100 * MIB + FOR_TWO_LARGER,), (0,)))
+    at = replace(at, room=Room((100 * MIB + FOR_TWO_LARGER,), (0,), (0,)))
     found = place_partial(at, True, is_plain=True)
     assert found is not None and found.first == 0 and {item.layer for item, _ in found.moved} == {1}
 
@@ -228,7 +236,7 @@ def test_fewer_layers_lose_tensors() -> None:
 def test_fewer_layers_lose_tensors_where_the_user_splits() -> None:
     params = Params(tensor_split=(1.0,), n_gpu_layers=3)
     at = situation(1000, model=UNEQUAL, fixed=(*SPLIT, "n_gpu_layers"), params=params)
-    at = replace(at, room=Room((100 * MIB + FOR_TWO_LARGER,), (0,)))
+    at = replace(at, room=Room((100 * MIB + FOR_TWO_LARGER,), (0,), (0,)))
     for each, layers in ((at, {3}), (replace(at, prices=None), {2, 3})):
         found = place_partial(each, True)
         assert found is not None and {item.layer for item, _ in found.moved} == layers
@@ -236,7 +244,7 @@ def test_fewer_layers_lose_tensors_where_the_user_splits() -> None:
 
 def test_fewer_layers_lose_tensors_to_the_host_than_to_a_slow_remote_device() -> None:
     at = situation(1000, 8000, model=UNEQUAL, speeds=(CARD, ON_A_SLOW_NETWORK))
-    at = replace(at, room=Room((FOR_TWO_LARGER, 8000 * MIB), (0, 0)))
+    at = replace(at, room=Room((FOR_TWO_LARGER, 8000 * MIB), (0, 0), (0, 0)))
     far = pack(at.units, at.room.with_caches, spread=True, counts=(2, 3))
     assert far is not None and {item.layer for item, _ in far.moved} == {0, 1}
     assert {(item.layer, target) for item, target in avoid_remote_tensors(at, far).moved} == {(1, HOST)}
@@ -265,7 +273,7 @@ def test_large_caches_give_way_to_what_is_on_the_host(mib: int, tensors_on_host:
 
 def test_a_device_without_a_cache_has_more_room() -> None:
     at = situation(700, model=CACHES)
-    at = replace(at, room=Room((90 * MIB,), (700 * MIB,)))
+    at = replace(at, room=Room((90 * MIB,), (90 * MIB,), (700 * MIB,)))
     found = swap_caches_for_weights(at, Placement(9, (0,)))
     assert found.first == 8 and weights_on(at.units, found) == [(100 + 6 * 100) * MIB]
 

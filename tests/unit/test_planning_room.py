@@ -12,7 +12,7 @@ from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.trial import Trial, missing_of
 from fitter.planning.request.request import SHARED_ROW
 from fitter.planning.search.compute_buffers import Buffers, LearnedCompute
-from fitter.planning.search.room import Room, off_by, room_left_by
+from fitter.planning.search.room import Room, cached_on, first_without_attention, off_by, room_left_by
 from tests.support.synthetic import MIB, SyntheticModel, limits, request
 
 DEVICES, BOTH = limits(100, 80), ("CUDA0", "CUDA1")
@@ -27,11 +27,11 @@ def measured(*compute: int, extra: int = 0, shared: int = 0) -> Breakdown:
     return Breakdown(tuple(rows), ("CUDA0", "CUDA1"), 4096, True)
 
 
-WHOLE = (True, measured(30, 20), {"CUDA0": True, "CUDA1": True})
-PART = (False, measured(40, 10), {"CUDA0": True, "CUDA1": True})
-PART_WITHOUT_CACHE = (False, measured(40, 2), {"CUDA0": True, "CUDA1": False})
-WITHOUT_CACHE = (False, measured(40, 2), {"CUDA1": False})
-FIRST_ALONE = (False, measured(40, 10), {"CUDA0": True})
+WHOLE = (True, measured(30, 20), {"CUDA0": "attention", "CUDA1": "attention"})
+PART = (False, measured(40, 10), {"CUDA0": "attention", "CUDA1": "attention"})
+PART_WITHOUT_CACHE = (False, measured(40, 2), {"CUDA0": "attention", "CUDA1": "nothing"})
+WITHOUT_CACHE = (False, measured(40, 2), {"CUDA1": "nothing"})
+FIRST_ALONE = (False, measured(40, 10), {"CUDA0": "attention"})
 
 
 @pytest.mark.parametrize(
@@ -98,10 +98,10 @@ def test_the_host_is_what_a_whole_placement_left_there() -> None:
 
 def test_what_is_taken_over_can_have_other_names_and_is_apart() -> None:
     known, other = Buffers(), Buffers()
-    known.learn(measured(30, 20), 4096, True, {"CUDA0": True, "CUDA1": True})
+    known.learn(measured(30, 20), 4096, True, {"CUDA0": "attention", "CUDA1": "attention"})
     other.take_over(known, {"CUDA0": "CUDA1", "CUDA1": "CUDA0"})
     assert other.room(DEVICES, 4096, True, [0, 0]).with_caches == (80 * MIB, 50 * MIB)
-    other.learn(measured(50, 50), 4096, True, {"CUDA0": True})
+    other.learn(measured(50, 50), 4096, True, {"CUDA0": "attention"})
     assert known.room(DEVICES, 4096, True, [0, 0]).with_caches == (70 * MIB, 60 * MIB)
 
 
@@ -149,22 +149,88 @@ def trial(placement: Placement, breakdown: Breakdown) -> Trial:
     return Trial(placement, DEVICES, Params(n_ctx=4096), breakdown, ())
 
 
+STATE = Unit(0, 10 * MIB, 2 * MIB, state=2 * MIB)
+KV = Unit(0, 10 * MIB, 5 * MIB)
+NEITHER = Unit(0, 20 * MIB, 0)
+
+
+def hybrid(*kinds: Unit) -> tuple[Unit, ...]:
+    return tuple(replace(kind, index=index) for index, kind in enumerate(kinds))
+
+
+HYBRID = hybrid(STATE, KV, NEITHER, STATE, NEITHER, STATE, NEITHER)
+
+
 @pytest.mark.parametrize(
-    ("placement", "with_caches", "without"),
+    ("units", "placement", "cached"),
     [
-        pytest.param(Placement(0, (2, 1)), (70, 1), (70, 60), id="a-cache-on-the-first"),
-        pytest.param(Placement(0, (3, 0)), (70, 1), (70, 2), id="an-idle-one-keeps-its-room"),
-        pytest.param(Placement(2, (1, 0)), (1, 1), (70, 2), id="no-cache-at-all"),
+        pytest.param(UNITS, Placement(0, (2, 1)), ["attention", "nothing"], id="caches of attention"),
+        pytest.param(UNITS, Placement(2, (1, 0)), ["nothing", "nothing"], id="the output alone"),
+        pytest.param(HYBRID, Placement(1, (3, 3)), ["attention", "states"], id="states behind attention of a device"),
+        pytest.param(HYBRID, Placement(2, (5,)), ["attention"], id="the first state behind attention of the host"),
+        pytest.param(HYBRID, Placement(3, (4,)), ["attention"], id="as first layer too"),
+        pytest.param(HYBRID, Placement(4, (3,)), ["states"], id="the second state"),
+        pytest.param(HYBRID, Placement(2, (1, 4)), ["nothing", "attention"], id="behind a device without caches"),
+        pytest.param(HYBRID, Placement(2, (2, 3)), ["attention", "states"], id="only one device computes it"),
+        pytest.param(HYBRID, Placement(7, (0,)), ["nothing"], id="all on the host"),
+        pytest.param(hybrid(STATE, STATE), Placement(1, (1,)), ["states"], id="no attention at all"),
     ],
 )
-def test_room_left_by_a_trial(placement: Placement, with_caches: tuple[int, ...], without: tuple[int, ...]) -> None:
-    room = Room((1 * MIB, 1 * MIB), (2 * MIB, 2 * MIB))
+def test_caches_that_a_device_computes_with(units: tuple[Unit, ...], placement: Placement, cached: list[str]) -> None:
+    assert cached_on(units, placement) == cached
+
+
+@pytest.mark.parametrize(
+    ("units", "first"),
+    [
+        pytest.param(UNITS, 2, id="attention in every layer"),
+        pytest.param(HYBRID, 4, id="behind the state that follows attention"),
+        pytest.param(hybrid(STATE, KV, NEITHER), 2, id="attention last"),
+        pytest.param(hybrid(STATE, STATE), 1, id="no attention"),
+    ],
+)
+def test_the_first_layer_without_attention(units: tuple[Unit, ...], first: int) -> None:
+    assert first_without_attention(units) == first
+    for start in range(len(units)):
+        computes = cached_on(units, Placement(start, (len(units) - start,)))[0] == "attention"
+        assert not computes or start < first
+
+
+def test_room_with_states_is_a_guess_until_it_is_measured() -> None:
+    buffers = Buffers()
+    for learned, expected in [
+        ("attention", ((60, 80), (100, 80), (60, 80))),
+        ("nothing", ((60, 80), (98, 80), (98, 80))),
+        ("states", ((60, 80), (90, 80), (98, 80))),
+    ]:
+        compute = {"attention": 40, "nothing": 2, "states": 10}[learned]
+        buffers.learn(measured(compute, 0), 4096, False, {"CUDA0": learned})  # type: ignore[dict-item]
+        room = buffers.room(DEVICES, 4096, False, [0, 0])
+        assert room == Room(*(tuple(mib * MIB for mib in mibs) for mibs in expected))
+
+
+@pytest.mark.parametrize(
+    ("placement", "expected"),
+    [
+        pytest.param(Placement(0, (2, 1)), ((70, 1), (70, 1), (70, 60)), id="a-cache-on-the-first"),
+        pytest.param(Placement(0, (3, 0)), ((70, 1), (70, 1), (70, 2)), id="an-idle-one-keeps-its-room"),
+        pytest.param(Placement(2, (1, 0)), ((1, 1), (1, 1), (70, 2)), id="no-cache-at-all"),
+    ],
+)
+def test_room_left_by_a_trial(placement: Placement, expected: tuple[tuple[int, int], ...]) -> None:
+    room = Room((1 * MIB, 1 * MIB), (1 * MIB, 1 * MIB), (2 * MIB, 2 * MIB))
     found = room_left_by(trial(placement, measured(30, 20)), UNITS, room, [0, 0])
-    assert found == Room(tuple(mib * MIB for mib in with_caches), tuple(mib * MIB for mib in without))
+    assert found == Room(*(tuple(mib * MIB for mib in mibs) for mibs in expected))
+
+
+def test_room_left_by_a_trial_with_states_alone() -> None:
+    room = Room((60 * MIB, 0), (90 * MIB, 0), (95 * MIB, 0))
+    found = room_left_by(trial(Placement(4, (3, 0)), measured(20, 0)), HYBRID, room, [4 * MIB, 0])
+    assert found == Room((60 * MIB, 0), (76 * MIB, 0), (95 * MIB, 0))
 
 
 def test_room_that_was_larger_before_is_kept_where_there_is_no_cache() -> None:
-    room = Room((1 * MIB, 1 * MIB), (2 * MIB, 90 * MIB))
+    room = Room((1 * MIB, 1 * MIB), (1 * MIB, 1 * MIB), (2 * MIB, 90 * MIB))
     found = room_left_by(trial(Placement(0, (2, 1)), measured(30, 20)), UNITS, room, [0, 0])
     assert found.without == (70 * MIB, 90 * MIB)
 
@@ -175,7 +241,7 @@ def test_off_by_is_what_was_measured_beyond_the_estimate() -> None:
 
 
 def test_room_of_a_placement_is_by_where_its_caches_are() -> None:
-    room = Room((60, 50), (70, 65))
+    room = Room((60, 50), (65, 60), (70, 65))
     assert room.of(UNITS, Placement(0, (2, 1))) == [60, 65]
     assert room.of(UNITS, Placement(2, (1, 0))) == [70, 65]
     assert replace(room, without=(60, 50)).of(UNITS, Placement(0, (2, 1))) == [60, 50]

@@ -82,14 +82,13 @@ def best_pair(pairs: Sequence[tuple[int, float]], longest: Callable[[float], flo
     Args:
         longest: the longest time for more context, from the time of the quickest (``longest_seconds``).
     """
-    most = longest(min(seconds for _, seconds in pairs))
-    allowed = [pair for pair in pairs if pair[1] <= most]
-    if not math.isinf(most):
-        largest = max(n_ctx for n_ctx, _ in allowed)
-        allowed = [pair for pair in allowed if largest - pair[0] < LITTLE_CONTEXT * pair[0]]
-        quick = min(seconds for _, seconds in allowed)
-        allowed = [pair for pair in allowed if pair[1] <= quick * (1 + _AS_QUICK)]
-    return max(allowed, key=lambda pair: (pair[0], -pair[1]))
+    quick = min(seconds for _, seconds in pairs)
+    allowed, quickest = (
+        max((pair for pair in pairs if pair[1] <= most), key=lambda pair: (pair[0], -pair[1]))
+        for most in (longest(quick), quick * (1 + _AS_QUICK))
+    )
+    is_little = allowed[0] - quickest[0] < LITTLE_CONTEXT * quickest[0]
+    return quickest if is_little and not math.isinf(longest(quick)) else allowed
 
 
 def lacks_less(trial: Trial, than: Trial) -> bool:

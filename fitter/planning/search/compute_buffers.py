@@ -1,7 +1,7 @@
 """Compute buffers, learned from the search's dummy loads. Bytes.
 
-A compute buffer depends on the placement: whether all of the model is on devices, and whether a device has a cache,
-with which it computes attention. So they are learned apart.
+A compute buffer depends on the placement: whether all of the model is on devices, and with which caches a device
+computes. So they are learned apart.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from fitter.llama.types import Breakdown
 from fitter.planning.request.request import SHARED_ROW, DeviceLimit
-from fitter.planning.search.room import Room
+from fitter.planning.search.room import Cached, Room
 
 _BESIDE = "beside the devices of "
 
@@ -61,7 +61,7 @@ class LearnedCompute:
 
 
 class Buffers:
-    """Compute buffers of whole placements, of others, and of devices without a cache.
+    """Compute buffers of whole placements, of others, and there of devices that compute no attention.
 
     ``shared`` is memory that others than the model use: it does not depend on the placement.
     """
@@ -69,7 +69,10 @@ class Buffers:
     def __init__(self, shared: LearnedCompute | None = None) -> None:
         self.shared = LearnedCompute() if shared is None else shared
         self._by_kind = {True: LearnedCompute(), False: LearnedCompute()}
-        self._without_cache = LearnedCompute()
+        self._without_attention: dict[Cached, LearnedCompute] = {
+            "states": LearnedCompute(),
+            "nothing": LearnedCompute(),
+        }
 
     @property
     def knows_any(self) -> bool:
@@ -85,17 +88,18 @@ class Buffers:
         breakdown: Breakdown,
         n_ctx: int,
         is_whole: bool,
-        used: Mapping[str, bool],
+        used: Mapping[str, Cached],
         pools: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
         """Learn a measurement.
 
         Args:
-            used: devices that are not idle, and whether each has a cache.
+            used: devices that are not idle, and the caches with which each computes.
             pools: bytes in use of each memory pool: all of them, and those that are not its devices'.
         """
-        for name, has_cache in used.items():
-            learned = self._by_kind[is_whole] if is_whole or has_cache else self._without_cache
+        for name, cached in used.items():
+            kind = self._by_kind[is_whole]
+            learned = kind if is_whole else self._without_attention.get(cached, kind)
             learned.learn(name, n_ctx, breakdown.on(name).compute)
         self._by_kind[is_whole].learn("host", n_ctx, breakdown.host.used)
         for name, (total, not_on_devices) in (pools or {}).items():
@@ -129,7 +133,7 @@ class Buffers:
     def take_over(self, other: Buffers, renamed: Mapping[str, str]) -> None:
         """Copy all buffers of ``other`` but the shared ones, with devices renamed."""
         self._by_kind = {is_whole: learned.copy(renamed) for is_whole, learned in other._by_kind.items()}
-        self._without_cache = other._without_cache.copy(renamed)
+        self._without_attention = {what: learned.copy(renamed) for what, learned in other._without_attention.items()}
 
     def room(
         self, devices: Sequence[DeviceLimit], n_ctx: int, is_whole: bool, off: Sequence[int], optimistic: bool = False
@@ -142,16 +146,27 @@ class Buffers:
             off: by how many bytes each device's weights and caches were above their estimate when last measured.
             optimistic: take no buffers from the other kind.
         """
-        with_caches, without = [], []
-        for d, device in enumerate(devices):
-            compute = self._by_kind[is_whole].at(device.name, n_ctx)
-            without_cache = self._without_cache.at(device.name, n_ctx)
-            if compute is None:
-                other = None if optimistic else self._by_kind[not is_whole].at(device.name, n_ctx)
-                compute = self.shared.at(device.name, n_ctx) if other is None else other
-                if without_cache is not None and not is_whole:
-                    compute = max(compute or 0, without_cache)
-            without_cache = compute if without_cache is None else without_cache
-            with_caches.append(device.target - (compute or 0) - off[d])
-            without.append(device.target - (without_cache or 0) - off[d])
-        return Room(tuple(with_caches), tuple(without))
+        computes = [self._compute(device.name, n_ctx, is_whole, optimistic) for device in devices]
+        left = [device.target - less for device, less in zip(devices, off, strict=True)]
+        with_caches, with_states, without = (
+            tuple(most - compute[kind] for most, compute in zip(left, computes, strict=True)) for kind in range(3)
+        )
+        return Room(with_caches, with_states, without)
+
+    def _compute(self, device: str, n_ctx: int, is_whole: bool, optimistic: bool) -> tuple[int, int, int]:
+        """Estimate a device's compute bytes with attention, with recurrent states alone, and without caches."""
+        compute = self._by_kind[is_whole].at(device, n_ctx)
+        shared = self.shared.at(device, n_ctx) or 0
+        if is_whole:
+            states = nothing = None
+        else:
+            states, nothing = (self._without_attention[cached].at(device, n_ctx) for cached in ("states", "nothing"))
+        if compute is None and states is not None:
+            compute = states
+        elif compute is None:
+            other = None if optimistic else self._by_kind[not is_whole].at(device, n_ctx)
+            compute = max(shared if other is None else other, nothing or 0)
+        elif states is None and not is_whole:
+            # the buffer of attention says nothing of it: a guess too low costs a load, one too high is not tried
+            states = nothing or shared
+        return compute, compute if states is None else states, compute if nothing is None else nothing

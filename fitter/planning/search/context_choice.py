@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fitter.errors import LlamaCppCrashError
@@ -23,17 +23,14 @@ from fitter.planning.search.expectations import (
 )
 from fitter.planning.search.search_state import SearchState
 
-_MAX_CONTEXTS = 40
-"""Most contexts to test between an accepted context and a larger one; the second half is a bisection."""
+_GUESSES = 20
+"""So many contexts are tested by what estimates promise, then as many by bisection: each ends a search that errs."""
+
+_GUESSES_PARTIAL = 2
+"""The same with weights on the host, where times are less exact: of 40 contexts a bisection needs five."""
 
 _MAX_CRASHES = 8
 """At most so many contexts are tried below one at which llama.cpp aborts."""
-
-_MAX_PARTIAL = 6
-"""Most contexts to test with weights on the host."""
-
-_SMALL_SHARE = 1 / 64
-"""With weights on the host, so small a share more of the context is not worth another test."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +181,7 @@ class ContextChoice:
         bottom = best
         if not attempt(state.request.n_ctx_max):
             low, high = best.trial.params.n_ctx, state.request.n_ctx_max
-            self._largest(low, high, attempt, lambda n_ctx: likely_fits_host(state, n_ctx))
+            self._largest(self._between(low, high), attempt, lambda n_ctx: likely_fits_host(state, n_ctx))
         # a device may still have room for weights of layers whose cache is on the host
         with_devices = self._or_larger(bottom, best.trial.params.n_ctx)
         return with_devices if rank(with_devices.trial) > rank(best.trial) else best
@@ -197,8 +194,8 @@ class ContextChoice:
             best = self._or_larger(best, n_ctx)
             return best.trial.params.n_ctx == n_ctx
 
-        state = self._state
-        self._largest(best.trial.params.n_ctx, high, attempt, lambda n_ctx: likely_fits_host(state, n_ctx))
+        state, contexts = self._state, self._between(best.trial.params.n_ctx, high)
+        self._largest(contexts, attempt, lambda n_ctx: likely_fits_host(state, n_ctx))
         return best
 
     def _more_whole(self, best: Answer, high: int) -> Answer:
@@ -220,80 +217,66 @@ class ContextChoice:
 
             step = self._request.alignment
             too_large = (min(high, state.request.n_ctx_max) // step + 1) * step
-            best = self._or_larger(best, self._largest(best.trial.params.n_ctx, too_large, attempt, promises))
+            contexts = self._between(best.trial.params.n_ctx, too_large)
+            best = self._or_larger(best, self._largest(contexts, attempt, promises) or 0)
         return best
 
-    def _largest(
-        self, low: int, too_large: int, attempt: Callable[[int], bool], promises: Callable[[int], bool]
-    ) -> int:
-        """Find the largest context between ``low`` and ``too_large`` at which ``attempt`` succeeds.
+    def _between(self, low: int, high: int) -> range:
+        """Return the contexts that llama.cpp takes above ``low`` and below ``high``."""
+        step = self._request.alignment
+        return range((low // step + 1) * step, high, step)
 
-        Ends when the next larger context was measured, and failed. ``promises`` guesses the first contexts.
+    def _largest(
+        self,
+        contexts: Sequence[int],
+        attempt: Callable[[int], bool],
+        promises: Callable[[int], bool],
+        guesses: int = _GUESSES,
+    ) -> int | None:
+        """Find the largest of ``contexts`` at which ``attempt`` succeeds; ``None`` if it does at none.
+
+        Ends when the next larger context was measured, and failed. ``promises`` tells the first contexts to try.
         """
-        step, crashes = self._request.alignment, 0
-        for tries in range(_MAX_CONTEXTS):
-            first, last = low // step, -(-too_large // step)
+        first, last, crashes = -1, len(contexts), 0
+        for tries in range(guesses + _GUESSES):
             if last - first <= 1 or crashes > _MAX_CRASHES:
                 break
             guess = (first + last) // 2
-            if tries < _MAX_CONTEXTS // 2 and not crashes:
-                guess = last_true(first, last, lambda n: promises(n * step))
+            if tries < guesses and not crashes:
+                guess = last_true(first, last, lambda index: promises(contexts[index]))
                 guess = min(max(guess, first + 1), last - 1)
             try:
-                is_success = attempt(guess * step)
+                is_success = attempt(contexts[guess])
             except LlamaCppCrashError:
                 is_success, crashes = False, crashes + 1
             if is_success:
-                low = guess * step
+                first = guess
             else:
-                too_large = guess * step
-        return low
+                last = guess
+        return contexts[first] if first >= 0 else None
 
     def _more_partial(self, best: Answer, high: int) -> Answer:
-        """Find the answer at the largest context for which weights leave the devices.
-
-        The time grows about in proportion to the context, since caches take the place of weights.
-        """
-        state, step = best.state, self._request.alignment
+        """Find the answer at the largest round context for which weights leave the devices."""
+        state = best.state
         high = min(high, state.request.n_ctx_max)
-        if expected_seconds(state, high) <= self._limit and (top := self._or_larger(best, high)) is not best:
+
+        def promises(n_ctx: int) -> bool:
+            return expected_seconds(state, n_ctx) <= self._limit
+
+        if promises(high) and (top := self._or_larger(best, high)) is not best:
             return top
-        low, seconds, too_large = best.trial.params.n_ctx, self._seconds(best), high + step
-        more = max(step, low // 8 // step * step)
-        longer = expected_seconds(state, low + more)
-        if longer > self._limit and self._is_whole(best.trial):
+        contexts = _round(best.trial.params.n_ctx, high, self._request.alignment)
+        if self._is_whole(best.trial) and contexts and not promises(contexts[0]):
             # less context than that is not worth the time of the first weights on the host
             return best
-        by_token = (min(longer, 2 * self._limit) - seconds) / more
-        aside = 1 / 8
-        for _ in range(_MAX_PARTIAL):
-            least, most = low, high
-            if too_large <= high:
-                # times rise in steps, so that a guess is never next to a tested context
-                least, most = (low + int(part * (too_large - low)) for part in (aside, 1 - aside))
-            guess = low + (self._limit - seconds) / by_token if by_token > 0 else math.inf
-            n_ctx = high if guess >= high == most else int(min(max(guess, least), most)) // step * step
-            if n_ctx <= low * (1 + _SMALL_SHARE) or too_large < low * (1 + LITTLE_CONTEXT):
-                break
-            longer = self._partial_seconds(state, n_ctx)
-            # the first weights to leave may be those that cost next to nothing
-            by_token = max((min(longer, 2 * self._limit) - seconds) / (n_ctx - low), by_token / 4)
-            if longer <= self._limit:
-                low, seconds = n_ctx, longer
-            elif too_large > high:
-                too_large = n_ctx
-            else:
-                too_large, aside = n_ctx, min(2 * aside, 1 / 2)
-        return self._or_larger(best, low)
+        n_ctx = self._largest(contexts, lambda n_ctx: self._is_quick(state, n_ctx), promises, _GUESSES_PARTIAL)
+        return self._or_larger(best, n_ctx or 0)
 
-    def _partial_seconds(self, state: SearchState, n_ctx: int) -> float:
-        """Measure weights on the host at ``n_ctx``, on the devices of ``state``; infinite where nothing fits."""
+    def _is_quick(self, state: SearchState, n_ctx: int) -> bool:
+        """Whether the rule accepts ``n_ctx`` with weights on the host, on the devices of ``state``."""
         at = state.at(n_ctx)
-        try:
-            trial = settle_partial(at, n_ctx)
-        except LlamaCppCrashError:
-            return math.inf
-        return self._seconds(Answer(trial, 1.0, at)) if trial and trial.fits else math.inf
+        trial = settle_partial(at, n_ctx)
+        return trial is not None and self._accepts(Answer(trial, 1.0, at))
 
     def _more_in_total(self, best: Answer, high: int) -> Answer:
         """Try the context that the devices hold in total, as upstream's fit does, and one between it and ``best``."""
@@ -309,3 +292,13 @@ class ContextChoice:
             if larger is not best:
                 return larger
         return best
+
+
+def _round(low: int, high: int, step: int) -> list[int]:
+    """List round contexts above ``low`` by an eighth or more, up to ``high``: eight to fifteen times a power of two.
+
+    They are the same for every machine, so that one with more memory never has less context.
+    """
+    sizes = (eighths << power for power in range((high // step).bit_length()) for eighths in range(8, 16))
+    contexts = sorted({*range(step, 8 * step, step), *(step * size for size in sizes), high})
+    return [n_ctx for n_ctx in contexts if low * (1 + LITTLE_CONTEXT) <= n_ctx <= high]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -19,7 +19,7 @@ from fitter.planning.pricing.objective import GAIN
 from fitter.planning.pricing.prices import PriceList
 from fitter.planning.request.given import default_placement, split_counts, units_on_devices
 from fitter.planning.request.request import DeviceLimit, Request
-from fitter.planning.search.room import Room
+from fitter.planning.search.room import Room, first_without_attention
 
 _STARTS = 8
 """So many first layers on devices are tried before the search goes on around the best of them.
@@ -61,6 +61,11 @@ class Situation:
     def times(self) -> Times | None:
         """Seconds of units on each device; ``None`` where only bytes count."""
         return self.prices.all.times(self.units) if self.prices and not self.is_short else None
+
+    @cached_property
+    def has_states(self) -> bool:
+        """Whether layers have recurrent states."""
+        return any(unit.state for unit in self.units)
 
     @property
     def first(self) -> int | None:
@@ -110,10 +115,27 @@ def place_partial(at: Situation, spread: bool, *, is_plain: bool = False) -> Pla
         placement = _split_by_user(at)
     else:
         placement = pack(at.units, at.room.with_caches, spread=spread, first=at.first, apart=at.apart, times=at.times)
-        placement = (placement and avoid_remote_tensors(at, placement)) or _all_on_host(at)
-    if at.prices is None or is_plain:
+        placement = (placement and avoid_remote_tensors(at, _shifted(at, placement))) or _all_on_host(at)
+    is_priced = at.prices is not None and not is_plain
+    if placement is None:
+        return (_bare_by_user(at) if is_priced else None) or _without_items_by_user(at)
+    return add_caches(at, swap_caches_for_weights(at, placement)) if is_priced else placement
+
+
+def _shifted(at: Situation, placement: Placement) -> Placement:
+    """Move one layer between neighbours if that is faster: ``pack`` does not see which tensors fit on other devices."""
+    if at.prices is None or at.is_short or not placement.moved:
         return placement
-    return _bare_by_user(at) if placement is None else add_caches(at, swap_caches_for_weights(at, placement))
+    found = [placement]
+    for left in range(len(placement.counts) - 1):
+        for step in (1, -1):
+            counts = list(placement.counts)
+            counts[left] += step
+            counts[left + 1] -= step
+            if min(counts) >= 0:
+                moved = pack(at.units, at.room.with_caches, spread=True, counts=counts, apart=at.apart)
+                found += [moved] if moved else []
+    return min(found, key=at.prices.seconds)
 
 
 def _split_by_user(at: Situation) -> Placement | None:
@@ -124,6 +146,17 @@ def _split_by_user(at: Situation) -> Placement | None:
         if placement and (at.request.is_expert_model or at.first is not None or not placement.moved):
             return placement
     return _all_on_host(at)
+
+
+def _without_items_by_user(at: Situation) -> Placement | None:
+    """Place the layers as the user says, with all their items on the host: the compute buffer may then be smaller."""
+    if at.first is None or (counts := at.counts(at.first)) is None:
+        return None
+    placement = Placement(at.first, counts)
+    needs = [sum(unit.need for unit in at.units[start:stop]) for start, stop in placement.ranges()]
+    if any(need > device.target for need, device in zip(needs, at.devices, strict=True)):
+        return None
+    return replace(placement, moved=tuple((item, HOST) for unit in at.units[at.first :] for item in unit.items))
 
 
 def _all_on_host(at: Situation) -> Placement | None:
@@ -165,26 +198,28 @@ def swap_caches_for_weights(at: Situation, placement: Placement) -> Placement:
     best, best_seconds = placement, (before := prices.seconds(placement))
     seconds_from: dict[int, float] = {}
 
-    def attempt(first: int) -> None:
+    def attempt(first: int) -> float:
         nonlocal best, best_seconds
-        if first in seconds_from or not 0 <= first < n_units:
-            return
-        seconds_from[first] = math.inf
-        for candidate in _fillings(at, first):
-            seconds = prices.seconds(candidate)
-            if seconds < seconds_from[first]:
-                seconds_from[first] = seconds
+        if first not in seconds_from and 0 <= first < n_units:
+            seconds_from[first] = math.inf
+            for candidate in _fillings(at, first):
+                seconds = prices.seconds(candidate)
+                seconds_from[first] = min(seconds, seconds_from[first])
                 if seconds < best_seconds:
                     best, best_seconds = candidate, seconds
+        return seconds_from.get(first, math.inf)
 
-    stride = max(1, n_units // _STARTS) if at.first is None else 1
-    for first in range(0, n_units, stride) if at.first is None else (at.first,):
-        attempt(first)
-    while stride > 1:
-        stride = (stride + 1) // 2
-        around = min(seconds_from, key=lambda first: seconds_from[first])
-        attempt(around - stride)
-        attempt(around + stride)
+    if at.first is not None:
+        attempt(at.first)
+    else:
+        first_stride = max(1, n_units // _STARTS)
+        starts = [*range(0, n_units, first_stride), *([first_without_attention(at.units)] if at.has_states else [])]
+        # with few caches on devices the least time may be next to the placement, else anywhere
+        for around in (min(starts, key=attempt), placement.first):
+            stride = first_stride
+            while stride > 1:
+                stride = (stride + 1) // 2
+                around = min((around, around - stride, around + stride), key=attempt)
     return best if best_seconds < (1 - GAIN) * before else placement
 
 
@@ -192,9 +227,15 @@ def _most_saved(at: Situation, prices: PriceList, placement: Placement) -> float
     """Estimate the seconds that weights on the host would save if they had the room of all caches on devices."""
     on_devices, caches = (sum(on(at.units, placement)) for on in (weights_on, caches_on))
     on_host = sum(unit.weights for unit in at.units) - on_devices
+    # devices without attention have more room
+    rooms = (at.room.without, at.room.with_states if at.has_states else at.room.without)
+    most = [max(0, *sizes) for sizes in zip(*rooms, strict=True)]
     # without a layer on devices, or with the user's number of layers, all room without weights
-    is_all = at.first is not None or not placement.n_gpu_layers
-    room = min(on_host, sum(max(0, size) for size in at.room.without) - on_devices if is_all else caches)
+    if at.first is not None or not placement.n_gpu_layers:
+        caches = sum(most) - on_devices
+    elif at.has_states:
+        caches += sum(max(0, size - here) for size, here in zip(most, at.room.of(at.units, placement), strict=True))
+    room = min(on_host, caches)
     largest = max(at.units, key=lambda unit: unit.movable)
     return room * max(prices.all.saved_by_byte(largest, d) for d in range(len(at.devices))) if room > 0 else 0.0
 
@@ -203,9 +244,8 @@ def _fillings(at: Situation, first: int) -> list[Placement]:
     """Place layers from ``first`` on on devices, and fill the room with weights of the others in each possible way."""
     assert at.prices is not None
     prices = at.prices.all
-    has_caches = any(unit.cache for unit in at.units[first:])
-    budgets = at.room.with_caches if has_caches else at.room.without
-    base = pack(at.units, budgets, spread=True, first=first, counts=at.counts(first), apart=at.apart, times=at.times)
+    room, counts = at.room.behind(at.units, first), at.counts(first)
+    base = pack(at.units, room, spread=True, first=first, counts=counts, apart=at.apart, times=at.times)
     if base is None:
         return []
     far = [d for d in range(len(at.devices)) if prices.is_remote(d)]

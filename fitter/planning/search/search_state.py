@@ -13,7 +13,7 @@ from typing import TypeVar
 from fitter.errors import TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.planning.placing.layer_sizes import HOST, Unit, between, units_of
-from fitter.planning.placing.placement import Placement, caches_on
+from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import best_of, lacks_less, rank
 from fitter.planning.pricing.prices import PriceList, Prices
 from fitter.planning.pricing.trial import Trial, missing_of
@@ -22,7 +22,7 @@ from fitter.planning.request.request import DeviceLimit, Measure, Record, Reques
 from fitter.planning.search import proposals
 from fitter.planning.search.compute_buffers import Buffers
 from fitter.planning.search.proposals import Situation
-from fitter.planning.search.room import Room, off_by, room_left_by
+from fitter.planning.search.room import Cached, Room, cached_on, off_by, room_left_by
 from fitter.planning.speed.explain import Choice
 
 _T = TypeVar("_T")
@@ -276,9 +276,11 @@ class SearchState:
         is_whole = given.is_whole(self.request, self.devices, placement)
         # the lack of a placement proposed before any compute buffer was known means little
         is_guess = not is_whole and not self.buffers.knows_any
-        caches = caches_on(self.units(n_ctx), placement) if self.can_price else [1] * len(self.devices)
+        cached: list[Cached] = ["attention"] * len(self.devices)
+        if self.can_price:
+            cached = cached_on(self.units(n_ctx), placement)
         # an idle device's compute buffer says nothing of its buffer with a layer
-        used = {d.name: bool(caches[i]) for i, d in enumerate(self.devices) if i not in placement.idle}
+        used = {d.name: cached[i] for i, d in enumerate(self.devices) if i not in placement.idle}
         self.buffers.learn(trial.breakdown, n_ctx, is_whole, used, shared_margin.parts(self.request, trial.breakdown))
         if self.least is None or self._least_is_guess or lacks_less(trial, self.least):
             self.least, self._least_is_guess = trial, is_guess
