@@ -72,6 +72,7 @@ class Prices:
         self._flash: dict[bool | None, Pieces] = {}
         self._n_units = len(units)
         self._times: Times | None = None
+        self._unit_seconds: dict[int, list[float]] = {}
 
     @property
     def host_only(self) -> HostOnlyTensors:
@@ -104,8 +105,10 @@ class Prices:
 
     def unit_seconds(self, place: int) -> list[float]:
         """Estimate the objective's part of each unit that is whole at ``place``: a device's index, or ``HOST``."""
+        if place in self._unit_seconds:
+            return self._unit_seconds[place]
         at, facts = self._setting, self._pieces.facts
-        seconds = [0.0] * self._n_units
+        seconds = self._unit_seconds[place] = [0.0] * self._n_units
         for index in range(len(facts.layers) + 1):
             layer = self._pieces.layer(index, place)
             total = layer_seconds(layer, at)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -48,6 +48,8 @@ class Situation:
     room: Room
     prices: PriceList | None
     is_short: bool = False
+    fillings: dict[int, tuple[float, Placement | None]] = field(default_factory=dict, compare=False, repr=False)
+    """The fastest filling by its first layer on devices, and its seconds, as far as any was asked for."""
 
     @cached_property
     def apart(self) -> int:
@@ -194,33 +196,27 @@ def swap_caches_for_weights(at: Situation, placement: Placement) -> Placement:
     """
     if at.prices is None or _most_saved(at, at.prices, placement) < GAIN * at.prices.seconds(placement):
         return placement
-    n_units, prices = len(at.units), at.prices
-    best, best_seconds = placement, (before := prices.seconds(placement))
-    seconds_from: dict[int, float] = {}
+    n_units, tried = len(at.units), set[int]()
 
     def attempt(first: int) -> float:
-        nonlocal best, best_seconds
-        if first not in seconds_from and 0 <= first < n_units:
-            seconds_from[first] = math.inf
-            for candidate in _fillings(at, first):
-                seconds = prices.seconds(candidate)
-                seconds_from[first] = min(seconds, seconds_from[first])
-                if seconds < best_seconds:
-                    best, best_seconds = candidate, seconds
-        return seconds_from.get(first, math.inf)
+        tried.add(first)
+        if first not in at.fillings:
+            at.fillings[first] = _fastest_filling(at, first) if 0 <= first < n_units else (math.inf, None)
+        return at.fillings[first][0]
 
     if at.first is not None:
         attempt(at.first)
     else:
         first_stride = max(1, n_units // _STARTS)
         starts = [*range(0, n_units, first_stride), *([first_without_attention(at.units)] if at.has_states else [])]
-        # with few caches on devices the least time may be next to the placement, else anywhere
+        # the least time may be next to the placement, or where hardly a cache is on devices
         for around in (min(starts, key=attempt), placement.first):
             stride = first_stride
             while stride > 1:
                 stride = (stride + 1) // 2
                 around = min((around, around - stride, around + stride), key=attempt)
-    return best if best_seconds < (1 - GAIN) * before else placement
+    seconds, best = at.fillings[min(tried, key=attempt)]
+    return best if best and seconds < (1 - GAIN) * at.prices.seconds(placement) else placement
 
 
 def _most_saved(at: Situation, prices: PriceList, placement: Placement) -> float:
@@ -240,16 +236,17 @@ def _most_saved(at: Situation, prices: PriceList, placement: Placement) -> float
     return room * max(prices.all.saved_by_byte(largest, d) for d in range(len(at.devices))) if room > 0 else 0.0
 
 
-def _fillings(at: Situation, first: int) -> list[Placement]:
+def _fastest_filling(at: Situation, first: int) -> tuple[float, Placement | None]:
     """Place layers from ``first`` on on devices, and fill the room with weights of the others in each possible way."""
     assert at.prices is not None
     prices = at.prices.all
     room, counts = at.room.behind(at.units, first), at.counts(first)
     base = pack(at.units, room, spread=True, first=first, counts=counts, apart=at.apart, times=at.times)
     if base is None:
-        return []
+        return math.inf, None
     far = [d for d in range(len(at.devices)) if prices.is_remote(d)]
-    return [bring_back(at.units, at.room.of(at.units, base), base, bring, far) for bring in _WAYS_TO_BRING]
+    filled = {bring_back(at.units, at.room.of(at.units, base), base, bring, far): None for bring in _WAYS_TO_BRING}
+    return min(((at.prices.seconds(each), each) for each in filled), key=lambda pair: pair[0])
 
 
 def add_caches(at: Situation, placement: Placement) -> Placement:

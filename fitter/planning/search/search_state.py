@@ -98,6 +98,7 @@ class SearchState:
         self._units: dict[int, tuple[Unit, ...]] = previous._units if previous else {}
         self._layouts: dict[int, Layout] = previous._layouts if previous else {}
         self._estimated: dict[int, tuple[Unit, ...]] = {}
+        self._situations: dict[tuple[object, ...], Situation] = {}
         self._partial: dict[tuple[object, ...], Placement | None] = {}
         self._prices = PriceList(self.request, devices, self._units, self._layouts)
 
@@ -112,7 +113,7 @@ class SearchState:
         state = self.on(context_limit.usable(request, self.devices), request)
         if state.devices == self.devices:
             state.buffers.share_whole(self.buffers)
-            state._partial = self._partial
+            state._situations, state._partial = self._situations, self._partial
         return state
 
     def with_buffers_of(self, other: SearchState) -> SearchState:
@@ -234,10 +235,12 @@ class SearchState:
 
     def place_partial(self, at: Situation, spread: bool, *, is_plain: bool = False) -> Placement | None:
         """Call ``proposals.place_partial``, once for each room."""
-        key = at.n_ctx, at.units, at.room, spread, self.is_plain or is_plain
-        if key not in self._partial:
-            self._partial[key] = proposals.place_partial(at, spread, is_plain=self.is_plain or is_plain)
-        return self._partial[key]
+        is_plain |= self.is_plain
+        key = at.n_ctx, at.units, at.room, is_plain
+        at = self._situations.setdefault(key, at)
+        if (key, spread) not in self._partial:
+            self._partial[key, spread] = proposals.place_partial(at, spread, is_plain=is_plain)
+        return self._partial[key, spread]
 
     # trials
 
