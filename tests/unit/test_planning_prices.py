@@ -91,7 +91,7 @@ OBJECTIVES = ["generation", "prompt", "request"]
 def test_what_leaves_a_layer_costs_its_bytes_and_its_going_apart(layers: tuple[int, ...], objective: str) -> None:
     found = prices(CARD, SLOW_CARD, objective=objective)
     dearer = found.seconds(away(*layers)) - found.seconds(FIRST)
-    of_bytes = sum(UNITS[layer].movable * found.all.saved_by_byte(UNITS[layer]) for layer in layers)
+    of_bytes = sum(UNITS[layer].movable * found.all.saved_by_byte(UNITS[layer].items) for layer in layers)
     assert dearer == pytest.approx(of_bytes + len(layers) * found.all.apart)
     assert of_bytes > 0
 
@@ -99,15 +99,18 @@ def test_what_leaves_a_layer_costs_its_bytes_and_its_going_apart(layers: tuple[i
 def test_on_the_slow_card_a_byte_saves_less() -> None:
     found = prices(CARD, SLOW_CARD, objective="generation").all
     # from 60 to 200 instead of to 1000 GB/s, a ninth of what a token takes
-    assert 0 < found.saved_by_byte(UNITS[0], 1) < 0.9 * found.saved_by_byte(UNITS[0], 0)
+    assert 0 < found.saved_by_byte(UNITS[0].items, 1) < 0.9 * found.saved_by_byte(UNITS[0].items, 0)
     times = found.times(UNITS)
-    assert times is not None and times.by_byte == (found.saved_by_byte(UNITS[0], 0), found.saved_by_byte(UNITS[0], 1))
+    assert times is not None and times.by_byte == (
+        found.saved_by_byte(UNITS[0].items, 0),
+        found.saved_by_byte(UNITS[0].items, 1),
+    )
     assert times.units == (tuple(found.unit_seconds(0)), tuple(found.unit_seconds(1)))
     assert times.host == tuple(found.unit_seconds(HOST))
 
 
 def test_what_cannot_leave_saves_nothing() -> None:
-    assert prices(CARD).all.saved_by_byte(UNITS[-1]) == 0
+    assert prices(CARD).all.saved_by_byte(UNITS[-1].items) == 0
 
 
 def test_passing_on_costs_a_hop() -> None:

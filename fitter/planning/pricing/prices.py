@@ -11,7 +11,7 @@ from functools import cached_property
 
 from fitter.llama.types import Breakdown, Layout
 from fitter.planning.placing.boundaries import Times
-from fitter.planning.placing.layer_sizes import HOST, Unit
+from fitter.planning.placing.layer_sizes import HOST, Item, Unit
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import objective_seconds
 from fitter.planning.request.given import devices_in_use
@@ -129,7 +129,7 @@ class Prices:
             self._times = Times(
                 tuple(tuple(self.unit_seconds(d)) for d in devices),
                 tuple(self.unit_seconds(HOST)),
-                tuple(self.saved_by_byte(largest, d) for d in devices),
+                tuple(self.saved_by_byte(largest.items, d) for d in devices),
             )
         return self._times
 
@@ -178,17 +178,17 @@ class Prices:
         largest = max(streamed, key=lambda layer: sum(weights.bytes for weights in layer))
         return self._value(sum((tensor_seconds(weights, at) for weights in largest), Seconds()))
 
-    def saved_by_byte(self, unit: Unit, device: int = 0) -> float:
-        """Estimate the seconds that a byte of a unit's movable tensors saves on ``device`` instead of the host."""
-        if not unit.movable:
+    def saved_by_byte(self, items: Sequence[Item], device: int = 0) -> float:
+        """Estimate the seconds that a byte of a layer's ``items`` saves on ``device`` instead of the host."""
+        if not items:
             return 0.0
-        apart = tuple((f"{item.stem}.{suffix}", HOST) for item in unit.items for suffix in item.suffixes)
-        index = min(unit.index, len(self._pieces.facts.layers))
+        apart = tuple((f"{item.stem}.{suffix}", HOST) for item in items for suffix in item.suffixes)
+        index = min(items[0].layer, len(self._pieces.facts.layers))
         home, away = (
             sum((tensor_seconds(w, self._setting) for w in self._pieces.layer(index, device, where).weights), Seconds())
             for where in ((), apart)
         )
-        return (self._value(away) - self._value(home)) / unit.movable
+        return (self._value(away) - self._value(home)) / sum(item.bytes for item in items)
 
     @cached_property
     def _setting(self) -> Setting:

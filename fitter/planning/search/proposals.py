@@ -56,7 +56,7 @@ class Situation:
         """Bytes on devices that are worth one layer less with tensors on the host."""
         if self.prices is None:
             return 0
-        saved = self.prices.all.saved_by_byte(max(self.units, key=lambda unit: unit.movable))
+        saved = self.prices.all.saved_by_byte(max(self.units, key=lambda unit: unit.movable).items)
         return round(self.prices.all.apart / saved) if saved > 0 else 0
 
     @cached_property
@@ -232,8 +232,14 @@ def _most_saved(at: Situation, prices: PriceList, placement: Placement) -> float
     elif at.has_states:
         caches += sum(max(0, size - here) for size, here in zip(most, at.room.of(at.units, placement), strict=True))
     room = min(on_host, caches)
-    largest = max(at.units, key=lambda unit: unit.movable)
-    return room * max(prices.all.saved_by_byte(largest, d) for d in range(len(at.devices))) if room > 0 else 0.0
+    if room <= 0:
+        return 0.0
+    # attention's weights are needed for every token, experts are not
+    others = [unit.rest for unit in at.units[: placement.first]]
+    first = min(room, sum(item.bytes for items in others for item in items))
+    kinds = max(others, key=len, default=()), max(at.units, key=lambda unit: unit.movable).items
+    saved = [max(prices.all.saved_by_byte(items, d) for d in range(len(at.devices))) for items in kinds]
+    return first * saved[0] + (room - first) * saved[1]
 
 
 def _fastest_filling(at: Situation, first: int) -> tuple[float, Placement | None]:
