@@ -300,7 +300,7 @@ def long_prompts(mib: int, gives: Workload, n_layer: int = 8) -> Situation:
     ("mib", "gives", "first"),
     [
         pytest.param(400, Workload(30000, 512), 0, id="all-caches"),
-        pytest.param(300, Workload(30000, 512), 3, id="as-many-as-fit"),
+        pytest.param(300, Workload(30000, 512), 2, id="as-many-as-fit"),
         pytest.param(400, Workload(2048, 512), 3, id="short-prompts-need-none"),
         pytest.param(600, Workload(30000, 512), 0, id="all-layers-are-there-anyway"),
     ],
@@ -320,7 +320,7 @@ def test_caches_come_to_the_device_for_long_prompts(mib: int, gives: Workload, f
 
 @pytest.mark.parametrize(
     ("mib", "first", "count"),
-    [pytest.param(360, 1, 6, id="six"), pytest.param(280, 3, 4, id="four"), pytest.param(300, 3, 3, id="three")],
+    [pytest.param(360, 0, 8, id="eight"), pytest.param(280, 3, 4, id="four"), pytest.param(300, 2, 6, id="six")],
 )
 def test_no_more_layers_are_bare_than_there_is_no_room_for(mib: int, first: int, count: int) -> None:
     at = long_prompts(mib, Workload(30000, 512))

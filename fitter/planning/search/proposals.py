@@ -277,22 +277,14 @@ def add_caches(at: Situation, placement: Placement) -> Placement:
 
 def _bare_by_user(at: Situation) -> Placement | None:
     """Place the user's layers on devices, of as few as possible only the cache; ``None`` where that does not fit."""
-    if at.first is None or not at.devices:
-        return None
-    first, numbers = at.first, range(1, len(at.units) - at.first)
-    index = bisect_left(numbers, True, key=lambda bare: _pack_bare(at, first, bare) is not None)
-    return _pack_bare(at, first, numbers[index]) if index < len(numbers) else None
+    return None if at.first is None or not at.devices else _with_bare(at, at.first, 1)
 
 
 def _with_bare(at: Situation, first: int, bare: int) -> Placement | None:
-    """Place layers from ``first`` on on devices: of the first ``bare`` only the cache, or of more where that fits."""
-    more = 0
-    while bare + more <= len(at.units) - 1 - first:
-        placement = _pack_bare(at, first, bare + more)
-        if placement is not None:
-            return placement
-        more = 2 * more or 1
-    return None
+    """Place layers from ``first`` on on devices: of the first ``bare`` only the cache, or of as few more as fit."""
+    numbers = range(bare, len(at.units) - first)
+    index = bisect_left(numbers, True, key=lambda bare: _pack_bare(at, first, bare) is not None)
+    return _pack_bare(at, first, numbers[index]) if index < len(numbers) else None
 
 
 def _pack_bare(at: Situation, first: int, bare: int) -> Placement | None:
