@@ -155,7 +155,7 @@ def test_no_plan_goes_out_that_a_real_load_has_no_room_for() -> None:
     plan = fit(asked, SUMMARY, calls, lambda progress: said.append(progress.text), True)
     assert plan.fits and plan.params.n_gpu_layers == MODEL.n_layer + 1
     assert all(left_in_a_real_load(plan, use.name) >= 0 for use in plan.devices)
-    assert sum("searching again" in text for text in said) > 4, "so few searches are no test"
+    assert sum("searching again" in text for text in said) > 3, "so few searches are no test"
 
 
 def test_a_time_limit_leaves_no_plan_that_a_real_load_has_no_room_for() -> None:

@@ -18,7 +18,7 @@ from fitter.model.file_types import smaller_type
 from fitter.planning.plan.alternative import Alternative
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.pool_use import pool_uses
-from fitter.planning.pricing.objective import objective_seconds, rank
+from fitter.planning.pricing.objective import best_of, objective_seconds, rank
 from fitter.planning.pricing.pricing import bound_of, host_only_everywhere, host_only_notes, price_placement, reasons_of
 from fitter.planning.request import context_limit
 from fitter.planning.request.request import DeviceLimit, Measure, Progress, Request
@@ -160,6 +160,7 @@ class _Fit:
         self._confirmed: dict[Params, Breakdown] = {}
         self._user_file = DummyLoads(self._measure, cache(llama.user_file.record))
         self.reserve: dict[str, int] = {}
+        self._without_room: Params | None = None
         self._loads = self._user_file
         self._tried: set[Params] = set()
         skeleton = llama.skeleton
@@ -179,12 +180,23 @@ class _Fit:
 
     def _run(self) -> _Result:
         result = self._best_confirmed()
+        if not self._reserve_for(result):
+            return result
+        # another plan may need no reserve
+        self._without_room = result[0].trial.params
+        other = self._best_confirmed()
+        self._without_room = None
+        is_possible = other[0].trial.fits and not self._reserve_for(other)
         while reserve := self._reserve_for(result):
             # twice the last reserve, so that few searches are enough where each result needs a little more
             self.reserve = {name: max(size, 2 * self.reserve.get(name, 0)) for name, size in reserve.items()}
             self._say(f"searching again: in use, it would take {mib_up(max(reserve.values()))} MiB more")
             result = self._best_confirmed()
-        return result
+        found = {each[0].priced: each for each in ((other, result) if is_possible else (result,))}
+        return found[best_of([*found], self._request)]
+
+    def _has_room(self, params: Params) -> bool:
+        return params != self._without_room
 
     def alternatives(
         self, best: Candidate, choice: _SharedChoice, one_slot: Params | None, summary: ModelSummary
@@ -343,7 +355,7 @@ class _Fit:
             split = split_candidate(searched, measure, record, on_candidate)
             trial = split.trial
         else:
-            trial = search(searched, measure, record, on_candidate, choices.append)
+            trial = search(searched, measure, record, on_candidate, choices.append, self._has_room)
         smallest = min(layouts, key=lambda layout: layout.n_ctx, default=None)
         if excess is not None:
             return Candidate(request, replace(trial, missing=((excess.device, excess.missing),)), excess=excess)

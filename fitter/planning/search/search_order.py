@@ -32,6 +32,7 @@ def search(
     record: Record,
     on_candidate: Callable[[Params], None] = lambda params: None,
     on_choice: Callable[[Choice], None] = lambda choice: None,
+    has_room: Callable[[Params], bool] = lambda params: True,
 ) -> Trial:
     """Find the best trial that fits, or where none does the one that lacks least.
 
@@ -40,12 +41,13 @@ def search(
         record: makes a dummy load and returns the size of every tensor.
         on_candidate: gets parameters that may turn out to be the answer, as early as possible.
         on_choice: gets every choice by price.
+        has_room: as in ``Callbacks``.
 
     Raises:
         TimeLimitError: the time limit was reached before a trial fitted. After one, the best so far is returned.
         LlamaCppError: llama.cpp refuses the user's own parameters.
     """
-    order = _SearchOrder(request, measure, record, on_candidate)
+    order = _SearchOrder(request, measure, record, on_candidate, has_room)
     try:
         is_open = "n_ctx" not in request.fixed
         best = ContextChoice(order.state, order.at).best() if is_open else order.at(request.params.n_ctx).trial
@@ -68,6 +70,7 @@ class _SearchOrder:
         measure: Measure,
         record: Record,
         on_candidate: Callable[[Params], None],
+        has_room: Callable[[Params], bool],
     ) -> None:
         self._request = request
         self._choices: list[Choice] = []
@@ -81,7 +84,7 @@ class _SearchOrder:
             self._seen.add(breakdown.flash_attn)
             return breakdown
 
-        callbacks = Callbacks(noted, record, on_candidate, lambda choice: self._choices.append(choice))
+        callbacks = Callbacks(noted, record, on_candidate, lambda choice: self._choices.append(choice), has_room)
         self.state = SearchState(request, usable_devices(request), callbacks)
 
     def choices_at(self, n_ctx: int) -> list[Choice]:

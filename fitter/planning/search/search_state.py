@@ -19,6 +19,7 @@ from fitter.planning.pricing.prices import PriceList, Prices
 from fitter.planning.pricing.trial import Trial, missing_of
 from fitter.planning.request import context_limit, given, shared_margin
 from fitter.planning.request.request import DeviceLimit, Measure, Record, Request
+from fitter.planning.request.shared import HOST_NAME
 from fitter.planning.search import proposals
 from fitter.planning.search.compute_buffers import Buffers
 from fitter.planning.search.proposals import Situation
@@ -30,12 +31,16 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Functions that a search calls: dummy loads of llama.cpp, and reports of candidates and choices to the caller."""
+    """Functions that a search calls: dummy loads of llama.cpp, and reports of candidates and choices to the caller.
+
+    ``has_room``: whether a real load is not known to need more memory than there is.
+    """
 
     measure: Measure
     record: Record
     on_candidate: Callable[[Params], None] = lambda params: None
     on_choice: Callable[[Choice], None] = lambda choice: None
+    has_room: Callable[[Params], bool] = lambda params: True
 
 
 class CutShort(Exception):
@@ -264,6 +269,8 @@ class SearchState:
     def _measure_trial(self, placement: Placement, params: Params) -> Trial:
         breakdown = self._ask(self.callbacks.measure, params)
         missing = missing_of(self.request, breakdown, self.devices)
+        if not missing and not self.callbacks.has_room(params):
+            missing = ((next((device.name for device in self.devices), HOST_NAME), 1),)
         if not given.is_whole(self.request, self.devices, placement):
             # estimates of such placements before and after have the same attention
             self._prices.spilled_flash = breakdown.flash_attn
