@@ -124,6 +124,19 @@ def test_weights_of_all_host_layers_go_to_the_device_at_once(asking: Asking) -> 
     assert (asking.fit(one, **pins).seconds or 0.0) < 1.02 * (plan.seconds or 0.0)
 
 
+def test_weights_of_host_layers_are_brought_beside_the_users_layer(asking: Asking) -> None:
+    # machine 5246: those of all layers are tried first, and turn flash attention off, which changes the prices
+    one = machine("llama-3.1-8b", ("tesla-p40", 2518), n_seq_max=256, n_ctx=6144)
+    plan = asking.fit(one, n_gpu_layers=1, flash_attn="auto", kv_unified=True)
+    assert plan.fits and plan.pins["override_tensor"]
+
+
+def test_a_card_that_only_streams_takes_the_last_layer(asking: Asking) -> None:
+    # machine 5224
+    plan = asking.fit(machine("qwen3-next-80b-a3b", ("mi300x", 958), n_seq_max=2, n_ctx=16384, margin=0))
+    assert plan.n_gpu_layers == 1
+
+
 def test_a_device_that_would_borrow_attention_of_the_host_gets_fewer_layers(
     asking: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:

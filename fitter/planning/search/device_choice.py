@@ -183,9 +183,8 @@ class Devices:
         It has no cache, so a device may take it at a context at which it takes no other layer.
         """
         is_open = not user_chose_devices(self._request) and "n_gpu_layers" not in self._request.fixed
-        if not is_open or not best.fits or best.seconds is None or best.params.devices:
-            return best
-        return self._or_last_layer(best)
+        is_idle = len(best.placement.idle) == len(best.devices)
+        return self._or_last_layer(best) if is_open and is_idle and best.fits and best.seconds is not None else best
 
     def with_few_layers(self, best: Trial) -> Trial:
         """Try the last layer alone on a device where llama.cpp keeps most weights of device layers on the host.

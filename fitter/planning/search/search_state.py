@@ -241,7 +241,7 @@ class SearchState:
     def place_partial(self, at: Situation, spread: bool, *, is_plain: bool = False) -> Placement | None:
         """Call ``proposals.place_partial``, once for each room."""
         is_plain |= self.is_plain
-        key = at.n_ctx, at.units, at.room, is_plain
+        key = at.n_ctx, at.units, at.room, is_plain, self._prices.spilled_flash
         at = self._situations.setdefault(key, at)
         if (key, spread) not in self._partial:
             self._partial[key, spread] = proposals.place_partial(at, spread, is_plain=is_plain)
