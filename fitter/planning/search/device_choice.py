@@ -182,7 +182,7 @@ class Devices:
 
         It has no cache, so a device may take it at a context at which it takes no other layer.
         """
-        is_open = not user_chose_devices(self._request) and "n_gpu_layers" not in self._request.fixed
+        is_open = "n_gpu_layers" not in self._request.fixed
         is_idle = len(best.placement.idle) == len(best.devices)
         return self._or_last_layer(best) if is_open and is_idle and best.fits and best.seconds is not None else best
 
@@ -211,10 +211,11 @@ class Devices:
             context_limits={},
         )
         by_speed = sorted(request.devices, key=lambda device: -request.speeds[device.name].bandwidth)
-        for device in by_speed[:_MAX_FOR_LAST]:
+        groups = [(device,) for device in by_speed[:_MAX_FOR_LAST]]
+        for devices in [self._first.devices] if user_chose_devices(request) else groups:
             # a time limit that is reached here keeps the best so far
             with suppress(LlamaCppError, CutShort, TimeLimitError):
-                state = self._first.on((device,), last)
+                state = self._first.on(devices, last)
                 trial = _with_weights_of_host_layers(state, best_at(state))
                 best = trial if rank(trial) > rank(best) else best
         return best
