@@ -50,7 +50,7 @@ _T = TypeVar("_T")
 _MAX_WITHOUT_ROOM = 3
 """After so many plans that a real load has no room for, margins are raised on every device.
 
-With one, Qwen3 Next 80B on two nearly full MI300X without margins (machine 5224 of ``tools.search``) takes 28 % longer."""
+With one, Qwen3 Next 80B on two nearly full MI300X, margins of 0 (machine 5224 of ``tools.search``), is 28 % slower."""
 
 OnProgress = Callable[[Progress], None]
 OnCandidate = Callable[[Params], None]
