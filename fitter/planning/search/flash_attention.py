@@ -15,7 +15,7 @@ from dataclasses import replace
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import Request
-from fitter.planning.speed.explain import Choice
+from fitter.planning.speed.explain import FAR, Choice
 
 _FLOATS = ("f32", "f16", "bf16")
 
@@ -25,14 +25,11 @@ def is_open(request: Request) -> bool:
     return request.params.flash_attn == "auto" and "flash_attn" not in request.fixed
 
 
-def alternatives(
-    request: Request, best: Trial, distance: float, seconds_off: float, seen: Collection[bool | None]
-) -> Iterator[Request]:
+def alternatives(request: Request, best: Trial, distance: float, seen: Collection[bool | None]) -> Iterator[Request]:
     """Yield requests with flash attention set in the ways that may be better than ``best``.
 
     Args:
         distance: the time of ``best``, as a multiple of its bound.
-        seconds_off: its time without flash attention.
         seen: the results of ``auto`` in all trials. Where it was on once, the devices can compute it.
     """
     is_short = "n_ctx" not in request.fixed and best.params.n_ctx < request.n_ctx_max
@@ -41,8 +38,7 @@ def alternatives(
         yield replace(request, params=replace(request.params, flash_attn="on"))
     has_host_caches = best.placement.first > 0 and best.placement.n_gpu_layers > 0
     # without flash attention llama.cpp has no quantized V cache
-    is_slow = best.seconds is not None and seconds_off < (1 - GAIN) * best.seconds
-    if is_slow and best.breakdown.flash_attn and has_host_caches and request.params.type_v in _FLOATS:
+    if distance > FAR and best.breakdown.flash_attn and has_host_caches and request.params.type_v in _FLOATS:
         yield replace(request, params=replace(request.params, flash_attn="off"))
 
 

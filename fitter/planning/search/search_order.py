@@ -107,9 +107,7 @@ class _SearchOrder:
             # learn whether the devices can compute it at all
             with suppress(LlamaCppError, CutShort):
                 state.trial(state.default, n_ctx)
-        trial = best.trial
-        off = best.state.on(trial.devices).seconds(trial.placement, replace(trial.breakdown, flash_attn=False))
-        for other in tuple(flash_attention.alternatives(state.request, trial, best.distance, off, self._seen)):
+        for other in tuple(flash_attention.alternatives(state.request, best.trial, best.distance, self._seen)):
             best = self._better_with(other, best, n_ctx)
         return best
 
