@@ -102,9 +102,9 @@ def test_a_newer_build_is_named_with_what_grew(place: Place, capsys: pytest.Capt
         ]
     (qwen,) = (move for move in cases["qwen"]["moves"] if move["what"] == "CUDA0")
     assert (qwen["after"] - qwen["before"]) // MIB == 323
-    # Seven cards had all of it but the token embeddings, and have no more.
-    (kimi,) = (move for move in cases["kimi"]["moves"] if move["what"] == "weights on the host")
-    assert kimi["before"] == 630 * MIB < kimi["after"]
+    # Seven cards keep all of it but the token embeddings: some layers have an expert tensor on another card.
+    moved = [move["what"] for move in cases["kimi"]["moves"]]
+    assert moved == [*(f"CUDA{card}" for card in range(7)), "generation speed"]
     assert cases["llama"]["moves"] == []
 
 
@@ -217,7 +217,7 @@ def test_what_is_beside_the_model_is_measured_in_the_same_places(tmp_path: Path)
 
 
 def test_what_fitted_no_longer_fits(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """The parameters of seven cards lack memory on four of them, and the newer build's own plan uses the host."""
+    """The parameters of seven cards lack memory on four of them, and the newer build's own plan is slower."""
     builds = [str(place.path / OLD), str(place.path / NEW)]
     told = ["--llama-cpp", builds[0], "--llama-cpp", builds[1], "--cases", place.toml]
     capsys.readouterr()
@@ -233,7 +233,7 @@ def test_what_fitted_no_longer_fits(place: Place, capsys: pytest.CaptureFixture[
     assert (old["fits"], new["fits"], set(new["missing"])) == (True, False, {"CUDA2", "CUDA3", "CUDA4", "CUDA5"})
     grown = {move["what"]: (move["after"] - move["before"]) / MIB for move in new["moves"] if move["unit"] == "bytes"}
     assert grown == {f"CUDA{card}": 896 for card in range(7)}
-    assert [move["what"] for move in new["plan"]] == ["weights on the host", "prompt speed", "generation speed"]
+    assert [move["what"] for move in new["plan"]] == ["generation speed"]
     assert [(each["moves"], each["plan"]) for each in llama["builds"]] == [([], []), ([], [])]
 
 
