@@ -35,8 +35,8 @@ def test_random_machines(asking: Asking, number: int) -> None:
 
 
 def test_machines_drawn_now(asking: Asking) -> None:
-    """Three of the small machines that were asked by ``python -m tools.search.check --first 5000 --cards 2``."""
-    for number in random.sample([*range(5000, 5048), *range(5100, 5146)], 3):
+    """Two of the small machines that were asked by ``python -m tools.search.check --first 5000 --cards 2``."""
+    for number in random.sample([*range(5000, 5048), *range(5100, 5146)], 2):
         checked = check(draw(number, 2), asking)
         assert checked.asked > 10 or not checked.plan.fits, checked.machine
         assert checked.broken == (), checked.machine
