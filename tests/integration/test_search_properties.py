@@ -131,6 +131,13 @@ def test_weights_of_host_layers_are_brought_beside_the_users_layer(asking: Askin
     assert plan.fits and plan.pins["override_tensor"]
 
 
+def test_attention_of_host_layers_is_brought_beside_the_users_layers(asking: Asking) -> None:
+    # machine 5025: by what experts save, the room would not be worth it
+    one = machine("glm45-air", ("rtx-4090", 11463), n_seq_max=64, n_ctx=720896)
+    plan = asking.fit(one, n_gpu_layers=2, flash_attn="auto")
+    assert plan.fits and plan.pins["override_tensor"]
+
+
 def test_a_card_that_only_streams_takes_the_last_layer(asking: Asking) -> None:
     # machine 5224
     plan = asking.fit(machine("qwen3-next-80b-a3b", ("mi300x", 958), n_seq_max=2, n_ctx=16384, margin=0))

@@ -117,6 +117,16 @@ def test_the_next_larger_context_leaves_no_room_for_the_whole_model(mib: int) ->
     assert settle_whole(known(mib), n_ctx) is not None and settle_whole(known(mib), n_ctx + 256) is None
 
 
+def test_a_byte_more_is_never_less_context() -> None:
+    before = 0
+    for mib in range(700, 1100, 25):
+        n_ctx = chosen(known(mib)).params.n_ctx
+        is_round = n_ctx // 256 < 16 or n_ctx // 256 % 2 == 0
+        assert is_round, "weights leave the device for round contexts alone"
+        assert n_ctx >= before or chosen(known(mib)).seconds < chosen(known(mib - 25)).seconds  # type: ignore[operator]
+        before = n_ctx
+
+
 SCANNED = {
     "one card": known(900),
     "one card, nearly the whole model": known(1200),

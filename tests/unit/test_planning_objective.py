@@ -53,6 +53,7 @@ QUICKEST = (4096, 10.0)
         pytest.param([(8192, 11.0)], 0.1, (8192, 11.0), id="a tenth longer"),
         pytest.param([(8192, 11.01)], 0.1, QUICKEST, id="longer than a tenth"),
         pytest.param([(8192, 10.5), (16384, 10.9), (32768, 12.0)], 0.1, (16384, 10.9), id="the largest of those"),
+        pytest.param([(16384, 10.3), (18000, 10.6)], 0.1, (18000, 10.6), id="little more than one between"),
         pytest.param([(4600, 10.2)], 0.1, QUICKEST, id="an eighth more context for a fiftieth of the time"),
         pytest.param([(4608, 10.2)], 0.1, (4608, 10.2), id="more than that"),
         pytest.param([(4600, 10.05)], 0.1, (4600, 10.05), id="a little more for next to no time"),

@@ -35,7 +35,7 @@ class Room:
         return [self._with(cached)[d] for d, cached in enumerate(cached_on(units, placement))]
 
     def behind(self, units: Sequence[Unit], first: int) -> tuple[int, ...]:
-        """Return the room of devices that have the layers from ``first`` on among them, whichever has which."""
+        """Return the room of each device where the devices share the layers from ``first`` on."""
         return self._with(cached_on(units, Placement(first, (len(units) - first,)))[0])
 
     def _with(self, cached: Cached) -> tuple[int, ...]:
@@ -62,7 +62,7 @@ def cached_on(units: Sequence[Unit], placement: Placement) -> list[Cached]:
 
 
 def first_without_attention(units: Sequence[Unit]) -> int:
-    """Return the first layer from which on a device computes no attention; with recurrent states see ``cached_on``."""
+    """Return the lowest first layer with which devices compute no attention (see ``cached_on``)."""
     attention = max((unit.index for unit in units if unit.cache > unit.state), default=-1)
     return next((unit.index for unit in units[attention + 1 :] if unit.state), attention) + 1
 

@@ -270,6 +270,7 @@ class SearchState:
         breakdown = self._ask(self.callbacks.measure, params)
         missing = missing_of(self.request, breakdown, self.devices)
         if not missing and not self.callbacks.has_room(params):
+            # a byte is enough: the trial does not fit, and lacks less than any other
             missing = ((next((device.name for device in self.devices), HOST_NAME), 1),)
         if not given.is_whole(self.request, self.devices, placement):
             # estimates of such placements before and after have the same attention
