@@ -27,9 +27,6 @@ WORTH_A_LOAD = 0.005
 WORTH_A_CORRECTION = 0.002
 """The same for a correction of a placement that fits. With less, a fit takes a fifth longer for no real gain."""
 
-_ALIKE = 0.01
-"""Two trials lack about the same if their lacks differ by at most this share."""
-
 
 def objective_seconds(request: Request, estimate: Estimate) -> float:
     """Compute the request's objective: the time of its workload, or of the part of it that matters."""
@@ -92,11 +89,8 @@ def best_pair(pairs: Sequence[tuple[int, float]], longest: Callable[[float], flo
 
 
 def lacks_less(trial: Trial, than: Trial) -> bool:
-    """Whether ``trial`` lacks fewer bytes, or about as many in fewer places."""
-    is_alike = abs(trial.deficit - than.deficit) <= _ALIKE * than.deficit
-    if is_alike and len(trial.missing) != len(than.missing):
-        return len(trial.missing) < len(than.missing)
-    return trial.deficit < than.deficit
+    """Whether ``trial`` lacks fewer bytes, or as many in fewer places."""
+    return (trial.deficit, len(trial.missing)) < (than.deficit, len(than.missing))
 
 
 def is_worth_a_load(seconds: float, than: float) -> bool:

@@ -14,6 +14,7 @@ from fitter.llama.types import Breakdown, Layout, Params
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning.placing.layer_sizes import HOST, units_of
 from fitter.planning.placing.placement import Placement
+from fitter.planning.pricing.objective import GAIN
 from fitter.planning.pricing.prices import pinned_on
 from fitter.planning.request.given import pinned_devices
 from fitter.planning.request.request import DeviceLimit, Request
@@ -32,9 +33,6 @@ from fitter.planning.speed.work import (
     work_of_params,
 )
 from fitter.text import human
-
-_WORTH_SAYING = 0.05
-"""A reason is named if it raises the bound by more than this share."""
 
 
 @dataclass(frozen=True)
@@ -273,7 +271,7 @@ def reasons_of(
 
     def step(reason: Reason) -> None:
         nonlocal least
-        if reason.seconds > least * (1 + _WORTH_SAYING):
+        if reason.seconds > least * (1 + GAIN):
             reasons.append(reason)
             least = reason.seconds
 

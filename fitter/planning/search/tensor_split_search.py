@@ -32,9 +32,15 @@ PARTS = 10000
 """Shares are whole numbers that add up to about this: finer than llama.cpp's steps."""
 
 _CORRECTIONS = 5
-"""At most so many corrections of the shares are measured at one context."""
+"""At most so many corrections of the shares are measured at one context.
+
+With three, Qwen3 32B on cards of 8 and 6 GiB is 2.5 % slower; with 50, Llama 3.1 8B on two cards of 4 and two of 3 GiB
+takes six times as many loads for the same plan."""
+
 _CONTEXTS = 10
-"""At most so many contexts are tried between the smallest and the largest one."""
+"""At most so many contexts are tried between the smallest and the largest one.
+
+With six, Llama 3.1 8B on cards of 8 and 6 GiB has 52,224 tokens instead of 56,832; with 50, it has 2 % more."""
 
 Seconds = Callable[[Params, Breakdown, Placement], float | None]
 """Estimates the objective of a measured placement (device layers: all on the first one); ``None`` without prices."""
