@@ -58,6 +58,8 @@ typedef struct {
     bool         cuda_keeps_topk_moe;
     // Branches of a graph run at once (GGML_CUDA_GRAPH_OPT=1) on several devices too: from v0.4.0 on.
     bool         cuda_branches_on_many_devices;
+    // Shared experts are computed together with the chosen ones: from b11434 (ggml 0.26) on.
+    bool         cuda_groups_shared_experts;
 } fitter_build_t;
 
 // To be called in each of the two libraries, libfitter and libggml-fitter, before anything is loaded, where the loaded build

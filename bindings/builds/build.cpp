@@ -33,6 +33,7 @@ int32_t fitter_configure_build(const fitter_build_t * build) {
         is.cuda_attention_of_any_types    = build->cuda_attention_of_any_types;
         is.cuda_keeps_topk_moe            = build->cuda_keeps_topk_moe;
         is.cuda_branches_on_many_devices  = build->cuda_branches_on_many_devices;
+        is.cuda_groups_shared_experts     = build->cuda_groups_shared_experts;
         return n_unknown;
     });
 }

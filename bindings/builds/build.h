@@ -18,6 +18,7 @@ struct build {
     bool cuda_attention_of_any_types    = true;
     bool cuda_keeps_topk_moe            = true;
     bool cuda_branches_on_many_devices  = true;
+    bool cuda_groups_shared_experts     = false;
 };
 
 // The build of the headers that this was compiled with, until another one is configured.

@@ -16,7 +16,7 @@ from tests.support.command import json_of_python
 from tools.shapes import write
 
 ROOT = Path(__file__).resolve().parents[2]
-NEWEST = "0.25.3"
+NEWEST = "0.26.0"
 
 _MEASURED = """
 import json, sys
@@ -68,6 +68,7 @@ DECIDED: dict[str, tuple[str, int, dict[str, Any], dict[str, str], set[tuple[str
         {("CUDA0", "compute"), ("CUDA_Host", "compute")},
     ),
     "keeps_topk_moe": ("qwen3-30b-a3b", 1, {"n_ctx": 4096}, {}, {("CUDA0", "compute")}),
+    "groups_shared_experts": ("glm45-air", 1, {"n_ctx": 4096}, {}, {("CUDA0", "compute")}),
     "branches_on_many_devices": (
         "glm45-air",
         2,

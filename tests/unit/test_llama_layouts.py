@@ -17,7 +17,7 @@ from fitter.llama.build.llama_h import fields_of
 
 Layout = dict[str, dict[str, str]]
 KNOWN = layouts.layouts()
-SIZES = {"0.3.25": (72, 152), "0.3.30": (72, 160), "0.3.35": (72, 160), "0.3.36": (80, 160)}
+SIZES = {"0.3.25": (72, 152), "0.3.30": (72, 160), "0.3.35": (72, 160), "0.3.36": (80, 160), "b11549": (80, 168)}
 """Bytes of the two structs in each version, as a debugger told them."""
 
 

@@ -281,6 +281,98 @@ bool should_use_topk_moe(const ggml_tensor * gate, const ggml_tensor * weights, 
     return true;
 }
 
+// ---- the chosen experts and the shared one
+
+// Two products with weights and the gate that joins them, in a row.
+struct gated {
+    const ggml_tensor * gate;
+    const ggml_tensor * up;
+    const ggml_tensor * joined;
+
+    const ggml_tensor * weights() const { return up->src[0]; }
+    const ggml_tensor * gate_weights() const { return gate->src[0]; }
+    const ggml_tensor * input() const { return up->src[1]; }
+};
+
+std::optional<gated> match_gated(const ggml_cgraph * graph, int start, ggml_op product) {
+    const ggml_tensor * first  = node_at(graph, start);
+    const ggml_tensor * second = node_at(graph, start + 1);
+    const ggml_tensor * joined = node_at(graph, start + 2);
+    if (!is_op(first, product) || !is_op(second, product) || !is_op(joined, GGML_OP_GLU)) {
+        return std::nullopt;
+    }
+    const gated found{joined->src[0], joined->src[1], joined};
+    if (!(found.gate == first && found.up == second) && !(found.gate == second && found.up == first)) {
+        return std::nullopt;
+    }
+    constexpr ggml_glu_op fused[]    = {GGML_GLU_OP_SWIGLU, GGML_GLU_OP_GEGLU, GGML_GLU_OP_SWIGLU_OAI, GGML_GLU_OP_SWIGLU_CLAMP};
+    const bool            is_swapped = ggml_get_op_params_i32(joined, 1) != 0;
+    if (is_swapped || std::find(std::begin(fused), std::end(fused), ggml_get_glu_op(joined)) == std::end(fused)) {
+        return std::nullopt;
+    }
+    const bool is_alike = found.weights()->type == found.gate_weights()->type &&
+                          ggml_are_same_shape(found.weights(), found.gate_weights()) &&
+                          ggml_are_same_stride(found.weights(), found.gate_weights());
+    // the ids of the chosen experts, absent in a plain product
+    const bool has_same_sources = found.input() == found.gate->src[1] && found.up->src[2] == found.gate->src[2];
+    return is_alike && has_same_sources ? std::optional(found) : std::nullopt;
+}
+
+bool is_matrix_in_memory(const ggml_tensor * weights) {
+    return op_of(weights) == GGML_OP_NONE && ggml_is_contiguous(weights);
+}
+
+// Whether one kernel computes the chosen experts from ``routed`` on and the shared expert from ``shared`` on.
+bool can_compute_together(const ggml_cgraph * graph, int routed, int shared) {
+    const int     nodes[]   = {routed, routed + 1, routed + 2, shared, shared + 1, shared + 2};
+    const ggml_op ops[]     = {GGML_OP_MUL_MAT_ID, GGML_OP_MUL_MAT_ID, GGML_OP_GLU, GGML_OP_MUL_MAT, GGML_OP_MUL_MAT, GGML_OP_GLU};
+    const int     outputs[] = {routed + 2, shared + 2};
+
+    const std::optional<gated> chosen = match_gated(graph, routed, GGML_OP_MUL_MAT_ID);
+    const std::optional<gated> always = match_gated(graph, shared, GGML_OP_MUL_MAT);
+    if (!chosen || !always || !can_fuse_nodes(graph, nodes, 6, ops, outputs, 2)) {
+        return false;
+    }
+    const ggml_tensor * weights = chosen->weights();
+    const ggml_tensor * matrix  = always->weights();
+    const ggml_tensor * rows    = chosen->input();
+    const bool          is_same_input =
+        op_of(rows) == GGML_OP_RESHAPE && rows->src[0] == always->input() && rows->ne[1] == 1 && rows->ne[3] == 1 &&
+        ggml_is_contiguous(rows) && ggml_is_contiguous(always->input()) && ggml_is_matrix(always->input());
+    const bool has_same_rows = weights->type == matrix->type && weights->ne[0] == matrix->ne[0] &&
+                               weights->ne[1] == matrix->ne[1] && weights->nb[1] == matrix->nb[1] &&
+                               weights->ne[3] == 1 && ggml_is_matrix(matrix);
+    const bool has_same_gate =
+        ggml_get_glu_op(chosen->joined) == ggml_get_glu_op(always->joined) &&
+        ggml_get_op_params_f32(chosen->joined, 3) == ggml_get_op_params_f32(always->joined, 3);
+    return weights->buffer != nullptr && ggml_is_quantized(weights->type) && is_same_input && has_same_rows &&
+           has_same_gate && is_matrix_in_memory(matrix) && is_matrix_in_memory(always->gate_weights()) &&
+           ggml_is_contiguous(chosen->joined) && ggml_is_contiguous(always->joined);
+}
+
+// Moves the shared expert behind the chosen ones that are computed with it; what the kernel reads stays allocated.
+void group_shared_experts(ggml_cgraph * graph, const keep_alive & keep) {
+    for (int i = 0; i + 5 < graph->n_nodes; i++) {
+        if (!is_op(node_at(graph, i), GGML_OP_MUL_MAT_ID)) {
+            continue;
+        }
+        for (int j = i + 3; j + 2 < graph->n_nodes; j++) {
+            if (is_op(node_at(graph, j), GGML_OP_MUL_MAT_ID) && is_op(node_at(graph, j + 1), GGML_OP_MUL_MAT_ID)) {
+                break;
+            }
+            if (!can_compute_together(graph, i, j)) {
+                continue;
+            }
+            std::rotate(graph->nodes + i + 3, graph->nodes + j, graph->nodes + j + 3);
+            const ggml_tensor * up = graph->nodes[i + 2]->src[1];
+            keep(up->src[1], graph->nodes[i + 5]);
+            keep(up->src[2], graph->nodes[i + 5]);
+            i += 5;
+            break;
+        }
+    }
+}
+
 // ---- lifetimes
 
 void keep_topk_moe(ggml_cgraph * graph, int start, int count, const keep_alive & keep) {
@@ -445,6 +537,9 @@ void graph_optimize(const description & device, ggml_cgraph * graph, const keep_
     }();
 
     if (!disable_fusion) {
+        if (loaded_build().cuda_groups_shared_experts) {
+            group_shared_experts(graph, keep);
+        }
         keep_for_fusion(graph, keep);
     }
     const bool may_branch = device.n_alike == 1 || loaded_build().cuda_branches_on_many_devices;
