@@ -31,7 +31,6 @@ from tools.oracle.measure import Row, compare_rows, fill
 DATA = Path(compared.__file__).with_name("compared.json")
 OWN, ORACLE = "its own libggml-cuda.so", "ggml-cuda of its source, built without a GPU"
 _VOLTA = "70"
-_SHARED_EXPERTS = ("deepseek-v3.1", "glm45-air", "kimi-k2", "qwen3-next-80b-a3b")
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,6 @@ def left(pairs: Sequence[tuple[Row, Row]]) -> str:
     kinds = Counter(
         "on cards of compute capability 7.0, for which its makers compiled nothing"
         if _VOLTA in real["compute_capability"].split("/")
-        else "on models with shared experts, which ggml-cuda computes together with the others from ggml 0.26 on"
-        if real["model"] in _SHARED_EXPERTS
         else "not explained"
         for real, _ in pairs
     )
@@ -144,7 +141,7 @@ def _is_worse(figures: dict[str, Any]) -> bool:
 def _keep(figures: dict[str, Any]) -> None:
     document = json.loads(DATA.read_text(encoding="utf-8"))
     others = [each for each in document["cuda"] if each["llama_cpp"] != figures["llama_cpp"]]
-    document["cuda"] = sorted([*others, figures], key=lambda each: numbers_of(each["ggml"]))
+    document["cuda"] = sorted([*others, figures], key=lambda each: (numbers_of(each["ggml"]), each["llama_cpp"]))
     DATA.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 

@@ -33,7 +33,7 @@ class BuildReport:
         ggml: Version of ggml.
         backends: Names of ggml's backends.
         cpu: File of the CPU backend for this machine; '' if there is only one.
-        layout: Layout of its parameters, by the first llama-cpp-python with it.
+        layout: Layout of its parameters, by the first llama-cpp-python or build with it.
         key: Equal for equal files, wherever they are.
         checks: Checks that it passed.
         problem: Why fitter cannot plan with it; '' if it can.

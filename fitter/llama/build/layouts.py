@@ -61,7 +61,7 @@ def data() -> Any:
 
 
 def layouts() -> dict[str, Layout]:
-    """Return the known layouts, by the first version of llama-cpp-python with each, the oldest first."""
+    """Return the known layouts, by the first version of llama-cpp-python, or build, with each. The oldest is first."""
     stored: dict[str, Layout] = data()["layouts"]
     return stored
 
