@@ -15,7 +15,7 @@ from fitter.planning.speed.cost import Estimate, Workload
 GAIN = 0.02
 """A concession must save this share of the estimated time: an estimate is not more exact."""
 
-_AS_QUICK = 0.01
+AS_QUICK = 0.01
 """Contexts are equally quick if their times differ by at most this share: the largest of them is the quickest."""
 
 LITTLE_CONTEXT = 1 / 8
@@ -58,7 +58,7 @@ def longest_seconds(request: Request, quickest: float) -> float:
 
 def longest_for(objective: str, context_cost: float, quickest: float) -> float:
     """Compute ``longest_seconds`` for an objective of ``OBJECTIVES``."""
-    return math.inf if objective == "context" else quickest * (1 + max(_AS_QUICK, context_cost))
+    return math.inf if objective == "context" else quickest * (1 + max(AS_QUICK, context_cost))
 
 
 def best_of(trials: Sequence[Trial], request: Request) -> Trial:
@@ -82,7 +82,7 @@ def best_pair(pairs: Sequence[tuple[int, float]], longest: Callable[[float], flo
     quick = min(seconds for _, seconds in pairs)
     allowed, quickest = (
         max((pair for pair in pairs if pair[1] <= most), key=lambda pair: (pair[0], -pair[1]))
-        for most in (longest(quick), quick * (1 + _AS_QUICK))
+        for most in (longest(quick), quick * (1 + AS_QUICK))
     )
     is_little = allowed[0] - quickest[0] < LITTLE_CONTEXT * quickest[0]
     return quickest if is_little and not math.isinf(longest(quick)) else allowed

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fitter.errors import LlamaCppCrashError
-from fitter.planning.pricing.objective import LITTLE_CONTEXT, longest_seconds, rank
+from fitter.planning.pricing.objective import AS_QUICK, LITTLE_CONTEXT, longest_seconds, rank
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import is_whole
 from fitter.planning.search.capacity import context_in_total, is_tight, is_too_large
@@ -26,7 +26,7 @@ from fitter.planning.search.search_state import SearchState
 _GUESSES = 20
 """So many contexts are tested by what estimates promise, then as many by bisection: each ends a search that errs."""
 
-_GUESSES_PARTIAL = 2
+_GUESSES_PARTIAL = 4
 """The same with weights on the host, where times are less exact: of 40 contexts a bisection needs five."""
 
 _MAX_CRASHES = 8
@@ -232,14 +232,16 @@ class ContextChoice:
         attempt: Callable[[int], bool],
         promises: Callable[[int], bool],
         guesses: int = _GUESSES,
+        is_out: Callable[[int], bool] = lambda n_ctx: False,
     ) -> int | None:
         """Find the largest of ``contexts`` at which ``attempt`` succeeds; ``None`` if it does at none.
 
-        Ends when the next larger context was measured, and failed. ``promises`` tells the first contexts to try.
+        Ends when the next larger context was measured, and failed, or ``is_out`` of the question. ``promises`` tells
+        the first contexts to try.
         """
         first, last, crashes = -1, len(contexts), 0
         for tries in range(guesses + _GUESSES):
-            if last - first <= 1 or crashes > _MAX_CRASHES:
+            if last - first <= 1 or crashes > _MAX_CRASHES or is_out(contexts[first + 1]):
                 break
             guess = (first + last) // 2
             if tries < guesses and not crashes:
@@ -257,11 +259,20 @@ class ContextChoice:
 
     def _more_partial(self, best: Answer, high: int) -> Answer:
         """Find the answer at the largest round context for which weights leave the devices."""
-        state = best.state
+        state = best.state.on(best.state.devices).with_buffers_of(best.state)
         high = min(high, state.request.n_ctx_max)
 
         def promises(n_ctx: int) -> bool:
             return expected_seconds(state, n_ctx) <= self._limit
+
+        def is_out(n_ctx: int) -> bool:
+            return state.buffers.knows(False) and expected_seconds(state, n_ctx) > (1 + AS_QUICK) * self._limit
+
+        def attempt(n_ctx: int) -> bool:
+            at = state.at(n_ctx)
+            trial = settle_partial(at, n_ctx, self._limit)
+            state.buffers.add_partial(at.buffers)
+            return trial is not None and self._accepts(Answer(trial, 1.0, at))
 
         if promises(high) and (top := self._or_larger(best, high)) is not best:
             return top
@@ -269,14 +280,8 @@ class ContextChoice:
         if self._is_whole(best.trial) and contexts and not promises(contexts[0]):
             # less context than that is not worth the time of the first weights on the host
             return best
-        n_ctx = self._largest(contexts, lambda n_ctx: self._is_quick(state, n_ctx), promises, _GUESSES_PARTIAL)
+        n_ctx = self._largest(contexts, attempt, promises, _GUESSES_PARTIAL, is_out)
         return self._or_larger(best, n_ctx or 0)
-
-    def _is_quick(self, state: SearchState, n_ctx: int) -> bool:
-        """Whether the rule accepts ``n_ctx`` with weights on the host, on the devices of ``state``."""
-        at = state.at(n_ctx)
-        trial = settle_partial(at, n_ctx)
-        return trial is not None and self._accepts(Answer(trial, 1.0, at))
 
     def _more_in_total(self, best: Answer, high: int) -> Answer:
         """Try the context that the devices hold in total, as upstream's fit does, and one between it and ``best``."""

@@ -27,13 +27,20 @@ _MAX_FILLS = 8
 
 With none, Qwen3 32B on eight cards of 2 to 4 GiB is 1.2 % slower."""
 
+_OUT_OF_REACH = 1.02
+"""A proposal that takes so many times the limit is not corrected until it keeps it: corrections save less."""
+
 Propose = Callable[[Situation], "Placement | None"]
 
 
-def settle(state: SearchState, n_ctx: int, is_whole: bool, propose: Propose) -> Trial | None:
+def settle(
+    state: SearchState, n_ctx: int, is_whole: bool, propose: Propose, limit: float | None = None
+) -> Trial | None:
     """Measure proposals, each corrected by the measurements before it, and return the best trial that fits.
 
-    ``is_whole``: proposals have all of the model on devices.
+    Args:
+        is_whole: proposals have all of the model on devices.
+        limit: seconds; only whether a trial takes at most so long is asked, and any that does is returned.
     """
     best: Trial | None = None
     seen: set[Placement] = set()
@@ -46,6 +53,8 @@ def settle(state: SearchState, n_ctx: int, is_whole: bool, propose: Propose) -> 
             continue
         if placement is None or placement in seen or not _gains(state, placement, best):
             break
+        if limit is not None and seen and state.seconds(placement) > _OUT_OF_REACH * limit:
+            break
         seen.add(placement)
         if not is_whole and state.buffers.knows(False):
             # the first correction mostly is the last
@@ -53,7 +62,13 @@ def settle(state: SearchState, n_ctx: int, is_whole: bool, propose: Propose) -> 
         trial = _trial(state, placement, n_ctx)
         if trial is not None and trial.fits and (best is None or rank(trial) > rank(best)):
             best = trial
+            if _keeps(best, limit):
+                return best
     return best and _refined(state, best, is_whole, propose, seen)
+
+
+def _keeps(trial: Trial, limit: float | None) -> bool:
+    return limit is not None and trial.seconds is not None and trial.seconds <= limit
 
 
 def _trial(state: SearchState, placement: Placement, n_ctx: int) -> Trial | None:
@@ -111,8 +126,11 @@ def settle_fastest(state: SearchState, n_ctx: int) -> Trial | None:
     return trial
 
 
-def settle_partial(state: SearchState, n_ctx: int) -> Trial | None:
-    """Find the best trial with weights on the host, by each way to spill that promises to be the best."""
+def settle_partial(state: SearchState, n_ctx: int, limit: float | None = None) -> Trial | None:
+    """Find the best trial with weights on the host, by each way to spill that promises to be the best.
+
+    ``limit``: as in ``settle``.
+    """
     best: Trial | None = None
     ways = spill_styles(state, n_ctx)
     chosen = ways[0]
@@ -125,7 +143,9 @@ def settle_partial(state: SearchState, n_ctx: int) -> Trial | None:
         def propose(at: Situation, spread: bool = spread) -> Placement | None:
             return state.place_partial(at, spread)
 
-        trial = settle(state, n_ctx, False, propose)
+        trial = settle(state, n_ctx, False, propose, limit)
+        if trial is not None and _keeps(trial, limit):
+            return trial
         trial = trial and fill(state, trial)
         if trial is not None and (best is None or rank(trial) > rank(best)):
             best, chosen = trial, spread
@@ -133,7 +153,7 @@ def settle_partial(state: SearchState, n_ctx: int) -> Trial | None:
         # caches apart from their layers turned flash attention off: that takes much more memory, which was learned
         plain = state.on(state.devices)
         plain.be_plain()
-        trial = settle_partial(plain, n_ctx)
+        trial = settle_partial(plain, n_ctx, limit)
         if trial is not None and (best is None or rank(trial) > rank(best)):
             return trial
     if best is not None and best.fits and best.seconds is not None and len(ways) > 1:
