@@ -149,6 +149,7 @@ def request(
         n_ctx_train=model.n_ctx_train,
         is_movable=lambda name: pattern.search(name) is not None,
         is_expert_model=bool(model.experts),
+        facts=facts_of(model),
         fit_ctx=fit_ctx,
         model_bytes=model.embedding + sum(size for _, size in model.tensors()),
     )
@@ -177,4 +178,4 @@ DESKTOP = HostSpeed(60e9, "test", 8)
 def priced(asked: Request, model: SyntheticModel, *speeds: DeviceSpeed, host: HostSpeed = DESKTOP) -> Request:
     """``asked``, with what it takes to compare placements by time; the last of ``speeds`` is that of all others."""
     found = {d.name: speeds[min(i, len(speeds) - 1)] if speeds else CARD for i, d in enumerate(asked.devices)}
-    return replace(asked, facts=facts_of(model), speeds=found, host_speed=host, workload=Workload(2048, 512))
+    return replace(asked, speeds=found, host_speed=host, workload=Workload(2048, 512))

@@ -70,7 +70,7 @@ def test_usable_devices(request_: Request, names: list[str]) -> None:
         pytest.param(asked(pinned=1), True, True, id="override"),
         pytest.param(asked(devices=limits(1000)), False, False, id="one"),
         pytest.param(replace(asked(), strategy="llama.cpp"), False, False, id="as-upstream"),
-        pytest.param(replace(asked(), facts=None), False, False, id="nothing-to-price-by"),
+        pytest.param(replace(asked(), host_speed=None), False, False, id="nothing-to-price-by"),
     ],
 )
 def test_who_chooses_devices(request_: Request, is_chosen: bool, user_chose_devices: bool) -> None:

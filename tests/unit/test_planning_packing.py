@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fitter.errors import UsageError
 from fitter.llama.types import LAYOUT_DEVICE, DeviceInfo, Layout, LayoutEntry
 from fitter.parameters.values import parse_overrides
-from fitter.planning.placing.layer_sizes import HOST, Item, Unit, between, units_of
+from fitter.planning.placing.layer_sizes import HOST, Item, Unit, units_of
 from fitter.planning.placing.packing import bring_back, pack, pack_fastest, pack_whole
 from fitter.planning.placing.placement import (
     Placement,
@@ -232,14 +232,6 @@ def test_layout_becomes_layers() -> None:
     assert units[0].items[0].suffixes == ("weight", "bias")
     # what is not named as tensors of a layer are cannot be placed apart
     assert [[item.stem for item in unit.rest] for unit in units] == [["blk.0.attn_q"], [], []]
-
-
-def test_caches_between_two_contexts() -> None:
-    low, high = (Unit(0, 10, 100),), (Unit(0, 10, 300),)
-    with_state = replace(layer(0, cache=15), state=4, rest=(Item(0, "blk.0.attn_q", ("weight",), 10),))
-    assert between(low, 1000, high, 3000, 2000)[0].cache == 200
-    assert between(low, 1000, high, 1000, 1000)[0].cache == 300
-    assert between((layer(0),), 1000, (with_state,), 3000, 2000)[0] == replace(with_state, cache=10)
 
 
 def test_compute_is_learned() -> None:

@@ -253,7 +253,7 @@ def test_where_nothing_fits_there_is_no_bound(host: HostLimit, is_bounded: bool)
     assert least(replace(small, host=host)) == (least(small) if is_bounded else None)
 
 
-@pytest.mark.parametrize("lacking", ["facts", "host_speed", "devices"])
+@pytest.mark.parametrize("lacking", ["host_speed", "devices"])
 def test_without_prices_there_is_no_bound(lacking: str) -> None:
     changed: dict[str, object] = {lacking: () if lacking == "devices" else None}
     assert least(asked(**changed)) is None
@@ -290,8 +290,8 @@ def test_names_of_parts() -> None:
     ]
 
 
-def test_without_facts_there_is_no_estimate() -> None:
-    request = asked(facts=None)
+def test_without_a_speed_of_the_host_there_is_no_estimate() -> None:
+    request = asked(host_speed=None)
     breakdown = Breakdown((), ("CUDA0", "CUDA1"), N_CTX)
     assert price_placement(request, request.devices, Placement(0, (30, 19)), Params(), breakdown, LAYOUT) is None
 

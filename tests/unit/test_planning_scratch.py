@@ -54,7 +54,6 @@ RULES: dict[str, tuple[Request, Params, Breakdown, dict[str, int]]] = {
     "another backend": (asked(HEADS, "Vulkan0"), Params(), measured(4096), {}),
     "the cache is elsewhere": (asked(HEADS), Params(), measured(4096, context=0), {}),
     "no attention": (asked(facts(LayerFacts(()))), Params(), measured(4096), {"CUDA0": 0}),
-    "no header": (asked(None), Params(), measured(4096), {}),
 }
 
 

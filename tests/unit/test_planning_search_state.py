@@ -30,20 +30,12 @@ def cache(units: tuple[Unit, ...]) -> int:
     return sum(unit.cache for unit in units)
 
 
-@pytest.mark.parametrize(
-    ("fixed", "n_ctx", "records"),
-    [
-        pytest.param((), 4096, 1, id="the-smallest"),
-        pytest.param((), 32768, 1, id="the-largest"),
-        pytest.param((), 8192, 2, id="between-them"),
-        pytest.param(("n_ctx",), 8192, 1, id="the-users"),
-    ],
-)
-def test_few_contexts_are_recorded(fixed: tuple[str, ...], n_ctx: int, records: int) -> None:
-    found, llama = known(*fixed, params=Params(n_ctx=n_ctx) if fixed else None)
-    for _ in range(2):
-        assert cache(found.units(n_ctx)) == MODEL.n_layer * MODEL.cache * n_ctx
-        assert llama.records == records
+def test_one_record_tells_the_sizes_at_every_context() -> None:
+    found, llama = known()
+    for n_ctx in (8192, 4096, 32768, 8192):
+        assert cache(found.units(n_ctx)) == cache(found.at(n_ctx).units(n_ctx)) == MODEL.n_layer * MODEL.cache * n_ctx
+    assert llama.records == 1
+    assert found.smallest_layout is not None and found.smallest_layout.n_ctx == 4096
 
 
 def test_a_placement_is_measured_once_and_the_one_that_lacks_least_is_remembered() -> None:

@@ -16,7 +16,7 @@ from fitter.llama.types import (
     Row,
     TensorBuftOverride,
 )
-from fitter.planning.placing.layer_sizes import HOST, Item, Unit, between, units_of
+from fitter.planning.placing.layer_sizes import HOST, Item, Unit, units_of
 from fitter.planning.placing.placement import Placement, counts_for_split, pattern_for
 from fitter.planning.pricing.objective import justifies_concession, lacks_less
 from fitter.planning.pricing.trial import Trial
@@ -68,13 +68,6 @@ def test_units_of_a_layout() -> None:
         Unit(1, 32, 128, (), 96, ()),
         Unit(2, 160, 32),
     )
-
-
-def test_between_two_contexts() -> None:
-    low, high = (Unit(0, 10, 100), Unit(1, 10, 0)), (Unit(0, 10, 300), Unit(1, 10, 0))
-    assert [unit.cache for unit in between(low, 1000, high, 2000, 1500)] == [200, 0]
-    assert [unit.cache for unit in between(low, 1000, high, 2000, 100)] == [0, 0], "never below nothing"
-    assert between(low, 1000, high, 1000, 1000) == high
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ The placements of this package are made from these units; the search records the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import combinations
@@ -175,14 +175,3 @@ def cache_layer(name: str, default: int) -> int:
     """Read the layer from a cache tensor's name; ``default`` for a tensor of no layer."""
     match = _CACHE_LAYER.search(name)
     return int(match.group(1)) if match else default
-
-
-def between(low: Sequence[Unit], n_ctx_low: int, high: Sequence[Unit], n_ctx_high: int, n_ctx: int) -> tuple[Unit, ...]:
-    """Estimate units at ``n_ctx``: interpolate caches between two recorded contexts. For proposals only."""
-    if n_ctx_high == n_ctx_low:
-        return tuple(high)
-    share = (n_ctx - n_ctx_low) / (n_ctx_high - n_ctx_low)
-    return tuple(
-        Unit(a.index, b.fixed, max(0, round(a.cache + (b.cache - a.cache) * share)), b.items, b.state, b.rest)
-        for a, b in zip(low, high, strict=True)
-    )

@@ -62,7 +62,7 @@ class Prices:
         n_ctx: int,
         host_only: HostOnlyTensors = NO_HOST_ONLY,
     ) -> None:
-        assert request.facts is not None and request.host_speed is not None
+        assert request.host_speed is not None
         self._request = request
         self._names = [device.name for device in devices]
         self._devices = [request.speeds[name] for name in self._names]
@@ -248,9 +248,9 @@ class PriceList:
 
     def _prices_on(self, indices: Sequence[int]) -> Prices:
         n_ctx = max(self._recorded)
-        layout, facts = self._layouts.get(n_ctx), self._request.facts
+        layout = self._layouts.get(n_ctx)
         devices = [self._devices[d] for d in indices]
         host_only = NO_HOST_ONLY
-        if facts and layout:
-            host_only = host_only_tensors(facts, layout, [device.largest_tensor for device in devices])
+        if layout:
+            host_only = host_only_tensors(self._request.facts, layout, [device.largest_tensor for device in devices])
         return Prices(self._request, devices, self._recorded[n_ctx], n_ctx, host_only)

@@ -140,14 +140,14 @@ def price_placement(
     breakdown: Breakdown,
     layout: Layout,
 ) -> Price | None:
-    """Estimate the time of ``placement`` on ``devices``; ``None`` where ``request`` has no facts for it.
+    """Estimate the time of ``placement`` on ``devices``; ``None`` where ``request`` has no speed of the host.
 
     ``params`` are the parameters of the placement, and ``breakdown`` what llama.cpp measured for them.
     """
-    if request.facts is None or request.host_speed is None:
+    if request.host_speed is None:
         return None
     speeds = speeds_of(request, request.host_speed, devices)
-    pieces = _measured_pieces(request, request.facts, devices, placement, params, breakdown, layout)
+    pieces = _measured_pieces(request, devices, placement, params, breakdown, layout)
     return _price_work(work_of(pieces, placement, breakdown.n_splits), speeds, request.workload, breakdown, None)
 
 
@@ -158,9 +158,7 @@ def host_only_everywhere(
 
     Remote devices are taken to compute with all tensors.
     """
-    if request.facts is None:
-        return NO_HOST_ONLY
-    pieces = _measured_pieces(request, request.facts, devices, placement, request.params, breakdown, layout)
+    pieces = _measured_pieces(request, devices, placement, request.params, breakdown, layout)
     host_only = host_only_tensors(request.facts, layout, [device.largest_tensor for device in request.devices])
     is_for_all = not pieces.host_only.takes and not any(speed.is_remote for speed in request.speeds.values())
     return host_only if is_for_all else replace(host_only, without_kernels=frozenset())
@@ -170,9 +168,7 @@ def host_only_notes(
     request: Request, devices: Sequence[DeviceLimit], placement: Placement, breakdown: Breakdown, layout: Layout
 ) -> tuple[str, ...]:
     """Note the tensors that llama.cpp keeps on the host although their layers are on devices."""
-    if request.facts is None:
-        return ()
-    pieces = _measured_pieces(request, request.facts, devices, placement, request.params, breakdown, layout)
+    pieces = _measured_pieces(request, devices, placement, request.params, breakdown, layout)
     tensors = (*(layer.tensors for layer in request.facts.layers), request.facts.output)
     count, size, homes, reasons = 0, 0, set[int](), set[str]()
     for layer, weights in zip(work_of(pieces, placement).layers, tensors, strict=True):
@@ -193,7 +189,6 @@ def host_only_notes(
 
 def _measured_pieces(
     request: Request,
-    facts: ModelFacts,
     devices: Sequence[DeviceLimit],
     placement: Placement,
     params: Params,
@@ -202,7 +197,7 @@ def _measured_pieces(
 ) -> Pieces:
     """Describe the model with ``params`` on ``devices`` by llama.cpp's measurement of ``placement``."""
     largest_tensors = [device.largest_tensor for device in devices]
-    pieces = pieces_at(facts, layout, params, breakdown, pinned_on(request, devices), largest_tensors)
+    pieces = pieces_at(request.facts, layout, params, breakdown, pinned_on(request, devices), largest_tensors)
     if not pieces.host_only:
         return pieces
     return as_measured(pieces, work_of(pieces, placement), [breakdown.on(device.name).model for device in devices])
@@ -223,7 +218,7 @@ def bound_of(
         compute: bytes of compute buffers by device. A missing one counts 0, which only lowers the bound.
         host_only: tensors that are on the host in every placement.
     """
-    if request.facts is None or request.host_speed is None or not request.devices:
+    if request.host_speed is None or not request.devices:
         return None
     workload = request.workload
     if request.objective == "generation":

@@ -49,14 +49,14 @@ class SumCosts:
 def price_split(
     request: Request, params: Params, breakdown: Breakdown, layout: Layout, placement: Placement
 ) -> Price | None:
-    """Estimate the time of ``params`` with split mode ``tensor``; ``None`` where ``request`` has no facts for it.
+    """Estimate the time of ``params`` with split mode ``tensor``; ``None`` where ``request`` has no speed of the host.
 
     Args:
         breakdown: what llama.cpp measured for ``params``.
         layout: recorded with the same parameters, at any context.
         placement: the placement of ``params``, with all layers on devices on the first device.
     """
-    if request.facts is None or request.host_speed is None or not params.devices:
+    if request.host_speed is None or not params.devices:
         return None
     by_name = {device.name: device for device in request.devices}
     speeds = speeds_of(request, request.host_speed, [by_name[name] for name in params.devices])

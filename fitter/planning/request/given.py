@@ -13,7 +13,7 @@ from fitter.planning.request.request import DeviceLimit, Request
 
 def is_priced(request: Request) -> bool:
     """Return whether the search compares placements by estimated time."""
-    return request.strategy == "fastest" and request.facts is not None and request.host_speed is not None
+    return request.strategy == "fastest" and request.host_speed is not None
 
 
 def chooses_devices(request: Request, devices: Sequence[DeviceLimit]) -> bool:

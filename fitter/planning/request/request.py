@@ -127,10 +127,10 @@ class Request:
         n_ctx_train: The context that the model was trained for.
         is_movable: Whether the tensor with this name may leave its layer.
         is_expert_model: Whether the model is a mixture of experts.
+        facts: Facts of the model's header.
         fit_ctx: The smallest useful context per sequence.
         model_bytes: Bytes of all tensors in the file.
         pinned: Places of tensors that the user's overrides match: a device's index, or ``HOST``.
-        facts: Facts for prices; ``None`` for no estimate.
         speeds: Speed of each device, by name.
         host_speed: Speed of the host; ``None`` for no estimate.
         workload: The request to price; every context from ``n_ctx_min`` up holds it.
@@ -153,10 +153,10 @@ class Request:
     n_ctx_train: int
     is_movable: Callable[[str], bool]
     is_expert_model: bool
+    facts: ModelFacts
     fit_ctx: int = DEFAULT_FIT_CTX
     model_bytes: int = 0
     pinned: dict[str, int] = field(default_factory=dict)
-    facts: ModelFacts | None = None
     speeds: dict[str, DeviceSpeed] = field(default_factory=dict)
     host_speed: HostSpeed | None = None
     workload: Workload = field(default_factory=Workload)
@@ -184,7 +184,7 @@ class Request:
     def too_large(self) -> frozenset[str]:
         """Tensors above every device's limit for one tensor: llama.cpp keeps them on the host."""
         mosts = [device.largest_tensor or math.inf for device in self.devices]
-        if self.facts is None or not mosts:
+        if not mosts:
             return frozenset()
         return frozenset(tensor.name for tensor in self.facts.tensors if tensor.bytes > max(mosts))
 

@@ -73,7 +73,7 @@ class Idea:
     def of(self, request: Request) -> Request:
         """Return ``request`` with the changes, and without further concessions."""
         changed = replace(request.params, **dict(self.params))
-        facts = None if request.facts is None else scaled(request.facts, self.share)
+        facts = scaled(request.facts, self.share)
         return replace(request, params=changed, fixed=request.fixed | {"n_ctx"}, allow=frozenset(), facts=facts)
 
     @property
@@ -293,9 +293,7 @@ class _Near:
 
     def _resized(self, params: Params) -> Layout:
         """Estimate the layout with ``params`` from the search's record."""
-        facts = self._plan.request.facts
-        assert facts is not None
-        return resized_layout(facts, self._layout, self._plan.request.params, params)
+        return resized_layout(self._plan.request.facts, self._layout, self._plan.request.params, params)
 
     def _propose(self, state: SearchState) -> Placement | None:
         """Propose a placement without a dummy load: the whole model on devices, or spilled as in the plan."""

@@ -21,6 +21,7 @@ from fitter.planning.plan.pool_use import pool_uses
 from fitter.planning.pricing.objective import best_of, objective_seconds, rank
 from fitter.planning.pricing.pricing import bound_of, host_only_everywhere, host_only_notes, price_placement, reasons_of
 from fitter.planning.request import context_limit
+from fitter.planning.request.given import smallest_context
 from fitter.planning.request.request import DeviceLimit, Measure, Progress, Request
 from fitter.planning.request.shared import (
     Companions,
@@ -43,6 +44,7 @@ from fitter.planning.search.search_order import search
 from fitter.planning.search.search_state import Callbacks
 from fitter.planning.search.tensor_split_search import split_candidate
 from fitter.planning.speed.explain import Choice
+from fitter.planning.speed.work import resized_layout
 from fitter.text import mib_up
 
 _T = TypeVar("_T")
@@ -219,9 +221,8 @@ class _Fit:
         share = SHARE if best.trial.fits else SHARE_OF_FAILURE
         # the search's own loads: how many more a second process makes differs from run to run
         budget = Budget(max(1, int(share * len(self._tried))), self._deadline)
-        asked, smaller = choice.request, None
-        if facts := asked.facts:
-            smaller = smaller_type(summary.path, summary.architecture, facts.type, facts.bits_per_weight)
+        asked, facts = choice.request, choice.request.facts
+        smaller = smaller_type(summary.path, summary.architecture, facts.type, facts.bits_per_weight)
         callbacks = Callbacks(measure, loads.record)
         return alternatives(asked, best, callbacks, loads.measure, one_slot, smaller, budget)
 
@@ -363,12 +364,15 @@ class _Fit:
             trial = split.trial
         else:
             trial = search(searched, measure, record, on_candidate, choices.append, self._has_room)
-        smallest = min(layouts, key=lambda layout: layout.n_ctx, default=None)
+        smallest = layouts[0] if layouts else None
+        if smallest is not None:
+            least = replace(request.params, n_ctx=smallest_context(searched))
+            smallest = resized_layout(request.facts, smallest, request.params, least)
         if excess is not None:
             return Candidate(request, replace(trial, missing=((excess.device, excess.missing),)), excess=excess)
         if is_split:
             return split
-        if not trial.fits or request.facts is None:
+        if not trial.fits:
             return Candidate(request, trial, layout=smallest)
         on_candidate(trial.params)
         if on_candidate == self._suggest and not changes(request):

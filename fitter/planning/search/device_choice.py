@@ -227,10 +227,10 @@ class Devices:
 
     def _is_far(self, best: Trial) -> bool:
         """Whether ``best`` is far from the lower bound at its own context."""
-        facts, layout = self._request.facts, self._first.smallest_layout
-        if facts is None or layout is None:
+        layout = self._first.smallest_layout
+        if layout is None:
             return False
-        return self._times(best, resized_layout(facts, layout, self._request.params, best.params)) > FAR
+        return self._times(best, resized_layout(self._request.facts, layout, self._request.params, best.params)) > FAR
 
     def _times(self, best: Trial, layout: Layout) -> float:
         if best.seconds is None:

@@ -34,7 +34,7 @@ def scores_of(request: Request, params: Params, breakdown: Breakdown) -> dict[st
 
     Empty with flash attention, and with a V cache of 32 bits, which is multiplied without a conversion.
     """
-    if breakdown.flash_attn is not False or params.type_v == "f32" or request.facts is None:
+    if breakdown.flash_attn is not False or params.type_v == "f32":
         return {}
     n_streams = 1 if params.kv_unified else params.n_seq_max
     n_tokens, n_cells = min(params.n_ubatch, params.n_batch), breakdown.n_ctx // n_streams

@@ -116,9 +116,7 @@ class _SearchOrder:
         params = replace(self._request.params, flash_attn=other.params.flash_attn)
         if params.flash_attn not in self._attentions:
             alike = replace(self._request, params=params)
-            state = SearchState(alike, self.state.devices, self.state.callbacks)
-            state.answer = self.state.answer
-            self._attentions[params.flash_attn] = state
+            self._attentions[params.flash_attn] = self.state.on(self.state.devices, alike)
         state = self._attentions[params.flash_attn]
         try:
             answer = _best(state.at(n_ctx))

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from fitter.errors import TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params
-from fitter.planning.placing.layer_sizes import HOST, Unit, between, units_of
+from fitter.planning.placing.layer_sizes import HOST, Unit, units_of
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import best_of, lacks_less, rank
 from fitter.planning.pricing.prices import PriceList, Prices
@@ -25,6 +25,7 @@ from fitter.planning.search.compute_buffers import Buffers
 from fitter.planning.search.proposals import Situation
 from fitter.planning.search.room import Cached, Room, cached_on, off_by, room_left_by
 from fitter.planning.speed.explain import Choice
+from fitter.planning.speed.work import resized_layout
 
 _T = TypeVar("_T")
 
@@ -102,7 +103,6 @@ class SearchState:
         self._trials: dict[Params, Trial] = {}
         self._units: dict[int, tuple[Unit, ...]] = previous._units if previous else {}
         self._layouts: dict[int, Layout] = previous._layouts if previous else {}
-        self._estimated: dict[int, tuple[Unit, ...]] = {}
         self._situations: dict[tuple[object, ...], Situation] = {}
         self._partial: dict[tuple[object, ...], Placement | None] = {}
         self._prices = PriceList(self.request, devices, self._units, self._layouts)
@@ -139,29 +139,28 @@ class SearchState:
     # sizes
 
     def units(self, n_ctx: int) -> tuple[Unit, ...]:
-        """Sizes of layers and their caches at ``n_ctx``; estimated between two recorded contexts."""
-        low, high = min(self._units, default=n_ctx), max(self._units, default=n_ctx)
-        if "n_ctx" not in self.request.fixed:
-            low, high = self.request.n_ctx_min, self.request.n_ctx_max
-        if not low < n_ctx < high:
-            return self._recorded(n_ctx)
-        if n_ctx not in self._estimated:
-            self._estimated[n_ctx] = between(self._recorded(low), low, self._recorded(high), high, n_ctx)
-        return self._estimated[n_ctx]
-
-    def _recorded(self, n_ctx: int) -> tuple[Unit, ...]:
+        """Sizes of layers and their caches at ``n_ctx``; estimated from a recorded context."""
         if n_ctx not in self._units:
-            request = self.request
-            layout = self._ask(self.callbacks.record, replace(request.params, n_ctx=n_ctx, tensor_buft_overrides=()))
-            self._layouts[n_ctx] = layout
-            pinned = dict.fromkeys(request.too_large, HOST) | request.pinned
-            self._units[n_ctx] = units_of(layout, request.n_layer, request.is_movable, pinned)
+            pinned = dict.fromkeys(self.request.too_large, HOST) | self.request.pinned
+            self._units[n_ctx] = units_of(self._layout(n_ctx), self.request.n_layer, self.request.is_movable, pinned)
         return self._units[n_ctx]
+
+    def _layout(self, n_ctx: int) -> Layout:
+        """Return the sizes of all tensors at ``n_ctx``: recorded the first time, else estimated from that record."""
+        if n_ctx not in self._layouts:
+            params = replace(self.request.params, n_ctx=n_ctx, tensor_buft_overrides=())
+            if self._layouts:
+                recorded = next(iter(self._layouts))
+                before = replace(params, n_ctx=recorded)
+                self._layouts[n_ctx] = resized_layout(self.request.facts, self._layouts[recorded], before, params)
+            else:
+                self._layouts[n_ctx] = self._ask(self.callbacks.record, params)
+        return self._layouts[n_ctx]
 
     @property
     def smallest_layout(self) -> Layout | None:
-        """The layout at the smallest recorded context; ``None`` before any was recorded."""
-        return self._layouts[min(self._layouts)] if self._layouts else None
+        """The layout at the smallest context of a plan; ``None`` before any was recorded."""
+        return self._layout(self.smallest_context) if self._layouts else None
 
     @property
     def smallest_context(self) -> int:
@@ -198,7 +197,7 @@ class SearchState:
     def prices(self) -> Prices:
         """Return prices on all devices. Records sizes at the smallest context if none were recorded."""
         if not self._units:
-            self._recorded(self.smallest_context)
+            self.units(self.smallest_context)
         return self._prices.all
 
     def seconds(self, placement: Placement, measured: Breakdown | None = None) -> float:
