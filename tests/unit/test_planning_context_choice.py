@@ -226,6 +226,24 @@ def test_context_in_total(model: SyntheticModel, mib: tuple[int, ...], expected:
 )
 def test_last_true(low: int, high: int, until: int, expected: int) -> None:
     assert last_true(low, high, lambda n: n <= until) == expected
+    assert {last_true(low, high, lambda n: n <= until, near) for near in range(-1, 12)} == {expected}
+
+
+def test_a_number_close_to_the_answer_takes_few_questions() -> None:
+    asked: list[int] = []
+
+    def holds(n: int) -> bool:
+        asked.append(n)
+        return n <= 500
+
+    assert last_true(0, 1000, holds, 501) == 500 and asked == [501, 500]
+
+
+def test_contexts_that_are_known_to_be_too_slow_are_not_measured() -> None:
+    devices = limits(900)
+    llama = SyntheticLlama(DENSE, devices)
+    trial = chosen(known_of(priced(request(DENSE, devices), DENSE, CARD), DENSE, llama))
+    assert {params.n_ctx for params in llama.asked} == {4096, trial.params.n_ctx}
 
 
 def test_what_is_promised_is_what_then_fits() -> None:

@@ -78,6 +78,25 @@ def test_a_plan_is_refined_in_the_room_that_it_leaves(
     assert trial is not None and (trial.placement, len(llama.asked)) == (placement, loads)
 
 
+@pytest.mark.parametrize(
+    ("mib", "proposed", "times", "placement", "loads"),
+    [
+        pytest.param(3000, (ON_BOTH, ON_THE_FIRST), 1.5, ON_BOTH, 1, id="kept-at-once"),
+        pytest.param(3000, (ON_BOTH, ON_THE_FIRST), 1.0, ON_THE_FIRST, 2, id="kept-by-a-correction"),
+        pytest.param(1000, (ON_THE_FIRST, ON_BOTH), 1.5, ON_BOTH, 2, id="corrected-until-it-fits"),
+        pytest.param(1000, (ON_THE_FIRST, ON_BOTH), 0.95, None, 1, id="out-of-reach"),
+    ],
+)
+def test_where_a_limit_is_set_only_whether_it_is_kept_is_asked(
+    mib: int, proposed: tuple[Placement, ...], times: float, placement: Placement | None, loads: int
+) -> None:
+    """``times``: the limit, by the time of the faster placement."""
+    found, llama = known(mib, 3000)
+    limit = times * found.seconds(ON_THE_FIRST)
+    trial = settle(found, N_CTX, True, proposing(*proposed), limit)
+    assert (trial and trial.placement, len(llama.asked)) == (placement, loads)
+
+
 def test_what_does_not_fit_refines_nothing() -> None:
     found, llama = known(1000, 3000)
     trial = settle(found, N_CTX, True, proposing(ON_BOTH, None, ON_THE_FIRST))

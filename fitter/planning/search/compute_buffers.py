@@ -42,11 +42,6 @@ class LearnedCompute:
         points = {renamed.get(device, device): dict(by_context) for device, by_context in self._points.items()}
         return LearnedCompute(points, {(renamed.get(device, device), n_ctx) for device, n_ctx in self._corrected})
 
-    def add(self, other: LearnedCompute) -> None:
-        """Add the measurements of ``other``; they replace those at the same contexts."""
-        for device, by_context in other._points.items():
-            self._points.setdefault(device, {}).update(by_context)
-
     @property
     def knows_any(self) -> bool:
         """Whether anything was measured."""
@@ -117,12 +112,6 @@ class Buffers:
     def forget_partial(self) -> None:
         """Forget the buffers of placements that are not whole."""
         self._by_kind[False] = LearnedCompute()
-
-    def add_partial(self, other: Buffers) -> None:
-        """Add the measurements of ``other`` with weights on the host."""
-        self._by_kind[False].add(other._by_kind[False])
-        for cached, learned in self._without_attention.items():
-            learned.add(other._without_attention[cached])
 
     def share_whole(self, other: Buffers) -> None:
         """Learn the buffers of whole placements together with ``other``."""

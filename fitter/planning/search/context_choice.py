@@ -26,9 +26,6 @@ from fitter.planning.search.search_state import SearchState
 _GUESSES = 20
 """So many contexts are tested by what estimates promise, then as many by bisection: each ends a search that errs."""
 
-_GUESSES_PARTIAL = 4
-"""The same with weights on the host, where times are less exact: of 40 contexts a bisection needs five."""
-
 _MAX_CRASHES = 8
 """At most so many contexts are tried below one at which llama.cpp aborts."""
 
@@ -231,48 +228,50 @@ class ContextChoice:
         contexts: Sequence[int],
         attempt: Callable[[int], bool],
         promises: Callable[[int], bool],
-        guesses: int = _GUESSES,
-        is_out: Callable[[int], bool] = lambda n_ctx: False,
+        is_hopeless: Callable[[int], bool] = lambda n_ctx: False,
     ) -> int | None:
         """Find the largest of ``contexts`` at which ``attempt`` succeeds; ``None`` if it does at none.
 
-        Ends when the next larger context was measured, and failed, or ``is_out`` of the question. ``promises`` tells
-        the first contexts to try.
+        Ends when the next larger context was measured, and failed, or ``is_hopeless``. ``promises`` tells the first
+        contexts to try.
         """
-        first, last, crashes = -1, len(contexts), 0
-        for tries in range(guesses + _GUESSES):
-            if last - first <= 1 or crashes > _MAX_CRASHES or is_out(contexts[first + 1]):
+        first, last, near, crashes = -1, len(contexts), None, 0
+        for tries in range(2 * _GUESSES):
+            if last - first <= 1 or crashes > _MAX_CRASHES or is_hopeless(contexts[first + 1]):
                 break
             guess = (first + last) // 2
-            if tries < guesses and not crashes:
-                guess = last_true(first, last, lambda index: promises(contexts[index]))
+            if tries < _GUESSES and not crashes:
+                guess = last_true(first, last, lambda index: promises(contexts[index]), near)
                 guess = min(max(guess, first + 1), last - 1)
             try:
                 is_success = attempt(contexts[guess])
             except LlamaCppCrashError:
                 is_success, crashes = False, crashes + 1
             if is_success:
-                first = guess
+                first, near = guess, guess + 1
             else:
-                last = guess
+                last, near = guess, guess - 1
         return contexts[first] if first >= 0 else None
 
     def _more_partial(self, best: Answer, high: int) -> Answer:
         """Find the answer at the largest round context for which weights leave the devices."""
-        state = best.state.on(best.state.devices).with_buffers_of(best.state)
+        state = best.state
         high = min(high, state.request.n_ctx_max)
 
         def promises(n_ctx: int) -> bool:
             return expected_seconds(state, n_ctx) <= self._limit
 
-        def is_out(n_ctx: int) -> bool:
+        def is_hopeless(n_ctx: int) -> bool:
             return state.buffers.knows(False) and expected_seconds(state, n_ctx) > (1 + AS_QUICK) * self._limit
 
         def attempt(n_ctx: int) -> bool:
+            nonlocal state
             at = state.at(n_ctx)
             trial = settle_partial(at, n_ctx, self._limit)
-            state.buffers.add_partial(at.buffers)
-            return trial is not None and self._accepts(Answer(trial, 1.0, at))
+            is_quick = trial is not None and self._accepts(Answer(trial, 1.0, at))
+            # the nearest smaller context tells most of those above it
+            state = at if is_quick else state
+            return is_quick
 
         if promises(high) and (top := self._or_larger(best, high)) is not best:
             return top
@@ -280,7 +279,7 @@ class ContextChoice:
         if self._is_whole(best.trial) and contexts and not promises(contexts[0]):
             # less context than that is not worth the time of the first weights on the host
             return best
-        n_ctx = self._largest(contexts, attempt, promises, _GUESSES_PARTIAL, is_out)
+        n_ctx = self._largest(contexts, attempt, promises, is_hopeless)
         return self._or_larger(best, n_ctx or 0)
 
     def _more_in_total(self, best: Answer, high: int) -> Answer:

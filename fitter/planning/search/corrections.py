@@ -28,7 +28,9 @@ _MAX_FILLS = 8
 With none, Qwen3 32B on eight cards of 2 to 4 GiB is 1.2 % slower."""
 
 _OUT_OF_REACH = 1.02
-"""A proposal that takes so many times the limit is not corrected until it keeps it: corrections save less."""
+"""A proposal that takes so many times the limit is not corrected until it keeps it: corrections save less.
+
+With 1.0, GPT-OSS 120B on a 4090 and 12 GiB has 90,112 tokens instead of 98,304."""
 
 Propose = Callable[[Situation], "Placement | None"]
 

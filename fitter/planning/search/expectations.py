@@ -77,8 +77,18 @@ def likely_fits_host(state: SearchState, n_ctx: int) -> bool:
     return host.target is None or used is None or used <= host.target
 
 
-def last_true(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Find the largest number in [low, high) for which ``holds``, true up to a point. Never asks at ``low``."""
+def last_true(low: int, high: int, holds: Callable[[int], bool], near: int | None = None) -> int:
+    """Find the largest number in [low, high) for which ``holds``, true up to a point. Never asks at ``low``.
+
+    ``near``: a number that is probably close to the answer, which then takes fewer questions.
+    """
+    step = 1
+    while near is not None and low < near < high:
+        if holds(near):
+            low, near = near, near + step
+        else:
+            high, near = near, near - step
+        step *= 2
     while high - low > 1:
         middle = (low + high) // 2
         if holds(middle):
