@@ -233,11 +233,6 @@ def test_epochs(ggml: str, has_params: bool | None, alone: tuple[str, ...]) -> N
     assert (found.graph_optimize_has_params, found.larger_alone) == (has_params, alone)
 
 
-@pytest.mark.parametrize(("ggml", "version"), [("0.13.1", 2), ("0.25.3", 2), ("0.26.0", 3), ("0.27.1", 3)])
-def test_the_interface_of_backends(ggml: str, version: int) -> None:
-    assert epoch_of(ggml).backend_api == version
-
-
 @pytest.mark.parametrize("ggml", ["0.9.11", "0.13.0", "", "unknown"])
 def test_a_ggml_that_is_too_old(ggml: str) -> None:
     with pytest.raises(LibraryError, match=r"0\.13\.1 is needed: take llama\.cpp"):
@@ -245,7 +240,7 @@ def test_a_ggml_that_is_too_old(ggml: str) -> None:
 
 
 def test_operations_are_counted_by_name() -> None:
-    epoch = Epoch("0.1", "GLU", 2, True, ())
+    epoch = Epoch("0.1", "GLU", True, ())
     names = ["NONE", "ADD_ID", "GLU", "some other text"]
     assert epoch.n_operations(lambda i: names[i]) == 3
     for wrong in (["NONE", "a text"], ["NONE", ""], ["NONE"] * 300):

@@ -26,7 +26,6 @@ class Epoch(NamedTuple):
     Attributes:
         ggml: The first version of ggml.
         last_op: ``ggml_op_name`` of the last operation.
-        backend_api: Version of ggml's interface of backends.
         graph_optimize_has_params: Whether a backend's ``graph_optimize`` can say which tensors stay allocated; ``None``
             if that changed within this version.
         larger_alone: Architectures whose last graph is reserved with one sequence, however many there are.
@@ -34,7 +33,6 @@ class Epoch(NamedTuple):
 
     ggml: str
     last_op: str
-    backend_api: int
     graph_optimize_has_params: bool | None
     larger_alone: tuple[str, ...]
 

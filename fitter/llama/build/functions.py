@@ -140,6 +140,14 @@ class Functions:
         def __getattr__(self, name: str) -> Any: ...
 
 
+def backend_api(library: ctypes.CDLL) -> int:
+    """Return the version of ggml's interface of backends (``GGML_BACKEND_API_VERSION``), by what came with it.
+
+    It changed within ggml 0.25.3: llama-cpp-python 0.3.36 has version 2, b11413 version 3.
+    """
+    return 3 if hasattr(library, "ggml_backend_buft_alloc_buffer_n") else 2
+
+
 def ggml_version(library: ctypes.CDLL) -> tuple[str, str]:
     """Return the version of ggml and the commit of llama.cpp of a loaded library."""
     texts = []

@@ -22,7 +22,7 @@ from fitter.llama.build import opening
 from fitter.llama.processes import worker_environment
 from fitter.llama.build.build_folder import PYTHON, Build, find
 from fitter.llama.build.epochs import Epoch, cuda_rules, epoch_of
-from fitter.llama.build.functions import Functions, ggml_version, same_commit
+from fitter.llama.build.functions import Functions, backend_api, ggml_version, same_commit
 
 if TYPE_CHECKING:
     from fitter.llama.types import LlamaCpp
@@ -184,7 +184,8 @@ def loaded_build() -> Build:
 
 def _configure(library: Library, shim: Any, error: Callable[[], Any]) -> None:
     """Tell one of fitter's libraries the differences between the loaded build and the one it was built for."""
-    ggml, epoch = ggml_version(library.llama.library)[0], _epoch(library.llama)
+    ggml = ggml_version(library.llama.library)[0]
+    epoch = epoch_of(ggml)
     has_params = epoch.graph_optimize_has_params
     name_of = library.llama.library.ggml_op_name
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.c_int]
@@ -193,17 +194,13 @@ def _configure(library: Library, shim: Any, error: Callable[[], Any]) -> None:
     described = {
         "n_ops": n_ops,
         "last_op": names[0],
-        "backend_api": epoch.backend_api,
+        "backend_api": backend_api(library.llama.library),
         "graph_optimize_has_params": -1 if has_params is None else int(has_params),
         "larger_alone": names[1],
         **cuda_rules(ggml),
     }
     if shim.fitter_configure_build(library.ffi.new("fitter_build_t *", described)) < 0:
         raise LibraryError(f"{library.llama.path} is not a llama.cpp that fitter can use: {library.text(error())}")
-
-
-def _epoch(llama: Functions) -> Epoch:
-    return epoch_of(ggml_version(llama.library)[0])
 
 
 def _probe_of(library: Library) -> Callable[[int, Any], None]:
@@ -240,13 +237,13 @@ def prepare() -> None:
 
 
 def _check_api() -> None:
-    """Raise ``LibraryError`` if ggml's interface of backends is not its version's."""
-    library = libraries()
-    loaded, expected = int(open_backend().fitter_virtual_loaded_api_version()), _epoch(library.llama).backend_api
-    if loaded not in (-1, expected):
+    """Raise ``LibraryError`` if fitter does not know this version of ggml's interface of backends."""
+    llama = libraries().llama
+    loaded = int(open_backend().fitter_virtual_loaded_api_version())
+    if loaded not in (-1, backend_api(llama.library)):
         raise LibraryError(
-            f"{library.llama.path} has version {loaded} of ggml's interface of backends, and this fitter knows "
-            f"{expected} of it: install a newer llama-fitter, or {FIX}"
+            f"{llama.path} has version {loaded} of ggml's interface of backends, which this fitter does not know: "
+            f"install a newer llama-fitter, or {FIX}"
         )
 
 
