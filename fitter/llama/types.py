@@ -51,6 +51,7 @@ class Params:
     embeddings: bool = DEFAULTS["embedding"]
     split_mode: SplitMode = DEFAULTS["split_mode"]
     main_gpu: int = DEFAULTS["main_gpu"]
+    moe_cache_size: int = DEFAULTS["moe_cache_size"]
     devices: tuple[str, ...] | None = DEFAULTS["devices"]
     load_mtp: bool = DEFAULTS["load_mtp"]
     ctx_type: ContextType = DEFAULTS["ctx_type"]

@@ -418,6 +418,27 @@ class Size(Kind):
         return self._check(where, read_size(where, value))
 
 
+@dataclass(frozen=True)
+class MebibyteSize(Size):
+    """Bytes that llama.cpp's option takes in MiB: a plan has whole ones."""
+
+    metavar: str | None = "MiB"
+    in_mib: bool = True
+    least: int = MIB
+
+    def planned(self, value: Any) -> int:
+        return int(value) // MIB * MIB
+
+    def from_json(self, entry: Entry) -> int:
+        return entry.whole()
+
+    def word(self, value: Any) -> str:
+        return str(value // MIB)
+
+    def native(self, called: str, value: Any) -> int:
+        return int(value)
+
+
 AUTO = "auto"
 """A margin of the measured bytes, however small."""
 

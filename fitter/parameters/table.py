@@ -514,6 +514,20 @@ class LoadKeywords(TypedDict, total=False):
             key=None,
         ),
     ]
+    moe_cache_size: Annotated[
+        AnySize | None,
+        Parameter(
+            kinds.MebibyteSize(),
+            0,
+            "context",
+            ("--moe-cache-mib",),
+            "LLAMA_ARG_MOE_CACHE_MIB",
+            PLACEMENT,
+            "Memory of the devices for a cache of the expert weights that are in host memory; 0 for none. llama.cpp "
+            "b11549 and newer have it.",
+            unset="0",
+        ),
+    ]
     n_batch: Annotated[
         AnyTokens | None,
         Parameter(

@@ -41,9 +41,10 @@ def user_chose_devices(request: Request) -> bool:
     return bool(request.fixed & {"devices", "tensor_split"} or pinned_devices(request))
 
 
-def wants_layers_on_devices(request: Request) -> bool:
-    """Return whether the user wants layers on devices."""
-    return "n_gpu_layers" in request.fixed and request.params.n_gpu_layers != 0
+def needs_devices(request: Request) -> bool:
+    """Return whether the user wants layers, or a cache of experts, on devices."""
+    wants_layers = "n_gpu_layers" in request.fixed and request.params.n_gpu_layers != 0
+    return wants_layers or request.params.moe_cache_size > 0
 
 
 def usable_devices(request: Request) -> tuple[DeviceLimit, ...]:
@@ -53,8 +54,7 @@ def usable_devices(request: Request) -> tuple[DeviceLimit, ...]:
     named = pinned_devices(request)
     by_size = sorted(request.devices, key=lambda device: (device not in named, -device.target))
     usable = [device for device in by_size[:MAX_USED_DEVICES] if device.target > 0 or device in named]
-    if not usable and wants_layers_on_devices(request):
-        # the user's layers need some device
+    if not usable and needs_devices(request):
         usable = by_size[:MAX_USED_DEVICES]
     return tuple(device for device in request.devices if device in usable)
 

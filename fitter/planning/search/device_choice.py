@@ -16,7 +16,7 @@ from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.pricing.objective import is_worth_a_load, rank
 from fitter.planning.pricing.pricing import bound_of, host_only_everywhere
 from fitter.planning.pricing.trial import Trial
-from fitter.planning.request.given import user_chose_devices, wants_layers_on_devices
+from fitter.planning.request.given import needs_devices, user_chose_devices
 from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search import choices
 from fitter.planning.search.capacity import is_too_large
@@ -91,7 +91,7 @@ class Devices:
         while state.devices and not user_chose_devices(self._request):
             useless = _useless(state.devices, trial)
             useful = tuple(device for device in state.devices if device not in useless)
-            if not useless or (not useful and wants_layers_on_devices(self._request)):
+            if not useless or (not useful and needs_devices(self._request)):
                 break
             state = state.on(useful)
             trial = self._best_on(state)

@@ -82,7 +82,7 @@ def lower_bound(
         pieces.is_mapped,
     )
     at = setting(work, devices, host, workload, costs)
-    places = _Places(at)
+    places = _Places(at, pieces.moe_cache_size > 0)
     items = _items(places, pieces, units)
     kinds, apart = [_Kind(seconds, size) for seconds, size in items.bytes_of.items()], _Items()
     together = _Items()
@@ -197,9 +197,13 @@ def _sort_of(tensor: WeightFacts, slowest: Sequence[_Slowest], is_host_only: boo
 
 
 class _Places:
-    """Places for weights: one for each kind of device, because equal devices are interchangeable, and the host."""
+    """Places for weights: one for each kind of device, because equal devices are interchangeable, and the host.
 
-    def __init__(self, at: Setting) -> None:
+    ``has_expert_cache``: whether experts on the host may be found in a cache on a device, at best always.
+    """
+
+    def __init__(self, at: Setting, has_expert_cache: bool = False) -> None:
+        self._has_expert_cache = has_expert_cache
         index_of: dict[tuple[str, float, float, float], int] = {}
         self._at = at
         self.min_bits = at.costs.min_bits
@@ -239,18 +243,22 @@ class _Places:
         if sort not in self._prices:
             experts, slowest = sort.experts, sort.slowest
 
-            def seconds(place: int, at: Setting) -> float:
+            def seconds(place: int, at: Setting) -> Seconds:
                 of_byte = tensor_seconds(Weights(place, 1, 0, experts), at)
                 of_param = tensor_seconds(Weights(place, 0, 1, experts), at) * sort.params_per_byte
                 generation = of_param.generation if slowest.unpacking else of_byte.generation
                 if place == HOST and slowest.looking_up:
                     looked_up = tensor_seconds(Weights(HOST, 0, 0, experts, sort.looked_up_per_byte), at)
                     generation = looked_up.generation
-                return at.request(Seconds(of_byte.prompt + of_param.prompt, generation))
+                return Seconds(of_byte.prompt + of_param.prompt, generation)
 
+            on_devices = [seconds(d, self._at) for d in self._devices]
             # no device computes with weights that llama.cpp keeps on the host, not even in prompts
-            on_host = min(seconds(HOST, at) for at in (self._hosts[-1:] if sort.is_host_only else self._hosts))
-            self._prices[sort] = (*(seconds(d, self._at) for d in self._devices), on_host)
+            on_host = [seconds(HOST, at) for at in (self._hosts[-1:] if sort.is_host_only else self._hosts)]
+            if self._has_expert_cache and experts and on_devices:
+                cached = min(each.generation for each in on_devices)
+                on_host = [Seconds(each.prompt, min(each.generation, cached)) for each in on_host]
+            self._prices[sort] = (*map(self._at.request, on_devices), min(map(self._at.request, on_host)))
         return self._prices[sort]
 
     def layer(self, attention: Attention | None, cache_on_host: bool) -> tuple[float, ...]:

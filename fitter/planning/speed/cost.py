@@ -121,6 +121,14 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class ExpertCache:
+    """A cache of experts whose weights are on the host: its device, and how often a token finds an expert there."""
+
+    device: int
+    hit_rate: float
+
+
+@dataclass(frozen=True)
 class Weights:
     """Weights of one layer in one place.
 
@@ -131,6 +139,7 @@ class Weights:
         experts: Whether they are routed experts, of which a token reads only the used ones.
         n_looked_up: Number of weights in types with tables.
         is_host_only: Whether the host computes with them in prompts too, because no device can.
+        cache: The cache of these experts, if any: its device then computes with them.
     """
 
     place: int
@@ -139,6 +148,7 @@ class Weights:
     experts: bool = False
     n_looked_up: float = 0
     is_host_only: bool = False
+    cache: ExpertCache | None = None
 
 
 @dataclass(frozen=True)
@@ -314,7 +324,11 @@ class Setting:
     @property
     def stream(self) -> float:
         """Bytes per second of host weights that reach the streamer."""
-        link = self.link(self.streamer)
+        return self.upload(self.streamer)
+
+    def upload(self, device: int) -> float:
+        """Return the bytes per second of host weights that reach a device."""
+        link = self.link(device)
         return min(link, self.costs.mapped) if self.is_mapped else link
 
     @property
@@ -371,6 +385,10 @@ def tensor_seconds(weights: Weights, at: Setting) -> Seconds:
         prompt = prompt_bytes / at.stream + flops / (family.compute * device.compute)
     else:
         prompt = prompt_bytes / bandwidth + flops / (costs.host.compute * at.threads)
+    if weights.cache:
+        device, family = at.devices[weights.cache.device], at.families[weights.cache.device]
+        uploaded = (1 - weights.cache.hit_rate) * weights.bytes * at.expert_share / at.upload(weights.cache.device)
+        return Seconds(prompt, generation_bytes / (family.bandwidth * device.bandwidth) + uploaded)
     looked_up = weights.n_looked_up * (at.expert_share if weights.experts else 1) / (costs.host.lookup * at.threads)
     return Seconds(prompt, max(generation_bytes / bandwidth, looked_up))
 
@@ -387,7 +405,7 @@ def _fixed(layer: Layer, at: Setting) -> Seconds:
         streamer = at.families[at.streamer].layer if at.streams else 0.0
         return Seconds(streamer + (2 * sync if layer.is_host_only or not at.streams else 0.0), 2 * sync)
     home = at.families[layer.home].layer
-    away = sync if any(weights.place == HOST for weights in layer.weights) else 0.0
+    away = sync if any(weights.place == HOST and not weights.cache for weights in layer.weights) else 0.0
     return Seconds(home + (away if layer.is_host_only or not at.streams else 0.0), home + away)
 
 

@@ -26,6 +26,7 @@ class WeightFacts(NamedTuple):
         n_params: Number of weights.
         experts: Whether it has routed experts, of which a token uses a part.
         looked_up: Whether its type is one of ``LOOKED_UP``.
+        type: The name of its type.
     """
 
     name: str
@@ -33,6 +34,7 @@ class WeightFacts(NamedTuple):
     n_params: int
     experts: bool
     looked_up: bool = False
+    type: str = ""
 
     @property
     def n_looked_up(self) -> int:
@@ -118,7 +120,7 @@ def facts_of(model: Model) -> ModelFacts:
     for tensor in model.tensors:
         n_params = math.prod(tensor.shape)
         looked_up = tensor.type.upper() in LOOKED_UP
-        facts = WeightFacts(tensor.name, tensor.bytes, n_params, is_expert(tensor.name), looked_up)
+        facts = WeightFacts(tensor.name, tensor.bytes, n_params, is_expert(tensor.name), looked_up, tensor.type)
         layer = layer_of(tensor.name)
         if layer is not None:
             if layer < len(layers):

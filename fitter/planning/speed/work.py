@@ -16,6 +16,7 @@ from fitter.planning.placing.layer_sizes import HOST, Unit, units_of
 from fitter.planning.placing.placement import Placement, llama_placement
 from fitter.planning.speed.cache_sizes import CACHE_BYTES, cells_of, resized
 from fitter.planning.speed.cost import Attention, Layer, Weights, Work
+from fitter.planning.speed.expert_cache import with_cache
 from fitter.planning.speed.model_facts import LayerFacts, ModelFacts
 
 _FLOATS = ("f32", "f16", "bf16")
@@ -68,6 +69,7 @@ class Pieces:
         pinned: Places of tensors by the user's overrides: a device's index, or ``HOST``.
         is_mapped: Whether host weights are mapped from their file.
         host_only: Tensors that llama.cpp keeps on the host.
+        moe_cache_size: Bytes of a cache of experts on the devices.
     """
 
     facts: ModelFacts
@@ -79,6 +81,7 @@ class Pieces:
     pinned: Mapping[str, int] = field(default_factory=dict)
     is_mapped: bool = False
     host_only: HostOnlyTensors = NO_HOST_ONLY
+    moe_cache_size: int = 0
     _made: dict[tuple[int, int, tuple[tuple[str, int], ...]], Layer] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -132,9 +135,14 @@ class Pieces:
         is_host_only = self.host_only.has(name, wanted)
         return (HOST if is_host_only else wanted), is_host_only
 
-    def work(self, layers: tuple[Layer, ...], n_splits: tuple[int, int] | None) -> Work:
-        """Build the work of these layers, in the order of computation."""
+    def work(self, layers: tuple[Layer, ...], n_splits: tuple[int, int] | None, shares: Sequence[float] = ()) -> Work:
+        """Build the work of these layers, in the order of computation.
+
+        ``shares``: each device's share of a cache of experts.
+        """
         facts = self.facts
+        if self.moe_cache_size:
+            layers = with_cache(facts, layers, self.moe_cache_size, shares)
         return Work(
             layers,
             facts.n_embd,
@@ -181,6 +189,7 @@ def pieces_of(
         pinned or {},
         params.of_parameter(PARAMETERS["load_mode"]) in MAPPED,
         host_only,
+        params.moe_cache_size,
     )
 
 
@@ -286,6 +295,7 @@ def work_of(pieces: Pieces, placement: Placement, n_splits: tuple[int, int] | No
     return pieces.work(
         tuple(pieces.layer(index, homes[unit], tuple(moved.get(unit, ()))) for index, unit in _computed(pieces.facts)),
         n_splits,
+        placement.counts,
     )
 
 
@@ -316,6 +326,7 @@ def work_of_params(
             for index, unit in _computed(pieces.facts)
         ),
         n_splits,
+        params.tensor_split or free,
     )
 
 

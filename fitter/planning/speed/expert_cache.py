@@ -1,0 +1,154 @@
+"""The cache of experts on devices (``moe_cache_size``): its slots, its bytes, and how often it has a token's experts.
+
+By the rules of llama.cpp b11549 (``llama_moe_cache``). Its dummy load counts the same bytes; the rules tell them, and
+the speed, before a load. Bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from fitter.planning.placing.layer_sizes import HOST
+from fitter.planning.speed.cost import ExpertCache, Layer, figures
+from fitter.planning.speed.model_facts import ModelFacts, WeightFacts
+
+ALIGNMENT = 128
+"""Alignment of CUDA's buffers. Another one changes some bytes of a cache, and no slot of a real size."""
+
+_HOST_ALIGNMENT = 32
+_CACHED = re.compile(r"blk\.[0-9]+\.ffn_(gate_up|gate|up|down)_exps\.weight")
+
+
+class Experts(NamedTuple):
+    """The experts of a layer that is cached: its index, its device, and for each tensor the type and bytes."""
+
+    layer: int
+    device: int
+    tensors: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers of one device whose experts have the same types and sizes: they share slots.
+
+    Attributes:
+        device: Index of the device.
+        layers: Indices of the layers.
+        n_slots: Experts that the slots hold; 0 where the budget is too small for one token.
+        bytes: Bytes on the device.
+        share: Slots by experts of all its layers.
+    """
+
+    device: int
+    layers: tuple[int, ...]
+    n_slots: int
+    bytes: int
+    share: float
+
+
+def cached_tensors(tensors: Sequence[WeightFacts]) -> tuple[tuple[str, int], ...]:
+    """Return type and bytes of a layer's tensors that the cache is for."""
+    return tuple((each.type, each.bytes) for each in tensors if _CACHED.fullmatch(each.name))
+
+
+def experts_on_host(facts: ModelFacts, layers: Sequence[Layer]) -> list[Experts]:
+    """List the layers on devices that have all of their experts on the host."""
+    found = []
+    for index, (layer, known) in enumerate(zip(layers, facts.layers, strict=False)):
+        places = {weights.place for weights in layer.weights if weights.experts}
+        if layer.home != HOST and places == {HOST} and (tensors := cached_tensors(known.tensors)):
+            found.append(Experts(index, layer.home, tensors))
+    return found
+
+
+def groups_of(
+    layers: Sequence[Experts], size: int, shares: Sequence[float], n_expert: int, n_expert_used: int, alignment: int
+) -> list[Group]:
+    """Compute the groups of layers and their slots.
+
+    Args:
+        layers: The layers that are cached.
+        size: ``moe_cache_size``.
+        shares: Each device's share of it, which only devices with such layers take (``tensor_split``).
+        n_expert: Experts of a layer.
+        n_expert_used: Experts that a token uses.
+        alignment: Alignment of the devices' buffers.
+    """
+    members: dict[tuple[int, tuple[tuple[str, int], ...]], list[int]] = {}
+    for each in layers:
+        members.setdefault((each.device, each.tensors), []).append(each.layer)
+    host_bytes: dict[int, int] = {}
+    for (device, tensors), indices in members.items():
+        host_bytes[device] = host_bytes.get(device, 0) + len(indices) * sum(each for _, each in tensors)
+    total = sum(shares[device] for device in host_bytes)
+    groups = []
+    for (device, tensors), indices in members.items():
+        of_group = len(indices) * sum(each for _, each in tensors)
+        split = shares[device] / total if total else 1 / len(host_bytes)
+        budget = int(size * split * of_group / host_bytes[device])
+        n_slots = _most_slots([each // n_expert for _, each in tensors], budget, len(indices) * n_expert, alignment)
+        if n_slots < n_expert_used:
+            n_slots = 0
+        used = _bytes([each // n_expert for _, each in tensors], n_slots, alignment) if n_slots else 0
+        groups.append(Group(device, tuple(indices), n_slots, used, n_slots / (len(indices) * n_expert)))
+    return groups
+
+
+def _bytes(experts: Sequence[int], n_slots: int, alignment: int) -> int:
+    # kernels may read beyond the last slot, so there is one more
+    return sum(-(-each * (n_slots + 1) // alignment) * alignment for each in experts)
+
+
+def _most_slots(experts: Sequence[int], budget: int, most: int, alignment: int) -> int:
+    n_slots = min(most, max(0, budget // sum(experts) - 1))
+    while n_slots and _bytes(experts, n_slots, alignment) > budget:
+        n_slots -= 1
+    return n_slots
+
+
+def least_size(facts: ModelFacts, alignment: int = ALIGNMENT) -> int:
+    """Compute the least ``moe_cache_size`` that has slots for the experts of one token, if a layer has it alone."""
+    sizes = [
+        _bytes([size // facts.n_expert for _, size in tensors], facts.n_expert_used, alignment)
+        for layer in facts.layers
+        if (tensors := cached_tensors(layer.tensors))
+    ]
+    return min(sizes, default=0)
+
+
+def bytes_on(groups: Sequence[Group], n_devices: int, n_expert: int) -> tuple[list[int], int]:
+    """Add up the bytes of a cache on each device, and those of its tables of slots on the host."""
+    devices = [sum(group.bytes for group in groups if group.device == d) for d in range(n_devices)]
+    table = -(-4 * n_expert // _HOST_ALIGNMENT) * _HOST_ALIGNMENT
+    return devices, table * sum(len(group.layers) for group in groups if group.n_slots)
+
+
+def hit_rate(share: float) -> float:
+    """Estimate how often a token finds an expert in the cache.
+
+    Args:
+        share: Slots by experts. Uniform routing finds as large a share; real routing comes back to the same experts
+            (``experts.skew`` of ``cost.toml``).
+    """
+    return 1.0 - math.pow(1 - min(1.0, share), figures()["experts"]["skew"])
+
+
+def with_cache(facts: ModelFacts, layers: tuple[Layer, ...], size: int, shares: Sequence[float]) -> tuple[Layer, ...]:
+    """Return ``layers`` with the experts that are cached on a device marked as such."""
+    groups = groups_of(experts_on_host(facts, layers), size, shares, facts.n_expert, facts.n_expert_used, ALIGNMENT)
+    rates: Mapping[int, float] = {index: hit_rate(group.share) for group in groups for index in group.layers}
+    made: dict[tuple[int, float], Layer] = {}
+    found = list(layers)
+    for index, rate in rates.items():
+        layer = layers[index]
+        # equal layers stay one object, which is priced once
+        if (key := (id(layer), rate)) not in made:
+            cache = ExpertCache(layer.home, rate)
+            weights = (replace(each, cache=cache) if each.experts and rate else each for each in layer.weights)
+            made[key] = replace(layer, weights=tuple(weights))
+        found[index] = made[key]
+    return tuple(found)
