@@ -69,6 +69,7 @@ def test_a_plan_by_the_schema() -> None:
             "embeddings": False,
             "split_mode": "layer",
             "main_gpu": 0,
+            "moe_cache_size": 0,
             "devices": ["CUDA0", "CUDA1"],
             "load_mtp": False,
             "n_rs_seq": 0,

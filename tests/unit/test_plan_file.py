@@ -38,6 +38,7 @@ EVERYTHING = Params(
     embeddings=True,
     split_mode="none",
     main_gpu=1,
+    moe_cache_size=2048 * 2**20,
     devices=("CUDA1", "CUDA0"),
     load_mtp=True,
     n_rs_seq=3,

@@ -9,7 +9,7 @@ from fitter.llama.types import Breakdown, Params, Row, TensorBuftOverride
 from fitter.machine import gpu, gpu_catalogue
 from fitter.machine.gpu_catalogue import CatalogueGpu, capability_text
 from fitter.output.formats import FORMATS, render
-from fitter.parameters.kinds import Choice, DeviceNames, Flag, Kind, Layers, Overrides, Shares, Whole
+from fitter.parameters.kinds import Choice, DeviceNames, Flag, Kind, Layers, Overrides, Shares, Size, Whole
 from fitter.parameters.table import LEVERS, PARAMETERS, SHARED, Parameter
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.summary import DeviceUse, HostUse, ModelSummary, Search, SharedUse
@@ -156,6 +156,8 @@ def _value(kind: Kind, default: object) -> object:
         return not default
     if isinstance(kind, Layers):
         return 10
+    if isinstance(kind, Size):
+        return 2048 * MIB
     if isinstance(kind, Whole):
         return 2 if default != 2 else 3
     if isinstance(kind, Choice):

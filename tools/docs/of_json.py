@@ -137,7 +137,7 @@ def _of_kind(kind: Kind) -> Schema:
         return {"type": "array", "items": {"type": "string"}}
     if isinstance(kind, kinds.Flag):
         return {"type": "boolean"}
-    if isinstance(kind, kinds.Whole):
+    if isinstance(kind, (kinds.Whole, kinds.Size)):
         return {"type": "integer"}
     if isinstance(kind, kinds.Choice) and not kind.is_open:
         return {"enum": list(kind.words)}

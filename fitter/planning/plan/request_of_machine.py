@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fitter.errors import UsageError
 from fitter.llama.types import DeviceInfo, Params, SplitMode
 from fitter.machine.calibrated import Calibrated, outside_of
 from fitter.machine.machine import Machine, check_main_gpu, choose
@@ -37,7 +38,9 @@ from fitter.planning.speed.model_facts import facts_of
 
 _FFN_WEIGHT = re.compile(r"\.ffn_(up|down|gate|gate_up)\.")
 
-_KEPT = frozenset({"n_ctx", "n_gpu_layers", "n_ubatch", "type_k", "type_v", "op_offload", "flash_attn"})
+_KEPT = frozenset(
+    {"n_ctx", "n_gpu_layers", "n_ubatch", "type_k", "type_v", "op_offload", "flash_attn", "moe_cache_size"}
+)
 """Keywords that a fit keeps if the user sets them."""
 
 
@@ -81,6 +84,8 @@ def request_of(
     chosen = _chosen_devices(ask, machine, named)
     outside = _outside(ask, model, calibrations)
     pools = _pools(ask, model, machine, chosen, params)
+    if params.moe_cache_size and not chosen:
+        raise UsageError("a cache of experts needs a device: leave --moe-cache-mib out, or name one with --gpu")
     devices = with_what_they_map(_limits(chosen, ask.margin, outside), pools)
     pinned = pinned_by(params, model, devices, machine.devices, questions.match)
     n_ctx_train = model.n_ctx_train or min(ask.fit_ctx, MAX_TOKENS)

@@ -187,6 +187,18 @@ def host_only_notes(
     )
 
 
+def expert_cache_notes(
+    request: Request, devices: Sequence[DeviceLimit], placement: Placement, breakdown: Breakdown, layout: Layout
+) -> tuple[str, ...]:
+    """Note a cache of experts that llama.cpp does not make."""
+    if not request.params.moe_cache_size:
+        return ()
+    pieces = _measured_pieces(request, devices, placement, request.params, breakdown, layout)
+    if any(weights.cache for layer in work_of(pieces, placement).layers for weights in layer.weights):
+        return ()
+    return ("the cache of experts is not made: no layer on a device has all of its experts in host memory",)
+
+
 def _measured_pieces(
     request: Request,
     devices: Sequence[DeviceLimit],

@@ -19,6 +19,8 @@ from fitter.planning.request.request import DEFAULT_MARGIN, LEVERS, OBJECTIVES, 
 from fitter.planning.request.shared import HOST_NAME
 from fitter.planning.request.summary import Problem
 from fitter.planning.speed.cost import Workload
+from fitter.planning.speed.expert_cache import least_size
+from fitter.planning.speed.model_facts import facts_of
 from fitter.text import MIB, mib, mib_up
 
 if TYPE_CHECKING:
@@ -107,12 +109,29 @@ def for_model(params: Params, model: Model, cpu_moe: bool, n_cpu_moe: int | None
     request_limits.check_context(params.n_ctx, model.n_ctx_train, params.n_seq_max)
     is_causal = model.metadata.get(f"{model.architecture}.attention.causal") is not False
     request_limits.check_sequences(params, params.n_ctx if is_causal and params.n_ctx else None)
+    check_expert_cache(params, model)
     experts = expert_overrides(cpu_moe, n_cpu_moe, (tensor.name for tensor in model.tensors))
     return replace(
         params,
         n_gpu_layers=request_limits.layers_on_devices(params.n_gpu_layers, model.n_layer),
         tensor_buft_overrides=(*params.tensor_buft_overrides, *experts),
     )
+
+
+def check_expert_cache(params: Params, model: Model) -> None:
+    """Raise ``UsageError`` where llama.cpp refuses the cache of experts (``llama_moe_cache``)."""
+    if not params.moe_cache_size:
+        return
+    if params.split_mode == "tensor":
+        raise UsageError("split mode 'tensor' has no cache of experts: leave --moe-cache-mib out, or use -sm layer")
+    least = least_size(facts_of(model))
+    if not least:
+        raise UsageError(f"{model.path.name} has no experts to cache: leave --moe-cache-mib out")
+    if params.moe_cache_size < least:
+        raise UsageError(
+            f"a cache of {params.moe_cache_size // MIB} MiB has no room for the experts of one token of "
+            f"{model.path.name}: give --moe-cache-mib {mib_up(least)} or more"
+        )
 
 
 def check_split_mode(split_mode: str) -> None:

@@ -19,7 +19,14 @@ from fitter.planning.plan.alternative import Alternative
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.pool_use import pool_uses
 from fitter.planning.pricing.objective import best_of, objective_seconds, rank
-from fitter.planning.pricing.pricing import bound_of, host_only_everywhere, host_only_notes, price_placement, reasons_of
+from fitter.planning.pricing.pricing import (
+    bound_of,
+    expert_cache_notes,
+    host_only_everywhere,
+    host_only_notes,
+    price_placement,
+    reasons_of,
+)
 from fitter.planning.request import context_limit
 from fitter.planning.request.given import smallest_context
 from fitter.planning.request.request import DeviceLimit, Measure, Progress, Request
@@ -395,7 +402,8 @@ class _Fit:
             compute = latest | {device.name: price.breakdown.on(device.name).compute for device in devices}
             recorded = record(replace(trial.params, tensor_buft_overrides=()))
             bound = replace(bound, reasons=reasons_of(request, bound, recorded, compute, kept))
-        notes = host_only_notes(request, devices, placement, price.breakdown, layout)
+        placed = request, devices, placement, price.breakdown, layout
+        notes = (*host_only_notes(*placed), *expert_cache_notes(*placed))
         return Candidate(request, trial, price, tuple(choices[-3:]), bound, notes=notes, layout=smallest or layout)
 
     def _timed(self, load: Callable[[Params], _T]) -> Callable[[Params], _T]:

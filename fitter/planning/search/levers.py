@@ -19,7 +19,12 @@ from fitter.planning.pricing.pricing import Price
 from fitter.planning.pricing.trial import Trial, missing_of
 from fitter.planning.request.context_limit import Excess
 from fitter.planning.request.request import Request
+from fitter.planning.speed.expert_cache import least_size
 from fitter.planning.speed.explain import Bound, Choice
+from fitter.text import MIB
+
+_CACHE_SHARES = (1.0, 0.5, 0.25)
+"""Sizes of a cache of experts that are tried, as shares of the room that devices have for experts."""
 
 MIN_UBATCH = 64
 """The smallest tested micro batch. With less than 32 tokens no device computes with weights of the host."""
@@ -91,6 +96,30 @@ def changes(request: Request) -> tuple[Change, ...]:
     return tuple(allowed)
 
 
+def expert_caches(request: Request, trial: Trial) -> tuple[Change, ...]:
+    """List caches of experts to try, the largest first: for experts that ``trial`` has on the host.
+
+    The largest has the room of all experts on devices, and what is left there.
+    """
+    params, facts = request.params, request.facts
+    if "moe-cache" not in request.allow or "moe_cache_size" in request.fixed or not trial.placement.n_gpu_layers:
+        return ()
+    homes = trial.placement.homes
+    moved = {
+        f"{item.stem}.{suffix}": target for item, target in trial.placement.moved for suffix in item.suffixes
+    } | request.pinned
+    sizes = {True: 0, False: 0}
+    for layer, home in zip(facts.layers, homes, strict=False):
+        for tensor in layer.tensors:
+            if tensor.experts:
+                sizes[moved.get(tensor.name, home) != HOST] += tensor.bytes
+    left = sum(max(0, device.target - trial.breakdown.on(device.name).used) for device in trial.devices)
+    room = min(sizes[True] + left, sizes[True] + sizes[False]) if sizes[False] and params.split_mode != "tensor" else 0
+    able = (int(share * room) // MIB * MIB for share in _CACHE_SHARES)
+    context = ("n_ctx", trial.params.n_ctx)
+    return tuple(Change("moe_cache_size", (("moe_cache_size", n), context)) for n in able if n >= least_size(facts) > 0)
+
+
 def apply(request: Request, made: tuple[Change, ...]) -> Request:
     """Make the changes to ``request``."""
     for change in made:
@@ -103,7 +132,8 @@ def apply(request: Request, made: tuple[Change, ...]) -> Request:
                 fit_ctx=_smallest_context(request) // request.n_streams,
             )
         else:
-            request = replace(request, params=replace(request.params, **dict(change.params)))
+            fixed = request.fixed | {"n_ctx"} if "n_ctx" in dict(change.params) else request.fixed
+            request = replace(request, params=replace(request.params, **dict(change.params)), fixed=fixed)
     return request
 
 
@@ -122,6 +152,7 @@ def improve(
         on_better: gets every new best candidate.
     """
     request, best = first.request, first
+    every = (*expert_caches(request, first.trial), *changes(request))
     made: tuple[Change, ...] = ()
     others = [first]
 
@@ -134,7 +165,7 @@ def improve(
         others.append(candidate)
         return candidate
 
-    for change in changes(request):
+    for change in every:
         if _is_idle(change, best):
             continue
         more = (*_without_change(made, change), change)
@@ -205,6 +236,8 @@ def changed_params(request: Request, params: Params) -> tuple[str, ...]:
     """List the parameters that levers have changed, other than the context, in words."""
     asked = request.params
     texts = []
+    if params.moe_cache_size != asked.moe_cache_size:
+        texts.append(f"a cache of {params.moe_cache_size // MIB} MiB for experts")
     if params.n_ubatch != asked.n_ubatch:
         texts.append(f"n_ubatch {params.n_ubatch} instead of {min(asked.n_ubatch, asked.n_batch)}")
     if not params.op_offload and asked.op_offload:

@@ -208,7 +208,7 @@ class SearchState:
 
     def room(self, n_ctx: int, is_whole: bool, optimistic: bool = False) -> Room:
         """Bytes of weights and caches that each device may hold, by the latest measurements."""
-        return self.buffers.room(self._with_pools(n_ctx, is_whole), n_ctx, is_whole, self._off_by(), optimistic)
+        return self.buffers.room(self._with_pools(n_ctx, is_whole), n_ctx, is_whole, self._off_by(is_whole), optimistic)
 
     def _with_pools(self, n_ctx: int, is_whole: bool) -> tuple[DeviceLimit, ...]:
         """Limit devices that share memory with the host to the bytes that the host is expected to leave.
@@ -225,12 +225,17 @@ class SearchState:
         self._last = trial
         n_ctx = trial.params.n_ctx
         devices = self._with_pools(n_ctx, is_whole)
-        return room_left_by(trial, self.units(n_ctx), self.room(n_ctx, is_whole), self._off_by(), devices)
+        return room_left_by(trial, self.units(n_ctx), self.room(n_ctx, is_whole), self._off_by(is_whole), devices)
 
-    def _off_by(self) -> list[int]:
-        if self._last is None:
-            return [0] * len(self.devices)
-        return off_by(self._last, self.units(self._last.params.n_ctx))
+    def _off_by(self, is_whole: bool) -> list[int]:
+        # a cache of experts is split like the layers, and is not made where no experts are on the host
+        size = 0 if is_whole else self.request.params.moe_cache_size
+        total = max(1, sum(max(0, device.target) for device in self.devices))
+        least = [size * max(0, device.target) // total for device in self.devices]
+        if self._last is None or (self.request.params.moe_cache_size and is_whole):
+            return least
+        off = off_by(self._last, self.units(self._last.params.n_ctx))
+        return [max(pair) for pair in zip(least, off, strict=True)] if size else off
 
     def situation(self, n_ctx: int, room: Room) -> Situation:
         """Describe the placement problem at ``n_ctx``."""
