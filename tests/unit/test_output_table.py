@@ -76,6 +76,10 @@ FACTS = {
     ),
     "a cache in one type": (Params(type_k="q8_0", type_v="q8_0"), "KV cache  256.0 MiB of q8_0"),
     "a cache in two types": (Params(type_k="q8_0"), "KV cache  256.0 MiB of q8_0/f16"),
+    "a cache of experts": (
+        Params(moe_cache_size=96 * MIB),
+        "caches   256.0 MiB of f16 and of experts (at most 96.0 MiB)",
+    ),
     "another batch": (Params(n_ubatch=128), "KV cache  256.0 MiB of f16 · batch 2048/128"),
 }
 

@@ -256,6 +256,12 @@ def test_sizes_are_understood_wherever_they_are_asked_for(name: str) -> None:
         each.check(each.kind.parse("24G"))
 
 
+def test_a_size_that_an_option_takes_in_mib() -> None:
+    kind = PARAMETERS["moe_cache_size"].kind
+    assert (kind.parse("24"), kind.parse("1.5GiB"), kind.planned(3 * MIB // 2)) == (24 * MIB, 3 * GIB // 2, MIB)
+    assert (kind.word(24 * MIB), kind.native("moe_cache_size", 24 * MIB)) == ("24", 24 * MIB)
+
+
 @pytest.mark.parametrize("name", [name for name in amounts(Size) if PARAMETERS[name].kind.least])  # type: ignore[attr-defined]
 def test_bytes_that_must_be_of_another_unit(name: str) -> None:
     each = PARAMETERS[name]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fitter.errors import LlamaCppCrashError, UsageError
-from fitter.llama.types import Breakdown, Params
+from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.placing.layer_sizes import HOST, Item
 from fitter.planning.placing.placement import Placement
 from fitter.planning.plan.plan import ModelSummary, Plan
@@ -18,7 +18,7 @@ from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.constraints import levers
 from fitter.planning.request.request import LEVERS, DeviceLimit, Request
 from fitter.planning.search.best_plan import DummyLoads, LoadCalls, fit
-from fitter.planning.search.levers import Candidate, apply, changes, concessions, improve
+from fitter.planning.search.levers import Candidate, apply, changes, concessions, expert_caches, improve
 from fitter.planning.speed.cost import Estimate, Workload
 from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
@@ -381,3 +381,54 @@ def test_what_llama_cpp_refuses_is_left_alone() -> None:
     llama.asked.clear()
     plan = fit(made, summary, LoadCalls(loads, lambda: 0), lambda progress: None, True)
     assert plan.fits and plan.params.type_k == "f16" and plan.levers[0].startswith("context ")
+
+
+# --- a cache of experts
+
+EXPERTS = tuple(Item(layer, f"blk.{layer}.ffn_{kind}_exps", ("weight",), size * MIB)
+                for layer in range(1, 8) for kind, size in (("gate", 200), ("up", 200), ("down", 250)))  # fmt: skip
+
+
+def placed(on_host: int, first: int = 0, used: int = 2000) -> Trial:
+    """A trial on a device of 3000 MiB, with the experts of so many layers on the host."""
+    moved = tuple((item, HOST) for item in EXPERTS if item.layer <= on_host)
+    breakdown = Breakdown((Row("CUDA0", "CUDA0", False, used * MIB, 0, 0),), ("CUDA0",), 4096)
+    return Trial(Placement(first, (9 - first,), moved), limits(3000), Params(n_ctx=4096), breakdown, ())
+
+
+@pytest.mark.parametrize(
+    ("on_host", "changed", "expected"),
+    [
+        # seven layers of 650 MiB, and 1000 MiB are left
+        pytest.param(4, {}, [2950, 1475, 737], id="the room of experts, and what is left"),
+        pytest.param(1, {}, [4550, 2275, 1137], id="no more than all experts"),
+        pytest.param(7, {}, [1000, 500, 250], id="what is left alone"),
+        pytest.param(0, {}, [], id="no experts on the host"),
+        pytest.param(4, {"allow": frozenset()}, [], id="not allowed"),
+        pytest.param(4, {"fixed": frozenset({"moe_cache_size"})}, [], id="the user's"),
+        pytest.param(4, {"params": Params(split_mode="tensor")}, [], id="tensors are split"),
+        pytest.param(4, {"pinned": {"blk.5.ffn_up_exps.weight": HOST}}, [2750, 1375, 687], id="the user's tensor"),
+    ],
+)
+def test_sizes_of_a_cache_of_experts(on_host: int, changed: dict[str, object], expected: list[int]) -> None:
+    made = replace(request(MOE, limits(3000)), allow=frozenset({"moe-cache"}))
+    found = expert_caches(replace(made, **changed), placed(on_host))  # type: ignore[arg-type]
+    assert [dict(change.params) for change in found] == [
+        {"moe_cache_size": size * MIB, "n_ctx": 4096} for size in expected
+    ]
+
+
+def test_without_layers_on_devices_nothing_is_cached() -> None:
+    made = replace(request(MOE, limits(3000)), allow=frozenset({"moe-cache"}))
+    assert expert_caches(made, placed(4, first=9)) == ()
+    assert expert_caches(replace(made, facts=replace(made.facts, layers=())), placed(4)) == ()
+
+
+def test_a_cache_of_experts_keeps_the_context_and_is_said() -> None:
+    made = replace(request(MOE, limits(3000)), allow=frozenset({"moe-cache"}))
+    change = expert_caches(made, placed(4))[0]
+    after = apply(made, (change,))
+    assert after.params.n_ctx == 4096 and "n_ctx" in after.fixed and after.params.moe_cache_size == 2950 * MIB
+    assert concessions(made, Candidate(after, replace(placed(4), params=after.params))) == (
+        "a cache of 2950 MiB for experts",
+    )

@@ -335,3 +335,17 @@ def test_what_was_recorded_and_the_best_go_along() -> None:
     assert other.smallest_layout is not None and other.smallest_layout.n_ctx == 4096
     other.trial(Placement(0, (9,)), 4096)
     assert told == [8192], "what is no better is no candidate there either"
+
+
+@pytest.mark.parametrize(
+    ("is_whole", "expected"),
+    [pytest.param(False, [300, 100], id="by their memory"), pytest.param(True, [0, 0], id="no experts on the host")],
+)
+def test_room_for_a_cache_of_experts_stays_free(is_whole: bool, expected: list[int]) -> None:
+    devices = limits(3000, 1000)
+    made = priced(request(MODEL, devices, params=Params(moe_cache_size=400 * MIB)), MODEL, CARD)
+    llama = SyntheticLlama(MODEL, devices)
+    found = SearchState(made, devices, Callbacks(llama.measure, llama.record))
+    with_cache, without = found, SearchState(replace(made, params=Params()), devices, found.callbacks)
+    rooms = [each.room(4096, is_whole).with_caches for each in (without, with_cache)]
+    assert [a - b for a, b in zip(*rooms, strict=True)] == [size * MIB for size in expected]

@@ -28,7 +28,7 @@ def facts(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the label and the text of each fact: context, weights, KV cache, estimate, and what is beside the model."""
     yield "context", _context(plan)
     yield "weights", _weights(plan)
-    yield "KV cache", " · ".join(_cache(plan))
+    yield "caches" if plan.params.moe_cache_size else "KV cache", " · ".join(_cache(plan))
     for shared in plan.shared:
         if shared.kind == "ngram":
             yield _LABELS[shared.kind], printable(shared.name)
@@ -85,6 +85,8 @@ def _cache(plan: Plan) -> Iterator[str]:
     params, host = plan.params, plan.host.context
     size = host + sum(device.context for device in plan.devices)
     types = params.type_k if params.type_k == params.type_v else f"{params.type_k}/{params.type_v}"
+    if params.moe_cache_size:
+        types += f" and of experts (at most {human(params.moe_cache_size)})"
     place = "" if not host or not plan.breakdown.devices else " on the host"
     yield f"{human(size)} of {types}" + (f", {human(host)} of it{place}" if place and host < size else place)
     if plan.breakdown.flash_attn is False:
