@@ -25,7 +25,7 @@ from fitter.llama.build.inspect_build import inspect_build
 from fitter.llama.build.versions import numbers_of
 from fitter.llama.processes.worker_environment import LLAMA_CPP
 from tools import llama_builds, shapes
-from tools.oracle.draw import draw
+from tools.oracle.draw import draw, with_expert_caches
 from tools.oracle.measure import Row, compare_rows, fill
 
 DATA = Path(compared.__file__).with_name("compared.json")
@@ -108,6 +108,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--count", type=int, default=250, help="loads to draw (250)")
     parser.add_argument("--seed", type=int, default=14, help="what they are drawn with (14)")
+    parser.add_argument("--moe-cache", action="store_true", help="with caches of experts, from b11549 on")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--update", action="store_true", help="keep the figures in compared.json")
     options = parser.parse_args(argv)
@@ -118,10 +119,13 @@ def main(argv: list[str] | None = None) -> int:
         else:
             subjects = []
         subjects += [Subject(name, where, Path(library), ORACLE) for name, where, library in options.oracle]
-        rows = draw(list(shapes.SHAPES), options.count, options.seed)
-        with tempfile.TemporaryDirectory(prefix="fitter-") as models:
+        models = [name for name, shape in shapes.SHAPES.items() if not options.moe_cache or shape.is_moe]
+        rows = draw(models, options.count, options.seed)
+        if options.moe_cache:
+            rows = with_expert_caches(rows, options.seed)
+        with tempfile.TemporaryDirectory(prefix="fitter-") as directory:
             for subject in subjects:
-                found = compare(subject, rows, Path(models), options.jobs)
+                found = compare(subject, rows, Path(directory), options.jobs)
                 status |= _is_worse(found)
                 if options.update:
                     _keep(found)

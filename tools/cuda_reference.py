@@ -94,6 +94,7 @@ def load_of(name: str, row: dict[str, str]) -> Load:
             offload_kqv=row["offload_kqv"] == "1",
             op_offload=row["op_offload"] == "1",
             swa_full=row["swa_full"] == "1",
+            moe_cache_size=int(row.get("moe_cache_size") or 0),
         ),
         environment=_environment(row.get("environment", "")),
         rows=None if failed else dict(_bytes(field) for field in row["result"].split()),

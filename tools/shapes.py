@@ -63,6 +63,11 @@ class Shape:
         return sum(tensor.bytes for tensor in self.tensors)
 
     @property
+    def is_moe(self) -> bool:
+        """Whether it is a mixture of experts."""
+        return ".expert_count" in self.metadata
+
+    @property
     def n_layer(self) -> int:
         """``<arch>.block_count``."""
         count = self.metadata[".block_count"]

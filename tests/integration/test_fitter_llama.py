@@ -101,7 +101,9 @@ def test_all_that_a_plan_has_is_in_the_structs() -> None:
         ends = {name: slice(place.offset, place.offset + place.size) for name, place in places}
         written.append({name for name, where in ends.items() if bytes(struct)[where] != old[where]})
     assert kept
-    assert written == [{each.field for each in of_a_struct(struct)} for struct in ("model", "context")]
+    # llama-cpp-python's llama.cpp has no cache of experts
+    there = [{each.field for each in of_a_struct(struct)} - {"moe_cache_size"} for struct in ("model", "context")]
+    assert written == there
 
 
 def test_embeddings_take_the_predicted_bytes(model: Path) -> None:

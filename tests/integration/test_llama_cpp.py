@@ -92,20 +92,18 @@ def test_another_epoch_is_noticed() -> None:
     change = (
         "from fitter.llama.build import epochs\n"
         "last = epochs.epochs()[-1]\n"
-        "library.epoch_of = lambda ggml: epochs.Epoch(last.ggml, last.last_op, 2, False, last.larger_alone)"
+        "library.epoch_of = lambda ggml: epochs.Epoch(last.ggml, last.last_op, False, last.larger_alone)"
     )
     assert problem("python", change) == "graph_optimize was called with an argument for allocation dependencies"
 
 
 def test_another_interface_of_backends_is_noticed() -> None:
     change = (
-        "from fitter.llama.build import epochs\n"
-        "last = epochs.epoch_of('0.25.3')\n"
-        "library.epoch_of = lambda ggml: epochs.Epoch(last.ggml, last.last_op, 3, True, last.larger_alone)\n"
+        "library.backend_api = lambda loaded: 3\n"
         "try: library.prepare()\n"
         "except Exception as error: print(error); raise SystemExit"
     )
-    assert "has version 2 of ggml's interface of backends, and this fitter knows 3 of it" in problem("python", change)
+    assert "has version 2 of ggml's interface of backends, which this fitter does not know" in problem("python", change)
 
 
 DID_NOT_WAIT = """

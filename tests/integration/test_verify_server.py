@@ -495,7 +495,8 @@ def processes_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     while process.poll() is None and time.monotonic() < end:
         found = psutil.Process(process.pid).children(recursive=True)
         # not the one that is asked for its version
-        if any(SERVER in words_of(each).split()[0] and "--alias" in words_of(each) for each in found if words_of(each)):
+        # a process may end while it is looked at
+        if any(SERVER in said.split()[0] and "--alias" in said for each in found if (said := words_of(each)).strip()):
             return found
         time.sleep(0.01)
     raise AssertionError(f"it has no llama-server: {process.communicate()}")

@@ -14,10 +14,11 @@ _TYPES = ("f16",) * 6 + ("q8_0",) * 4 + ("q4_0",) * 3 + ("bf16", "f32", "q4_1", 
 _N_UBATCH = (1, 2, 3, 4, 8, 16, 31, 32, 33, 64, 128, 512, 512, 1024, 2048, 4096)
 _N_CTX = (256, 512, 1000, 2048, 4096, 5000, 8192, 32768, 65536, 131072)
 _N_GPU_LAYERS = (999, 999, 999, 0, 1, 2, 5, 12, 20, 30)
+_EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU"
 _OVERRIDES = (
     *("",) * 8,
     r"\.ffn_(up|down|gate)\.weight=CPU",
-    r"\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU",
+    _EXPERTS,
     r"blk\.[0-9]*[13579]\..*=CPU",
     r"blk\.[2-9]\.ffn_.*_exps=CPU",
     "attn_.*=CPU",
@@ -55,6 +56,17 @@ def draw(
                 row |= {"n_ubatch": "1", "n_seq_max": "1"}
             rows.append(row)
     return rows
+
+
+def with_expert_caches(rows: Sequence[dict[str, str]], seed: int) -> list[dict[str, str]]:
+    """The rows with caches of experts, whose experts are on the host in most of them."""
+    chance = random.Random(seed)
+    drawn = []
+    for row in rows:
+        layers = row["placement"].partition(";")[0]
+        moved = f"{layers};{_EXPERTS}" if chance.random() < 0.8 else row["placement"]
+        drawn.append(row | {"placement": moved, "moe_cache_size": str(int(2 ** chance.uniform(5, 14)) << 20)})
+    return drawn
 
 
 def _capabilities(chance: random.Random, known: Sequence[int | str]) -> list[int | str]:

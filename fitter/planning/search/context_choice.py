@@ -23,8 +23,14 @@ from fitter.planning.search.expectations import (
 )
 from fitter.planning.search.search_state import SearchState
 
-_GUESSES = 20
-"""So many contexts are tested by what estimates promise, then as many by bisection: each ends a search that errs."""
+_MISSES = 3
+"""After so many contexts that estimates promised and that failed, contexts are bisected.
+
+With 2, Nemotron-H 9B on a GTX 1060 takes 20 loads instead of 12; with 20, Llama 3.1 8B with itself as a draft model on
+three cards of 8 GiB takes 92 instead of 78."""
+
+_MAX_CONTEXTS = 40
+"""At most so many contexts are tried: it ends a search that errs."""
 
 _MAX_CRASHES = 8
 """At most so many contexts are tried below one at which llama.cpp aborts."""
@@ -235,12 +241,12 @@ class ContextChoice:
         Ends when the next larger context was measured, and failed, or ``is_hopeless``. ``promises`` tells the first
         contexts to try.
         """
-        first, last, near, crashes = -1, len(contexts), None, 0
-        for tries in range(2 * _GUESSES):
+        first, last, near, crashes, misses = -1, len(contexts), None, 0, 0
+        for _ in range(_MAX_CONTEXTS):
             if last - first <= 1 or crashes > _MAX_CRASHES or is_hopeless(contexts[first + 1]):
                 break
             guess = (first + last) // 2
-            if tries < _GUESSES and not crashes:
+            if misses < _MISSES and not crashes:
                 guess = last_true(first, last, lambda index: promises(contexts[index]), near)
                 guess = min(max(guess, first + 1), last - 1)
             try:
@@ -250,7 +256,7 @@ class ContextChoice:
             if is_success:
                 first, near = guess, guess + 1
             else:
-                last, near = guess, guess - 1
+                last, near, misses = guess, guess - 1, misses + 1
         return contexts[first] if first >= 0 else None
 
     def _more_partial(self, best: Answer, high: int) -> Answer:
