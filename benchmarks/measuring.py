@@ -44,31 +44,46 @@ class ProgramFailed(Exception):
 
 
 def compare(case: Case, directory: Path, runs: int) -> Comparison:
-    """Look at both on ``case`` once, unmeasured, then time them ``runs`` times in turn. Raises ``ProgramFailed``."""
+    """Look at both on ``case`` once, unmeasured, then time them ``runs`` times in turn. Raises ``ProgramFailed``.
+
+    fitter is asked for the context that upstream chose, and once more for its own choice: upstream takes no more than
+    the smallest context where weights leave the devices, and does not ask how fast a plan is.
+    """
     model = shapes.write(case.shape, directory)
     shape = shapes.SHAPES[case.shape]
     gpus = parse_gpus(case.gpus)
-    ours, our_environment = _fitter_command(model, case.gpus, case.options), _fitter_environment(directory)
     theirs, their_environment = upstream.fit_command(model, gpus, case.options), upstream.environment(gpus)
-    _answer(_run(ours, our_environment))
-    done, memory = watch(ours, our_environment)
-    plan = _answer(done)
     # The load count is in the log, which changes neither the plan nor the memory.
     done, their_memory = watch([*theirs, *upstream.VERBOSE], their_environment)
     other, their_loads = upstream.plan_of(done), upstream.loads_of(done)
-    seconds: list[float] = []
+    environment = _fitter_environment(directory)
+    open_ = _fitter_command(model, case.gpus, case.options)
+    ours = open_ if other is None else _fitter_command(model, case.gpus, ("-c", str(other.n_ctx)))
+    plans, memories = [], []
+    for command in (ours, open_):
+        _answer(_run(command, environment))
+        watched, memory = watch(command, environment)
+        plans.append(_answer(watched))
+        memories.append(memory)
+    seconds: list[list[float]] = [[], []]
     their_seconds: list[float] = []
     for _ in range(runs):
-        seconds.append(_seconds(ours, our_environment, 0))
+        for times, command in zip(seconds, (ours, open_), strict=True):
+            times.append(_seconds(command, environment, 0))
         their_seconds.append(_seconds(theirs, their_environment, done.returncode))
+    same, own = (
+        Program(tuple(times), plan["search"]["dummy_loads"], memory, _chosen(plan))
+        for times, plan, memory in zip(seconds, plans, memories, strict=True)
+    )
     return Comparison(
         name=case.name,
         n_devices=len(gpus),
         n_vocab=shape.n_vocab,
         n_params=n_params(shape),
-        fitter=Program(tuple(seconds), plan["search"]["dummy_loads"], memory, _chosen(plan)),
+        fitter=same,
+        open=own,
         upstream=Program(
-            tuple(their_seconds), their_loads, their_memory, _upstream_chosen(other, model, gpus, plan["devices"])
+            tuple(their_seconds), their_loads, their_memory, _upstream_chosen(other, model, gpus, plans[0]["devices"])
         ),
     )
 

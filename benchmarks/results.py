@@ -44,13 +44,17 @@ class Program:
 
 @dataclass(frozen=True)
 class Comparison:
-    """fitter and upstream's ``llama-fit-params`` on the same model and devices."""
+    """fitter and upstream's ``llama-fit-params`` on the same model and devices.
+
+    ``fitter`` was asked for the context that upstream chose, ``open`` for its own choice.
+    """
 
     name: str
     n_devices: int
     n_vocab: int
     n_params: int
     fitter: Program
+    open: Program
     upstream: Program
 
 
