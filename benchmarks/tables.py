@@ -169,7 +169,19 @@ def _verdict(found: Iterable[Check], case: str, goals: Sequence[str]) -> str:
 def _speed(cases: Sequence[Comparison], found: Sequence[Check]) -> str:
     goals = (EIGHT_RATIO, EIGHT_LOADS, ONE_RATIO)
     return _table(
-        [*"case,devices,vocabulary,ratio,fitter s,upstream s,loads,upstream,open s,loads,goal".split(",")],
+        (
+            "case",
+            "devices",
+            "vocabulary",
+            "ratio",
+            "fitter s",
+            "upstream s",
+            "loads",
+            "upstream",
+            "open s",
+            "loads",
+            "goal",
+        ),
         (
             (
                 case.name,
