@@ -144,7 +144,7 @@ class Greedier(Greedy):
     """Takes more for real with every load that was asked about, and ever more so: search after search is too little."""
 
     def _real(self, row: Row) -> int:
-        return row.compute + len(self.asked) ** 2 // 3 * MIB if row.device else row.compute
+        return row.compute + len(self.asked) ** 2 // 2 * MIB if row.device else row.compute
 
 
 def test_no_plan_goes_out_that_a_real_load_has_no_room_for() -> None:
