@@ -182,6 +182,12 @@ def test_what_llama_cpp_refuses(shape: str, changed: dict[str, object], message:
         check_expert_cache(params, model_of(SHAPES[shape]))
 
 
+def test_a_header_that_does_not_say_how_many_experts_there_are_has_none() -> None:
+    known = facts("qwen3-30b-a3b")
+    assert least_size(replace(known, n_expert=0)) == 0
+    assert groups_of(experts((0, (("Q4_K", 7),))), 10**6, [1], 8, 2, 128)[0].n_slots == 8, "less than a byte for each"
+
+
 def test_the_least_size_is_the_least_with_slots() -> None:
     known = facts("qwen3-30b-a3b")
     least = least_size(known)

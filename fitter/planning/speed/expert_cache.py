@@ -104,14 +104,19 @@ def _bytes(experts: Sequence[int], n_slots: int, alignment: int) -> int:
 
 
 def _most_slots(experts: Sequence[int], budget: int, most: int, alignment: int) -> int:
-    n_slots = min(most, max(0, budget // sum(experts) - 1))
+    n_slots = min(most, max(0, budget // max(1, sum(experts)) - 1))
     while n_slots and _bytes(experts, n_slots, alignment) > budget:
         n_slots -= 1
     return n_slots
 
 
 def least_size(facts: ModelFacts, alignment: int = ALIGNMENT) -> int:
-    """Compute the least ``moe_cache_size`` that has slots for the experts of one token, if a layer has it alone."""
+    """Compute the least ``moe_cache_size`` that has slots for the experts of one token, if a layer has it alone.
+
+    0 for a model without experts.
+    """
+    if not facts.n_expert:
+        return 0
     sizes = [
         _bytes([size // facts.n_expert for _, size in tensors], facts.n_expert_used, alignment)
         for layer in facts.layers
