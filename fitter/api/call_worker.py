@@ -193,7 +193,7 @@ def one_load(ask: Ask, model: str, given: Worker | None, on_log: Callable[[str],
             check_split_devices("tensor", [device.name for device in worker.devices()] if names is None else names)
         opened = open_model(model, worker.header)
         check_context(params.n_ctx or opened.n_ctx_train, opened.n_ctx_train, params.n_seq_max)
-        params = for_model(params, opened, ask.cpu_moe, ask.n_cpu_moe)
+        params = for_model(params, opened, ask.cpu_moe, ask.n_cpu_moe, ask.n_cpu_ffn)
         if params.tensor_buft_overrides:
             every = worker.devices()
             used = with_main_gpu(choose(every, params.devices), params.split_mode, params.main_gpu)

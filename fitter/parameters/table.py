@@ -515,6 +515,19 @@ class LoadKeywords(TypedDict, total=False):
             key=None,
         ),
     ]
+    n_cpu_ffn: Annotated[
+        int | None,
+        Parameter(
+            Whole(),
+            None,
+            "program",
+            ("-ncffn", "--n-cpu-ffn"),
+            "LLAMA_ARG_N_CPU_FFN",
+            PLACEMENT,
+            "Keep the feed-forward weights of the first N layers, but no experts, in host memory.",
+            key=None,
+        ),
+    ]
     moe_cache_size: Annotated[
         AnySize | None,
         Parameter(

@@ -71,6 +71,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
         ("-cmoe", {"cpu_moe": True}),
         ("--cpu-moe", {"cpu_moe": True}),
         ("-ncmoe 3", {"n_cpu_moe": 3}),
+        ("-ncffn 3", {"n_cpu_ffn": 3}),
+        ("--moe-cache-mib 2048", {"moe_cache_size": 2048 * 2**20}),
         ("--n-cpu-moe 0", {"n_cpu_moe": 0}),
         ("-fitc 8192", {"fit_ctx": 8192}),
         ("--fit-target 512", {"margin": 512 * MIB}),

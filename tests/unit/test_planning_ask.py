@@ -283,6 +283,7 @@ PLACED: dict[str, tuple[dict[str, Any], bool]] = {
     "layers": ({"n_gpu_layers": 0}, True),
     "an override": ({"override_tensor": "a=CPU"}, True),
     "experts": ({"cpu_moe": True}, True),
+    "feed-forward weights": ({"n_cpu_ffn": 1}, True),
     "no experts": ({"cpu_moe": False, "n_cpu_moe": 0}, False),
     "a device": ({"devices": ["CUDA0"]}, True),
     "no device": ({"gpus": ["none"]}, True),

@@ -78,7 +78,7 @@ OVERRIDES: dict[str, tuple[bool, int | None, tuple[TensorBuftOverride, ...]]] = 
 
 @pytest.mark.parametrize(("cpu_moe", "n_cpu_moe", "expected"), OVERRIDES.values(), ids=OVERRIDES)
 def test_experts_on_the_host(cpu_moe: bool, n_cpu_moe: int | None, expected: tuple[TensorBuftOverride, ...]) -> None:
-    assert constraints.expert_overrides(cpu_moe, n_cpu_moe, NAMES) == expected
+    assert constraints.host_overrides(cpu_moe, n_cpu_moe, None, NAMES) == expected
 
 
 def test_a_tensor_as_large_as_a_device_takes() -> None:

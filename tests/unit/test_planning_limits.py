@@ -24,7 +24,7 @@ from fitter.parameters.kinds import Whole
 from fitter.parameters.table import LARGEST, MAX_TOKENS, PARAMETERS, of_a_case
 from fitter.parameters.values import MAX_OVERRIDES, MAX_PATTERNS, parse_overrides, shown
 from fitter.planning.request import request_limits
-from fitter.planning.request.constraints import check_targets, expert_overrides, for_model, params_of
+from fitter.planning.request.constraints import check_targets, for_model, host_overrides, params_of
 from fitter.text import MIB
 
 HUGE = 2**70
@@ -48,6 +48,7 @@ RANGES = {
     "n_gpu_layers_draft": (-1, None),
     "kv_unified_per_slot": (1, 2**31 - 1),
     "n_cpu_moe": (0, None),
+    "n_cpu_ffn": (0, None),
     "main_gpu": (-1, 15),
     "prompt": (1, 2**31 - 1),
     "generate": (1, 2**31 - 1),
@@ -176,7 +177,7 @@ def test_experts_of_the_first_layers(n_cpu_moe: int, layers: str) -> None:
     ],
 )
 def test_layers_are_those_that_have_tensors(names: tuple[str, ...]) -> None:
-    found = expert_overrides(False, HUGE, names)
+    found = host_overrides(False, HUGE, None, names)
     assert sum(len(override.pattern) for override in found) < 100
 
 

@@ -24,7 +24,7 @@ from fitter.planning.placing.placement import (
     pattern_for,
     weights_on,
 )
-from fitter.planning.request.constraints import device_limits, expert_overrides
+from fitter.planning.request.constraints import device_limits, host_overrides
 from fitter.planning.search.compute_buffers import LearnedCompute
 
 MIB = 1024 * 1024
@@ -268,13 +268,45 @@ def test_expert_options(cpu_moe: bool, n_cpu_moe: int | None, caught: set[str]) 
         "blk.0.ffn_up",
         "blk.1.ffn_up_shexp",
     ]
-    patterns = [override.pattern for override in expert_overrides(cpu_moe, n_cpu_moe, names)]
+    patterns = [override.pattern for override in host_overrides(cpu_moe, n_cpu_moe, None, names)]
     assert {name for name in names if any(re.search(pattern, name + ".weight") for pattern in patterns)} == caught
 
 
 def test_a_negative_number_of_expert_layers() -> None:
     with pytest.raises(UsageError, match=r"^n_cpu_moe \(-ncmoe\) is -1: give 0 or more$"):
-        expert_overrides(False, -1, [])
+        host_overrides(False, -1, None, [])
+
+
+@pytest.mark.parametrize(
+    ("n_cpu_ffn", "caught"),
+    [
+        (None, set()),
+        (0, set()),
+        (1, {"blk.0.ffn_up", "blk.0.ffn_gate"}),
+        (99, {"blk.0.ffn_up", "blk.0.ffn_gate", "blk.7.ffn_down"}),
+    ],
+)
+def test_feed_forward_weights_of_the_first_layers(n_cpu_ffn: int | None, caught: set[str]) -> None:
+    names = [
+        "blk.0.ffn_up",
+        "blk.0.ffn_gate",
+        "blk.7.ffn_down",
+        "blk.0.ffn_up_exps",
+        "blk.0.ffn_up_shexp",
+        "blk.0.ffn_norm",
+    ]
+    patterns = [override.pattern for override in host_overrides(False, None, n_cpu_ffn, names)]
+    assert {name for name in names if any(re.search(pattern, name + ".weight") for pattern in patterns)} == caught
+    with pytest.raises(UsageError, match=r"^n_cpu_ffn \(-ncffn\) is -1: give 0 or more$"):
+        host_overrides(False, None, -1, [])
+
+
+def test_experts_and_feed_forward_weights() -> None:
+    names = ["blk.0.ffn_up", "blk.1.ffn_up_exps"]
+    assert [each.pattern for each in host_overrides(True, None, 1, names)] == [
+        ".ffn_(up|down|gate|gate_up)_(ch|)exps",
+        "^blk.(0).ffn_(up|down|gate).(weight|bias|scale)$",
+    ]
 
 
 def device(name: str, total: int) -> DeviceInfo:

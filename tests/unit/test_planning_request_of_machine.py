@@ -20,7 +20,7 @@ from fitter.parameters.table import PARAMETERS
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.plan.request_of_machine import Questions, limits_beside, request_of
 from fitter.planning.request.ask import Ask
-from fitter.planning.request.constraints import expert_overrides
+from fitter.planning.request.constraints import host_overrides
 from fitter.planning.request.request import Request
 from fitter.planning.speed.cost import Workload
 from fitter.text import MIB
@@ -177,7 +177,7 @@ def test_the_context(of: Model, words: dict[str, Any], n_ctx: int) -> None:
 
 
 def test_the_parameters_are_those_that_were_given() -> None:
-    experts = expert_overrides(False, 1, NAMES)[0].pattern
+    experts = host_overrides(False, 1, None, NAMES)[0].pattern
     found = request(n_gpu_layers=2**40, type_k="q8_0", n_cpu_moe=1, override_tensor="a=CPU", devices=["CUDA1"])
     assert replace(found.params, tensor_buft_overrides=()) == Params(n_ctx=32768, n_gpu_layers=5, type_k="q8_0")
     assert [each.pattern for each in found.params.tensor_buft_overrides] == ["a", experts]

@@ -76,7 +76,7 @@ def request_of(
         UsageError: A parameter makes no sense for this model or machine.
         FitterError: As ``questions`` raise it.
     """
-    params = for_model(ask.load, model, ask.cpu_moe, ask.n_cpu_moe)
+    params = for_model(ask.load, model, ask.cpu_moe, ask.n_cpu_moe, ask.n_cpu_ffn)
     named = ask.named
     if ask.is_described and not ask.virtual and named is None:
         # the devices of rpc-servers alone

@@ -163,6 +163,7 @@ class Ask:
     main_gpu: int = DEFAULTS["main_gpu"]
     cpu_moe: bool = DEFAULTS["cpu_moe"]
     n_cpu_moe: int | None = DEFAULTS["n_cpu_moe"]
+    n_cpu_ffn: int | None = DEFAULTS["n_cpu_ffn"]
     prompt: int | None = DEFAULTS["prompt"]
     generate: int | None = DEFAULTS["generate"]
     host_bandwidth: float | str | None = DEFAULTS["host_bandwidth"]
@@ -284,7 +285,7 @@ class Ask:
     @property
     def is_placed(self) -> bool:
         """Whether the user decides anything about the model's place, or the layers to load."""
-        has_overrides = bool(self.load.tensor_buft_overrides or self.cpu_moe or self.n_cpu_moe)
+        has_overrides = bool(self.load.tensor_buft_overrides or self.cpu_moe or self.n_cpu_moe or self.n_cpu_ffn)
         is_split = self.load.split_mode != Params.split_mode
         return has_overrides or "n_gpu_layers" in self.given or self.named is not None or is_split or self.sharing.mtp
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 _EXPERTS = ".ffn_(up|down|gate|gate_up)_(ch|)exps"
 """Tensors that ``--cpu-moe`` moves (``LLM_FFN_EXPS_REGEX`` upstream), without the backslash that a shell changes."""
 
+_DENSE = ".ffn_(up|down|gate).(weight|bias|scale)$"
+"""The same for ``--n-cpu-ffn`` (``LLM_FFN_DENSE_REGEX``)."""
+
 SLACK = 512 * MIB
 """Margin beyond the measured bytes outside llama.cpp's count: work spaces of larger models, other programs."""
 
@@ -46,7 +49,7 @@ def auto_margin(outside: int | None) -> int:
 def params_of(devices: Sequence[str] | None, /, **given: Unpack[Measuring]) -> Params:
     """Build the parameters of one load that need no model; ``for_model`` adds the others.
 
-    ``cpu_moe`` and ``n_cpu_moe`` need the model, so they are only checked here. ``None`` is not set.
+    ``cpu_moe``, ``n_cpu_moe`` and ``n_cpu_ffn`` need the model, so they are only checked here. ``None`` is not set.
 
     Raises:
         UsageError: A parameter makes no sense.
@@ -100,8 +103,10 @@ def check_adapter_name(path: str, scale: float) -> None:
             raise UsageError(f"llama.cpp would cut the adapter's path '{path}' at the '{char}': rename the file")
 
 
-def for_model(params: Params, model: Model, cpu_moe: bool, n_cpu_moe: int | None) -> Params:
-    """Check ``params`` against ``model``, and add the overrides of ``--cpu-moe`` and ``--n-cpu-moe``.
+def for_model(
+    params: Params, model: Model, cpu_moe: bool, n_cpu_moe: int | None, n_cpu_ffn: int | None = None
+) -> Params:
+    """Check ``params`` against ``model``, and add the overrides of ``-cmoe``, ``-ncmoe`` and ``-ncffn``.
 
     Raises:
         UsageError: The context is far beyond the model's, or has less than one token for each sequence.
@@ -110,11 +115,11 @@ def for_model(params: Params, model: Model, cpu_moe: bool, n_cpu_moe: int | None
     is_causal = model.metadata.get(f"{model.architecture}.attention.causal") is not False
     request_limits.check_sequences(params, params.n_ctx if is_causal and params.n_ctx else None)
     check_expert_cache(params, model)
-    experts = expert_overrides(cpu_moe, n_cpu_moe, (tensor.name for tensor in model.tensors))
+    overrides = host_overrides(cpu_moe, n_cpu_moe, n_cpu_ffn, [tensor.name for tensor in model.tensors])
     return replace(
         params,
         n_gpu_layers=request_limits.layers_on_devices(params.n_gpu_layers, model.n_layer),
-        tensor_buft_overrides=(*params.tensor_buft_overrides, *experts),
+        tensor_buft_overrides=(*params.tensor_buft_overrides, *overrides),
     )
 
 
@@ -270,21 +275,23 @@ def check_pins(n_gpu_layers: int | None, tensor_split: Sequence[float] | None) -
         )
 
 
-def expert_overrides(cpu_moe: bool, n_cpu_moe: int | None, names: Iterable[str]) -> tuple[TensorBuftOverride, ...]:
-    """Build the overrides of ``--cpu-moe`` and ``--n-cpu-moe`` for a model with these tensors.
+def host_overrides(
+    cpu_moe: bool, n_cpu_moe: int | None, n_cpu_ffn: int | None, names: Sequence[str]
+) -> tuple[TensorBuftOverride, ...]:
+    """Build the overrides of ``-cmoe``, ``-ncmoe`` and ``-ncffn`` for a model with these tensors.
 
     Layers beyond the model's are ignored. Raises ``UsageError`` for a negative number.
     """
-    if n_cpu_moe is not None:
-        n_cpu_moe = PARAMETERS["n_cpu_moe"].check(n_cpu_moe)
-    if cpu_moe:
-        return (TensorBuftOverride(_EXPERTS, "CPU"),)
-    if n_cpu_moe:
-        there = {layer for name in names if (layer := layer_of(name)) is not None and layer < n_cpu_moe}
-        if there:
-            layers = "|".join(map(str, sorted(there)))
-            return (TensorBuftOverride(f"^blk.({layers}){_EXPERTS}", "CPU"),)
-    return ()
+    counts = {"n_cpu_moe": n_cpu_moe, "n_cpu_ffn": n_cpu_ffn}
+    n_experts, n_dense = (PARAMETERS[name].check(n) if n is not None else 0 for name, n in counts.items())
+    experts = (TensorBuftOverride(_EXPERTS, "CPU"),) if cpu_moe else _of_first_layers(_EXPERTS, n_experts, names)
+    return (*experts, *_of_first_layers(_DENSE, n_dense, names))
+
+
+def _of_first_layers(pattern: str, count: int, names: Sequence[str]) -> tuple[TensorBuftOverride, ...]:
+    there = {layer for name in names if (layer := layer_of(name)) is not None and layer < count}
+    layers = "|".join(map(str, sorted(there)))
+    return (TensorBuftOverride(f"^blk.({layers}){pattern}", "CPU"),) if there else ()
 
 
 def check_targets(
