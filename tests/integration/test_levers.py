@@ -148,3 +148,14 @@ def test_the_command_line(models: dict[str, Path]) -> None:
     done = run_fitter(models["llama-3.1-8b"], *words)
     assert done.returncode == 1 and json.loads(done.stdout)["levers"] == []
     assert "given up" not in done.stderr
+
+
+def test_a_lever_that_this_llama_cpp_lacks_has_no_effect(models: dict[str, Path]) -> None:
+    """The pinned llama.cpp has no cache of experts."""
+    before, after = (fit(models["deepseek-v3.1"], *allow, **EXPERTS) for allow in ((), ("moe-cache",)))
+    assert after.params == before.params and after.levers == ()
+    assert [note for note in after.notes if "moe_cache_size is not a parameter of llama.cpp" in note] == [
+        note for note in after.notes if note not in before.notes
+    ]
+    with pytest.raises(fitter.UsageError, match="moe_cache_size is not a parameter"):
+        fit(models["deepseek-v3.1"], moe_cache_size="2GiB", **EXPERTS)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeVar
 
-from fitter.errors import LlamaCppError, TimeLimitError
+from fitter.errors import LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.types import Breakdown, Layout, Params, Row
 from fitter.model.file_types import smaller_type
 from fitter.planning.plan.alternative import Alternative
@@ -329,15 +329,22 @@ class _Fit:
     def _best(self, choice: _SharedChoice, loads: DummyLoads, on_candidate: OnCandidate) -> Candidate:
         """Find the best plan with this choice of companions, with the concessions that make it better."""
 
+        lacking: dict[str, None] = {}
+
         def attempt(request: Request) -> Candidate | None:
             try:
                 return self._search(request, choice, loads, lambda params: None)
             except (LlamaCppError, TimeLimitError):
                 # not the user's own parameters
                 return None
+            except UsageError as error:
+                # this llama.cpp lacks what a lever would set
+                lacking[f"a lever of --allow has no effect: {error}"] = None
+                return None
 
         first = self._search(choice.request, choice, loads, on_candidate)
-        return improve(first, attempt, lambda candidate: on_candidate(candidate.trial.params))
+        best = improve(first, attempt, lambda candidate: on_candidate(candidate.trial.params))
+        return replace(best, notes=(*best.notes, *lacking))
 
     def _search(
         self, request: Request, choice: _SharedChoice, loads: DummyLoads, on_candidate: OnCandidate
