@@ -226,8 +226,8 @@ def _most_saved(at: Situation, prices: PriceList, placement: Placement) -> float
     # devices without attention have more room
     rooms = (at.room.without, at.room.with_states if at.has_states else at.room.without)
     most = [max(0, *sizes) for sizes in zip(*rooms, strict=True)]
-    # without a layer on devices, or with the user's number of layers, all room without weights
-    if at.first is not None or not placement.n_gpu_layers:
+    # without a cache on devices (the output has none), or with the user's number of layers, all room without weights
+    if at.first is not None or not caches:
         caches = sum(most) - on_devices
     elif at.has_states:
         caches += sum(max(0, size - here) for size, here in zip(most, at.room.of(at.units, placement), strict=True))
