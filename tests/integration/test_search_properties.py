@@ -138,6 +138,13 @@ def test_attention_of_host_layers_is_brought_beside_the_users_layers(asking: Ask
     assert plan.fits and plan.pins["override_tensor"]
 
 
+def test_weights_of_host_layers_are_brought_beside_the_last_layer(asking: Asking) -> None:
+    # machine 5328: with the output alone on the card, no cache seemed to give way to them
+    one = machine("llama-3.1-8b", ("rtx-3080", None), n_seq_max=256, n_ctx=1048576)
+    plan = asking.fit(one, type_k="q8_0", type_v="q8_0")
+    assert plan.n_gpu_layers == 1 and plan.pins["override_tensor"] and (plan.seconds or 0.0) < 80
+
+
 def test_a_card_that_only_streams_takes_the_last_layer(asking: Asking) -> None:
     # machine 5224
     plan = asking.fit(machine("qwen3-next-80b-a3b", ("mi300x", 958), n_seq_max=2, n_ctx=16384, margin=0))
