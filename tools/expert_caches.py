@@ -24,13 +24,17 @@ from fitter.model.header import Model, open_model
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.placing.placement import llama_placement
 from fitter.planning.speed.cost import Layer, Weights
-from fitter.planning.speed.expert_cache import ALIGNMENT, bytes_on, experts_on_host, groups_of
+from fitter.planning.speed.expert_cache import ALIGNMENT, Group, experts_on_host, groups_of
 from fitter.planning.speed.model_facts import facts_of
 from fitter.text import MIB
 from tools import shapes
 
 SHAPES = ("qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3.1", "gpt-oss-20b", "gpt-oss-120b", "qwen3-next-80b-a3b")
 CARDS = ("rtx-3060-12gb", "rtx-4090", "rtx-5090", "h100-sxm")
+
+
+HOST_ALIGNMENT = 32
+"""Alignment of the CPU's buffers."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,13 @@ def draw(number: int, n_layer: dict[str, int]) -> Case:
     on_devices = layers + 1 if rng.random() < 0.6 else rng.randint(len(cards), layers + 1)
     on_host = layers if rng.random() < 0.5 else rng.randint(1, layers)
     return Case(shape, cards, size, on_devices, on_host, tuple(rng.randint(1, 9) for _ in cards))
+
+
+def bytes_on(groups: Sequence[Group], n_devices: int, n_expert: int) -> tuple[list[int], int]:
+    """Add up the bytes of a cache on each device, and those of its tables of slots on the host."""
+    devices = [sum(group.bytes for group in groups if group.device == d) for d in range(n_devices)]
+    table = -(-4 * n_expert // HOST_ALIGNMENT) * HOST_ALIGNMENT
+    return devices, table * sum(len(group.layers) for group in groups if group.n_slots)
 
 
 def predicted(case: Case, model: Model) -> tuple[list[int], int]:

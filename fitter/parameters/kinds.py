@@ -420,7 +420,7 @@ class Size(Kind):
 
 @dataclass(frozen=True)
 class MebibyteSize(Size):
-    """Bytes that llama.cpp's option takes in MiB: a plan has whole ones."""
+    """Bytes of an option that llama.cpp takes in MiB. A plan rounds them down to whole MiB."""
 
     metavar: str | None = "MiB"
     in_mib: bool = True

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fitter.errors import LibraryError
 from fitter.llama.build import layouts
 from fitter.llama.build.epochs import Epoch, epoch_of
+from fitter.llama.build.functions import backend_api
 from fitter.llama.build.layouts import disagreement, layout_of, structs_of
 from fitter.llama.build.llama_h import fields_of
 
@@ -246,3 +247,13 @@ def test_operations_are_counted_by_name() -> None:
     for wrong in (["NONE", "a text"], ["NONE", ""], ["NONE"] * 300):
         with pytest.raises(LibraryError, match="do not end with GLU"):
             epoch.n_operations(lambda i, wrong=wrong: wrong[i])  # type: ignore[misc]
+
+
+def test_the_interface_of_backends_is_told_by_a_function_that_came_with_it() -> None:
+    class Older:
+        ggml_version = None
+
+    class Newer(Older):
+        ggml_backend_buft_alloc_buffer_n = None
+
+    assert [backend_api(each) for each in (Older, Newer)] == [2, 3]  # type: ignore[arg-type]

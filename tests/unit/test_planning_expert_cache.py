@@ -18,7 +18,6 @@ from fitter.planning.speed.cost import ExpertCache, Layer, Setting, Weights, Wor
 from fitter.planning.speed.expert_cache import (
     Experts,
     Group,
-    bytes_on,
     cached_tensors,
     experts_on_host,
     groups_of,
@@ -29,6 +28,7 @@ from fitter.planning.speed.expert_cache import (
 from fitter.planning.speed.model_facts import WeightFacts
 from tests.support.placements import facts, model_of
 from tests.support.synthetic import CARD, DESKTOP, MIB, SLOW_CARD
+from tools.expert_caches import bytes_on
 from tools.shapes import SHAPES
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "speeds" / "expert_caches.csv"

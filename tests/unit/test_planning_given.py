@@ -115,3 +115,16 @@ def test_what_the_user_fixed_is_said_as_it_is() -> None:
 )
 def test_is_whole(placement: Placement, expected: bool) -> None:
     assert given.is_whole(asked(), TWO, placement) is expected
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        pytest.param(asked(), False, id="nothing-set"),
+        pytest.param(asked("n_gpu_layers", params=Params(n_gpu_layers=3)), True, id="layers"),
+        pytest.param(asked("n_gpu_layers", params=Params(n_gpu_layers=0)), False, id="no-layers"),
+        pytest.param(asked(params=Params(moe_cache_size=1 << 30)), True, id="a-cache-of-experts"),
+    ],
+)
+def test_who_needs_devices(request_: Request, expected: bool) -> None:
+    assert given.needs_devices(request_) is expected

@@ -12,7 +12,7 @@ from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.parameters.values import check_timeout
 from fitter.planning.placing.layer_sizes import HOST as ON_HOST
 from fitter.planning.placing.placement import Placement
-from fitter.planning.pricing.pricing import Price, Speeds, bound_of, price_params, price_placement
+from fitter.planning.pricing.pricing import Price, Speeds, bound_of, expert_cache_notes, price_params, price_placement
 from fitter.planning.request.constraints import (
     check_choices,
     check_live_tokens,
@@ -257,6 +257,24 @@ def test_where_nothing_fits_there_is_no_bound(host: HostLimit, is_bounded: bool)
 def test_without_prices_there_is_no_bound(lacking: str) -> None:
     changed: dict[str, object] = {lacking: () if lacking == "devices" else None}
     assert least(asked(**changed)) is None
+
+
+def test_a_cache_of_experts_lowers_the_bound_where_experts_are_on_the_host() -> None:
+    cached = Params(moe_cache_size=MIB)
+    few, ample = asked(devices=limits(8000)), asked(devices=limits(80000))
+    assert (least(replace(few, params=cached)) or 0.0) < 0.9 * (least(few) or 0.0)
+    assert least(replace(ample, params=cached)) == least(ample)
+
+
+@pytest.mark.parametrize(
+    ("size", "name", "is_noted"),
+    [(0, "two devices", False), (2048 * MIB, "two devices", True), (2048 * MIB, "experts on the host", False)],
+)
+def test_a_cache_of_experts_that_is_not_made_is_noted(size: int, name: str, is_noted: bool) -> None:
+    request, placement = asked(params=Params(moe_cache_size=size)), PLACEMENTS[name]
+    devices = request.devices[: len(placement.counts)]
+    found = expert_cache_notes(request, devices, placement, Breakdown((), ("CUDA0", "CUDA1"), N_CTX), LAYOUT)
+    assert [note.startswith("the cache of experts is not made") for note in found] == [True] * is_noted
 
 
 def test_a_bound_knows_what_was_reached() -> None:

@@ -24,6 +24,8 @@ from fitter.planning.request.constraints import host_overrides
 from fitter.planning.request.request import Request
 from fitter.planning.speed.cost import Workload
 from fitter.text import MIB
+from tests.support.placements import model_of
+from tools.shapes import SHAPES
 
 GPUS = ["24GiB", "8GiB"]
 HOST_SPEED = HostSpeed(4e10, "said here")
@@ -312,3 +314,10 @@ def test_what_is_the_best() -> None:
     assert found.host_speed == HOST_SPEED
     assert (found.n_layer, found.model_bytes, found.n_ctx_train) == (4, 144, 32768)
     assert found.facts is not None
+
+
+def test_a_cache_of_experts_needs_a_device() -> None:
+    moe = model_of(SHAPES["qwen3-30b-a3b"])
+    assert request(moe, moe_cache_size="2GiB").params.moe_cache_size == 2 * 2**30
+    with pytest.raises(UsageError, match="needs a device"):
+        request(moe, moe_cache_size="2GiB", gpus=["none"])

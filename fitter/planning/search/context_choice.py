@@ -24,7 +24,7 @@ from fitter.planning.search.expectations import (
 from fitter.planning.search.search_state import SearchState
 
 _MISSES = 3
-"""After so many contexts that estimates promised and that failed, contexts are bisected.
+"""After so many wrong estimates the search bisects the contexts.
 
 With 2, Nemotron-H 9B on a GTX 1060 takes 20 loads instead of 12; with 20, Llama 3.1 8B with itself as a draft model on
 three cards of 8 GiB takes 92 instead of 78."""

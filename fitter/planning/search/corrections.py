@@ -28,7 +28,7 @@ _MAX_FILLS = 8
 With none, Qwen3 32B on eight cards of 2 to 4 GiB is 1.2 % slower."""
 
 _OUT_OF_REACH = 1.02
-"""A proposal that takes so many times the limit is not corrected until it keeps it: corrections save less.
+"""Corrections end at a proposal that takes so many times the limit: they save less than that.
 
 With 1.0, GPT-OSS 120B on a 4090 and 12 GiB has 90,112 tokens instead of 98,304."""
 
@@ -42,7 +42,7 @@ def settle(
 
     Args:
         is_whole: proposals have all of the model on devices.
-        limit: seconds; only whether a trial takes at most so long is asked, and any that does is returned.
+        limit: seconds; return the first trial that takes at most so long, and stop where none is likely to.
     """
     best: Trial | None = None
     seen: set[Placement] = set()

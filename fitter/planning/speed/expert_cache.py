@@ -1,4 +1,4 @@
-"""The cache of experts on devices (``moe_cache_size``): its slots, its bytes, and how often it has a token's experts.
+"""The cache of experts on devices (``moe_cache_size``): its slots, its bytes and its hit rate.
 
 By the rules of llama.cpp b11549 (``llama_moe_cache``). Its dummy load counts the same bytes; the rules tell them, and
 the speed, before a load. Bytes.
@@ -19,7 +19,6 @@ from fitter.planning.speed.model_facts import ModelFacts, WeightFacts
 ALIGNMENT = 128
 """Alignment of CUDA's buffers. Another one changes some bytes of a cache, and no slot of a real size."""
 
-_HOST_ALIGNMENT = 32
 _CACHED = re.compile(r"blk\.[0-9]+\.ffn_(gate_up|gate|up|down)_exps\.weight")
 
 
@@ -123,13 +122,6 @@ def least_size(facts: ModelFacts, alignment: int = ALIGNMENT) -> int:
         if (tensors := cached_tensors(layer.tensors))
     ]
     return min(sizes, default=0)
-
-
-def bytes_on(groups: Sequence[Group], n_devices: int, n_expert: int) -> tuple[list[int], int]:
-    """Add up the bytes of a cache on each device, and those of its tables of slots on the host."""
-    devices = [sum(group.bytes for group in groups if group.device == d) for d in range(n_devices)]
-    table = -(-4 * n_expert // _HOST_ALIGNMENT) * _HOST_ALIGNMENT
-    return devices, table * sum(len(group.layers) for group in groups if group.n_slots)
 
 
 def hit_rate(share: float) -> float:
