@@ -23,8 +23,10 @@ from fitter.planning.speed.expert_cache import least_size
 from fitter.planning.speed.explain import Bound, Choice
 from fitter.text import MIB
 
-_CACHE_SHARES = (1.0, 0.5, 0.25)
-"""Sizes of a cache of experts that are tried, as shares of the room that devices have for experts."""
+_CACHE_SHARES = (1.0, 0.5)
+"""Sizes of a cache of experts that are tried, as shares of the room that devices have for experts.
+
+Half of it is best for Qwen3 30B-A3B on a 3060, with prompts of 4000 tokens and answers of 256."""
 
 MIN_UBATCH = 64
 """The smallest tested micro batch. With less than 32 tokens no device computes with weights of the host."""
