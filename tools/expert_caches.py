@@ -87,7 +87,7 @@ def predicted(case: Case, model: Model) -> tuple[list[int], int]:
 
 
 def measured(case: Case, path: Path, worker: Worker) -> tuple[list[int], int] | None:
-    """Measure the same; ``None`` where llama.cpp says that the cache is too small for one token."""
+    """Measure the same; ``None`` where the cache is too small for one token."""
     gpus = parse_gpus(case.cards)
 
     def load(size: int) -> Breakdown:
@@ -104,7 +104,8 @@ def measured(case: Case, path: Path, worker: Worker) -> tuple[list[int], int] | 
     try:
         having = load(case.size)
     except FitterError as error:
-        if "too small" in str(error):
+        # llama.cpp's words, or fitter's
+        if "too small" in str(error) or "has no room" in str(error):
             return None
         raise
     rows = [(having.on(gpu.name), without.on(gpu.name)) for gpu in gpus]
@@ -130,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 equal += 1
             else:
                 print(f"#{number} {case}: {told} predicted, {found} measured")
-    print(f"{equal} of {options.count} equal; of {refused} llama.cpp said that the cache is too small")
+    print(f"{equal} of {options.count} equal; {refused} caches were refused as too small")
     return 0 if equal == options.count else 1
 
 
