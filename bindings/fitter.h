@@ -60,6 +60,11 @@ typedef struct {
     bool         cuda_branches_on_many_devices;
     // Shared experts are computed together with the chosen ones: from b11434 (ggml 0.26) on.
     bool         cuda_groups_shared_experts;
+    // What its ggml-metal does, from b11434 (ggml 0.26) on.
+    // A kernel adds to a product what it is the sum of.
+    bool         metal_adds_to_products;
+    // Flash attention of K and V of different sizes only where they are named (b11549), and the indexer of any heads.
+    bool         metal_attends_by_size;
 } fitter_build_t;
 
 // To be called in each of the two libraries, libfitter and libggml-fitter, before anything is loaded, where the loaded build

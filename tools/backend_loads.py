@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from fitter.llama.build.build_folder import PYTHON
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, VirtualDevice
 from tools.environment import with_variables
@@ -104,12 +105,15 @@ def draw(backend: Backend, count: int, seed: int) -> list[Load]:
 
 
 def answers(
-    loads: Iterable[Load], model: Callable[[Load], Path], real: Callable[[Load], Mapping[str, str]] | None = None
+    loads: Iterable[Load],
+    model: Callable[[Load], Path],
+    real: Callable[[Load], Mapping[str, str]] | None = None,
+    llama_cpp: str = PYTHON,
 ) -> Iterator[str]:
     """Answer each load (see ``load_answers.answer``), by the profile, or by the backend with ``real``.
 
-    ``real`` returns the variables with which a process has the backend and the load's devices. Loads of one session
-    follow each other. Raises ``SystemExit`` where the backend has other devices.
+    ``real`` returns the variables with which a process has the backend and the load's devices, ``llama_cpp`` is the
+    build that loads. Loads of one session follow each other. Raises ``SystemExit`` where the backend has other devices.
     """
     for _, group in itertools.groupby(loads, key=lambda load: load.session if real else load.environment):
         worker: Worker | None = None
@@ -117,7 +121,7 @@ def answers(
             for load in group:
                 variables = dict([load.environment.split("=", 1)]) if load.environment else {}
                 with with_variables({**variables, **(real(load) if real else {})}):
-                    worker = worker or Worker()
+                    worker = worker or Worker(llama_cpp=llama_cpp)
                     worker.configure(() if real else load.devices)
                     n_devices = sum(device.type != "cpu" for device in worker.devices())
                     if n_devices != load.n_devices:

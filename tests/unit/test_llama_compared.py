@@ -11,7 +11,7 @@ import pytest
 from fitter.llama.build import compared
 from fitter.llama.build.compared import Compared, around, said_of
 from fitter.llama.build.cuda_library import Answering, CudaLibrary
-from fitter.llama.build.epochs import cuda_rules, epochs
+from fitter.llama.build.epochs import backend_rules, epochs
 from fitter.llama.build.versions import numbers_of
 from fitter.llama.virtual import VirtualDevice
 from tools.load_answers import read_table
@@ -167,22 +167,23 @@ def test_the_figures_that_are_kept() -> None:
 
 RULES = {
     "0.13.1": set[str](),
-    "0.15.1": {"attention_has_room"},
-    "0.17.0": {"attention_has_room"},
-    "0.19.0": {"attention_has_room", "gets_rows_of_super_blocks"},
-    "0.23.0": {"attention_has_room", "gets_rows_of_super_blocks", "branches_on_many_devices"},
+    "0.15.1": {"cuda_attention_has_room"},
+    "0.17.0": {"cuda_attention_has_room"},
+    "0.19.0": {"cuda_attention_has_room", "cuda_gets_rows_of_super_blocks"},
+    "0.23.0": {"cuda_attention_has_room", "cuda_gets_rows_of_super_blocks", "cuda_branches_on_many_devices"},
 }
-EVERY = {name.removeprefix("cuda_") for name in cuda_rules("1.0.0")}
+EVERY = set(backend_rules("1.0.0"))
+OF_0_26 = {"cuda_groups_shared_experts", "metal_adds_to_products", "metal_attends_by_size"}
 
 
 @pytest.mark.parametrize("ggml", [*RULES, "0.25.1", "0.25.3", "0.26.0", "1.0.0"])
 def test_rules_by_version(ggml: str) -> None:
-    expected = EVERY if numbers_of(ggml) >= (0, 26) else RULES.get(ggml, EVERY - {"groups_shared_experts"})
-    assert {name.removeprefix("cuda_") for name, is_there in cuda_rules(ggml).items() if is_there} == expected
+    expected = EVERY if numbers_of(ggml) >= (0, 26) else RULES.get(ggml, EVERY - OF_0_26)
+    assert {name for name, is_there in backend_rules(ggml).items() if is_there} == expected
 
 
 def test_a_rule_is_a_field_of_the_build() -> None:
     from fitter.llama.build.library import declarations
 
-    fields = {name for name, _ in declarations().typeof("fitter_build_t").fields if name.startswith("cuda_")}
-    assert fields == set(cuda_rules(epochs()[0].ggml))
+    fields = {name for name, _ in declarations().typeof("fitter_build_t").fields if name.startswith(("cuda_", "metal_"))}
+    assert fields == set(backend_rules(epochs()[0].ggml))

@@ -39,6 +39,12 @@ struct ggml_metal {
 
 void ggml_graph_optimize(ggml_cgraph * gf);
 
+// Since b11549 gpu_family alone says it.
+template <class props> auto set_apple7(props & self, int) -> decltype(self.supports_gpu_family_apple7, void()) {
+    self.supports_gpu_family_apple7 = true;
+}
+template <class props> void set_apple7(props &, long) {}
+
 extern "C" {
 
 #include "supports_op.inc"
@@ -68,8 +74,8 @@ ggml_metal_device_t ggml_metal_device_init(int device, int) {
     self.has_simdgroup_reduction = self.has_simdgroup_mm = self.has_unified_memory = true;
     self.has_bfloat                 = std::getenv("GGML_METAL_BF16_DISABLE") == nullptr;
     self.use_shared_buffers         = true;
-    self.supports_gpu_family_apple7 = true;
     self.gpu_family                 = 7;
+    set_apple7(self, 0);
     const char * min_batch          = std::getenv("GGML_OP_OFFLOAD_MIN_BATCH");
     self.op_offload_min_batch_size  = min_batch ? std::atoi(min_batch) : 32;
     dev->finfo                      = ggml_metal_fusion_info_init(std::getenv("GGML_METAL_FUSION_DISABLE") == nullptr, 0);

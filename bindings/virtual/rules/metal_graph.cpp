@@ -9,6 +9,7 @@
 #include <set>
 #include <vector>
 
+#include "builds/build.h"
 // internal: the nodes of a graph, and whether some of them can be fused; upstream may change it at any time
 #include "ggml-impl.h"
 #include "virtual/rules/metal.h"
@@ -119,6 +120,25 @@ bool check_ssm_conv_silu(const fusion &, const match & nodes) {
     const ggml_tensor * silu = nodes[1];
     return silu->src[0] == conv && silu->src[1] == nullptr && ggml_get_unary_op(silu) == GGML_UNARY_OP_SILU &&
            conv->type == GGML_TYPE_F32 && silu->type == GGML_TYPE_F32 && ggml_is_contiguous_rows(silu);
+}
+
+// A bias or another weight, whose buffer is marked before a graph is optimized.
+bool is_weight(const ggml_tensor * tensor) {
+    const ggml_tensor * base = tensor->view_src != nullptr ? tensor->view_src : tensor;
+    return base->buffer != nullptr && ggml_backend_buffer_get_usage(base->buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+}
+
+bool check_mul_mat_add(const fusion &, const match & nodes) {
+    const ggml_tensor * product = nodes[0];
+    const ggml_tensor * sum     = nodes[1];
+    if ((sum->src[0] == product) == (sum->src[1] == product)) {
+        return false;
+    }
+    const ggml_tensor * other = sum->src[0] == product ? sum->src[1] : sum->src[0];
+    const ggml_type     type  = product->src[0]->type;
+    return other->type == GGML_TYPE_F32 && sum->type == GGML_TYPE_F32 && !is_weight(other) &&
+           product->src[1]->type == GGML_TYPE_F32 && type != GGML_TYPE_NVFP4 && type != GGML_TYPE_TQ1_0 &&
+           (ggml_is_quantized(type) || type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16);
 }
 
 // Whether the pattern stands in the graph from a node on, views and all.
@@ -269,6 +289,9 @@ const std::vector<fusion> & fusions() {
             made.push_back({ops, false, check_moe_reduce});
         }
         made.push_back({{GGML_OP_SSM_CONV, GGML_OP_UNARY}, true, check_ssm_conv_silu});
+        if (loaded_build().metal_adds_to_products) {
+            made.push_back({{GGML_OP_MUL_MAT, ADD}, true, check_mul_mat_add});
+        }
         for (fusion & each : made) {
             std::copy_if(each.ops_all.begin(), each.ops_all.end(), std::back_inserter(each.ops),
                          [](ggml_op op) { return !ggml_op_is_empty(op); });

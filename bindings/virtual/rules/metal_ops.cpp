@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
+#include <utility>
 
+#include "builds/build.h"
 #include "virtual/rules/metal.h"
 
 namespace fitter::metal {
@@ -243,12 +246,19 @@ bool supports_flash_attn_ext(const ggml_tensor * op) {
         case 576: break;
         default: return false;
     }
+    if (loaded_build().metal_attends_by_size) {
+        static const std::set<std::pair<int64_t, int64_t>> pairs = {{96, 64}, {128, 96}, {192, 128}, {320, 256}, {576, 512}};
+        if (k != v && pairs.count({k, v}) == 0) {
+            return false;
+        }
+    }
     return !(k == 72 && v != k) && k >= v && op->src[1]->type == op->src[2]->type && is_kv_type(op->src[1]->type);
 }
 
 bool supports_lightning_indexer(const ggml_tensor * op) {
     const bool rows = std::all_of(op->src, op->src + 4, [](const ggml_tensor * t) { return ggml_is_contiguous_rows(t); });
-    return op->src[0]->ne[0] == 128 && op->src[0]->ne[1] == 64 && is_f32(op->src[0]) && is_f32(op->src[2]) &&
+    const bool heads = op->src[0]->ne[1] == 64 || loaded_build().metal_attends_by_size;
+    return op->src[0]->ne[0] == 128 && heads && is_f32(op->src[0]) && is_f32(op->src[2]) &&
            op->src[3]->type == GGML_TYPE_F16 && is_f32(op) && rows && is_kv_type(op->src[1]->type);
 }
 

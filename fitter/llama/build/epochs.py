@@ -72,12 +72,16 @@ def epoch_of(ggml: str) -> Epoch:
     return older[-1]
 
 
-def cuda_rules(ggml: str) -> dict[str, bool]:
-    """Return the rules of ggml-cuda in this version, of those that some versions lack, by their names in
+def backend_rules(ggml: str) -> dict[str, bool]:
+    """Return the rules of ggml-cuda and ggml-metal in this version, of those that some versions lack, by their names in
     ``fitter_build_t``.
     """
     version = numbers_of(ggml)
-    return {f"cuda_{name}": version >= numbers_of(since) for name, since in data()["cuda"].items()}
+    return {
+        f"{backend}_{name}": version >= numbers_of(since)
+        for backend in ("cuda", "metal")
+        for name, since in data()[backend].items()
+    }
 
 
 def position_bytes(ggml: str) -> int:

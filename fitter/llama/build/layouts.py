@@ -13,17 +13,18 @@ import json
 import os
 import struct
 
-from fitter.errors import LibraryError
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any, TypeAlias
 
     from fitter.llama.build.llama_h import Fields
 
     Layout: TypeAlias = "dict[str, Fields]"
     """The fields of each parameter struct, by its name in C."""
+
+    Written: TypeAlias = "tuple[bytes, bytes]"
+    """The memory after a function wrote into it, filled in the first way and in the second one."""
 
     Probe: TypeAlias = "Callable[[str, Any], None]"
     """Calls the named function of libllama, which returns a struct, and has it written to the given memory."""
@@ -34,10 +35,10 @@ STRUCTS = {
 }
 """The parameter structs, and llama.cpp's functions that return their defaults."""
 
-HEADER = "llama.h"
-"""Name of a layout that was read from a header beside libllama."""
-
-_LOAD_MODE_NONE = 0
+READ_WHOLE: dict[str, int] = {"load_mode": 0, "use_mmap": 0, "use_direct_io": 0, "use_mlock": 0}
+"""Fields, and values with which llama.cpp reads a model's file instead of mapping it; versions have the first or the
+others.
+"""
 _ROOM = 4096
 """Bytes for an answer, many times what any version writes."""
 _FILLINGS = (0xA5, 0x5A)
@@ -49,7 +50,8 @@ _KINDS: dict[str, Any] = {
     "float *": ctypes.POINTER(ctypes.c_float),
     "void *": ctypes.c_void_p,
 }
-_SIZES = {kind: ctypes.sizeof(type_) for kind, type_ in _KINDS.items()}
+SIZES = {kind: ctypes.sizeof(type_) for kind, type_ in _KINDS.items()}
+"""Bytes of each kind of field, which are its alignment as well."""
 _FLOAT = struct.Struct("<f")
 
 
@@ -74,7 +76,7 @@ def structs_of(layout: Layout) -> dict[str, type[ctypes.Structure]]:
     }
 
 
-def written_by(probe: Probe) -> dict[str, tuple[bytes, bytes]]:
+def written_by(probe: Probe) -> dict[str, Written]:
     """Call each function for default parameters, into memory filled in two ways, and return the memory after it."""
     found = {}
     for name, function in STRUCTS.items():
@@ -87,33 +89,32 @@ def written_by(probe: Probe) -> dict[str, tuple[bytes, bytes]]:
     return found
 
 
-def disagreement(layout: Layout, written: Mapping[str, tuple[bytes, bytes]]) -> str | None:
+def disagreement(layout: Layout, written: Mapping[str, Written]) -> str | None:
     """Say in a few words where ``layout`` disagrees with the written bytes; ``None`` if it agrees."""
     for name, fields in layout.items():
-        first, second = written[name]
-        places, size = _places(fields)
-        if size > len(first):
-            return f"{name} has {size} bytes"
-        for (field, kind), (start, end) in zip(fields.items(), places, strict=True):
-            if first[start:end] != second[start:end]:
-                return f"{name}.{field} is not written"
-            if not _is_default(name, field, kind, first[start:end]):
-                return f"{name}.{field} has another value"
-        if first[size:].strip(bytes(_FILLINGS[:1])) or second[size:].strip(bytes(_FILLINGS[1:])):
+        end = 0
+        for field, kind in fields.items():
+            end = aligned(end, SIZES[kind]) + SIZES[kind]
+            if wrong := disagreement_of_field(name, field, kind, end, written[name]):
+                return f"{name}{wrong}"
+        size = aligned(end, max(map(SIZES.__getitem__, fields.values())))
+        behind = (memory[size:].strip(bytes((filling,))) for memory, filling in zip(written[name], _FILLINGS, strict=True))
+        if any(behind):
             return f"{name} has more than {size} bytes"
     return None
 
 
-def _places(fields: Fields) -> tuple[list[tuple[int, int]], int]:
-    """Return where each field begins and ends, and the size of the struct. The alignment of every kind is its size."""
-    places, end, largest = [], 0, 1
-    for kind in fields.values():
-        size = _SIZES[kind]
-        start = -(-end // size) * size
-        end = start + size
-        largest = max(largest, size)
-        places.append((start, end))
-    return places, -(-end // largest) * largest
+def disagreement_of_field(name: str, field: str, kind: str, end: int, written: Written) -> str:
+    """Say where a field of the struct ``name`` that ends at ``end`` disagrees with the written bytes; '' if it agrees."""
+    first, second = (memory[end - SIZES[kind] : end] for memory in written)
+    if end > len(written[0]) or first != second:
+        return f".{field} is not written"
+    return "" if _is_default(name, field, kind, first) else f".{field} has another value"
+
+
+def aligned(offset: int, alignment: int) -> int:
+    """Round up to a multiple of ``alignment``."""
+    return -(-offset // alignment) * alignment
 
 
 def _is_default(name: str, field: str, kind: str, value: bytes) -> bool:
@@ -130,50 +131,6 @@ def _is_default(name: str, field: str, kind: str, value: bytes) -> bool:
     return defaults is None or number in defaults
 
 
-def name_of(written: Mapping[str, tuple[bytes, bytes]], known: Mapping[str, Layout] | None = None) -> str:
-    """Return the name of the only ``known`` layout that agrees with the written bytes.
-
-    Raises ``LibraryError`` if none or several agree.
-    """
-    known = layouts() if known is None else known
-    agreeing = [name for name, layout in known.items() if disagreement(layout, written) is None]
-    if len(agreeing) != 1:
-        raise LibraryError(
-            "its parameters could be laid out as in several versions that fitter knows: " + ", ".join(agreeing)
-            if agreeing
-            else "its parameters are laid out as in no version that fitter knows"
-        )
-    return agreeing[0]
-
-
-def layout_of(
-    probe: Probe, headers: Iterable[str] = (), known: Mapping[str, Layout] | None = None
-) -> tuple[str, Layout]:
-    """Return name and layout of the libllama that ``probe`` calls.
-
-    The name is ``HEADER`` if only a ``llama.h`` among ``headers`` agrees. Raises ``LibraryError``, whose message is the
-    end of a sentence.
-    """
-    known = layouts() if known is None else known
-    written = written_by(probe)
-    try:
-        name = name_of(written, known)
-        return name, known[name]
-    except LibraryError as error:
-        reason = str(error)
-    for path in headers:
-        try:
-            layout = read_header(path)
-        except (OSError, ValueError) as unreadable:
-            reason += f", and {path} {_reason_of(unreadable)}"
-            continue
-        wrong = disagreement(layout, written)
-        if wrong is None:
-            return HEADER, layout
-        reason += f", and {path} belongs to another version ({wrong})"
-    raise LibraryError(reason)
-
-
 def read_header(path: str) -> Layout:
     """Read the layout of a ``llama.h``. Raises ``OSError``, and ``ValueError`` if it has none."""
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -185,13 +142,6 @@ def read_header(path: str) -> Layout:
 
 def read_whole(model_params: Any) -> None:
     """Make llama.cpp read a model's file instead of mapping it, in ``llama_model_params`` of any layout."""
-    names = {name for name, *_ in model_params._fields_}
-    if "load_mode" in names:
-        model_params.load_mode = _LOAD_MODE_NONE
-        return
-    for name in ("use_mmap", "use_direct_io", "use_mlock"):
-        setattr(model_params, name, False)
-
-
-def _reason_of(error: Exception) -> str:
-    return f"cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
+    for name, *_ in model_params._fields_:
+        if name in READ_WHOLE:
+            setattr(model_params, name, READ_WHOLE[name])

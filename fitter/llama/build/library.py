@@ -21,7 +21,7 @@ from fitter.installation import install_command
 from fitter.llama.build import opening
 from fitter.llama.processes import worker_environment
 from fitter.llama.build.build_folder import PYTHON, Build, find
-from fitter.llama.build.epochs import Epoch, cuda_rules, epoch_of
+from fitter.llama.build.epochs import Epoch, backend_rules, epoch_of
 from fitter.llama.build.functions import Functions, backend_api, ggml_version, same_commit
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def _configure(library: Library, shim: Any, error: Callable[[], Any]) -> None:
         "backend_api": backend_api(library.llama.library),
         "graph_optimize_has_params": -1 if has_params is None else int(has_params),
         "larger_alone": names[1],
-        **cuda_rules(ggml),
+        **backend_rules(ggml),
     }
     if shim.fitter_configure_build(library.ffi.new("fitter_build_t *", described)) < 0:
         raise LibraryError(f"{library.llama.path} is not a llama.cpp that fitter can use: {library.text(error())}")

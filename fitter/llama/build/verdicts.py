@@ -21,7 +21,7 @@ from fitter.storage import folders
 
 _PATIENCE = 120.0
 """Seconds for the models: a crash is quick, and a busy machine slow."""
-_VERSION = "2"
+_VERSION = "3"
 """Increase it when the questions to a build change."""
 _CRASHES = frozenset({signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV})
 """Signals that a program causes itself; any other comes from outside."""

@@ -19,6 +19,7 @@ from fitter.errors import FitterError, LlamaCppError
 from fitter.llama.build import library as native
 from fitter.llama.header.gguf_writer import Tensor, Value, write_file
 from fitter.llama.header.read_header import DESCRIPTORS
+from fitter.llama.load.allocations import counted
 from fitter.llama.load.backend_devices import register_virtual, registry
 from fitter.llama.load.first_load import Ahead
 from fitter.llama.load.loader import Loader
@@ -36,8 +37,10 @@ HOST = ""
 # sizes without padding in any buffer type: f16 and f32 tensors, each a multiple of 256 bytes
 _LAYERS, _EMBD, _HEADS, _HEADS_KV, _FF, _EXPERTS, _VOCAB, _TRAINED = 3, 512, 8, 8, 512, 4, 512, 4096
 _EMBD_KV = _EMBD // _HEADS * _HEADS_KV
-_SEQUENCES, _CONTEXT = 2, 1024
+_SEQUENCES, _CONTEXT, _UNEVEN_CONTEXT = 2, 1024, 1280
 _F16 = 2
+_LITTLE = 1 << 20
+"""Bytes that a dummy load may allocate, such as the room for results; the weights take ten times as much."""
 _BLOCK, _BLOCK_BYTES = 32, 34
 """Elements and bytes of a block of q8_0."""
 
@@ -172,7 +175,10 @@ def _of_dense(loader: Loader, path: str, first: str, second: str) -> Iterator[st
     """Test layers, devices, splits, and caches on the host."""
     split = (second, second, first, first)
     params = Params(n_ctx=_CONTEXT, devices=(second, first), tensor_split=(1.0, 1.0))
-    measured = loader.measure(path, params)
+    with counted(really=True) as allocations:
+        measured = loader.measure(path, params)
+    if sum(row.model for row in allocations.rows) > _LITTLE:
+        yield "a load that should allocate nothing takes real memory"
     yield from differences("a split", measured, weights(DENSE, split), cache(split[:_LAYERS], _CONTEXT))
     if measured.devices != (second, first) or measured.n_ctx != _CONTEXT:
         yield f"a split: {measured.n_ctx} tokens on {measured.devices}"
@@ -187,6 +193,20 @@ def _of_dense(loader: Loader, path: str, first: str, second: str) -> Iterator[st
     measured = loader.measure(path, params)
     yield from differences(
         "a KV cache on the host", measured, weights(DENSE, [first] * 4), cache([HOST] * _LAYERS, _CONTEXT)
+    )
+
+    # one cache for each sequence would be rounded up
+    params = Params(
+        n_ctx=_UNEVEN_CONTEXT,
+        n_seq_max=_SEQUENCES,
+        kv_unified=True,
+        devices=(first, second),
+        split_mode="none",
+        main_gpu=1,
+    )
+    measured = loader.measure(path, params)
+    yield from differences(
+        "one of two devices", measured, weights(DENSE, [second] * 4), cache([second] * _LAYERS, _UNEVEN_CONTEXT)
     )
 
 

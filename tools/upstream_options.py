@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[2] / "vendor/llama.cpp/source/common/arg.cpp"
+SOURCE = Path(__file__).parents[1] / "vendor/llama.cpp/source/common/arg.cpp"
 
 _TOKEN = re.compile(
     r'//[^\n]*|/\*.*?\*/|R"\((?P<raw>.*?)\)"|"(?P<text>(?:\\.|[^"\\])*)"|\'(?:\\.|[^\'\\])\'|\w+|\S', re.DOTALL
