@@ -35,12 +35,16 @@ _VOLTA = "70"
 
 @dataclass(frozen=True)
 class Subject:
-    """A build to compare with. ``where``: as ``--llama-cpp`` has it; ``library``: where its libggml-cuda.so is."""
+    """A build to compare with. ``where``: as ``--llama-cpp`` has it; ``library``: where its libggml-cuda.so is.
+
+    ``profile`` is ``rocm`` where that is ggml-cuda as HIP compiles it.
+    """
 
     name: str
     where: str
     library: Path
     by: str
+    profile: str = "cuda"
 
 
 def packaged(name: str) -> Subject:
@@ -51,7 +55,7 @@ def packaged(name: str) -> Subject:
 
 def answers(subject: Subject, rows: Sequence[Row], models: Path, jobs: int) -> tuple[list[Row], list[Row]]:
     """What the build's own backend says of each load, and what fitter's rules say. Raises ``FitterError``."""
-    library = find_cuda_library(subject.library)
+    library = find_cuda_library(subject.library) if subject.profile == "cuda" else subject.library
     with_build = [row | {"environment": f"{row['environment']} {LLAMA_CPP}={subject.where}".strip()} for row in rows]
     return fill(with_build, models, library, jobs), fill(with_build, models, None, jobs)
 
@@ -83,6 +87,11 @@ def compare(subject: Subject, rows: Sequence[Row], models: Path, jobs: int) -> d
     pairs = differing(real, mirror)
     if pairs:
         compare_rows(f"{subject.name}, which differ", *zip(*pairs, strict=True))
+    return figures_of(subject, len(rows), len(rows) - len(pairs), left(pairs))
+
+
+def figures_of(subject: Subject, rows: int, equal: int, explained: str = "") -> dict[str, Any]:
+    """The figures of a comparison as ``compared.json`` has them; they are printed."""
     seen = inspect_build(subject.where)
     figures = {
         "llama_cpp": subject.name,
@@ -90,12 +99,11 @@ def compare(subject: Subject, rows: Sequence[Row], models: Path, jobs: int) -> d
         # Built from a source without a history, it says the commit of whatever was around it.
         "commit": seen.commit if subject.by == OWN else "",
         "by": subject.by,
-        "rows": len(rows),
-        "equal": len(rows) - len(pairs),
-        "left": left(pairs),
+        "rows": rows,
+        "equal": equal,
+        "left": explained,
     }
-    equal = f"{len(rows) - len(pairs)} of {len(rows)} equal"
-    print(f"{subject.name} (ggml {seen.ggml}): {equal}, by {subject.by}", flush=True)
+    print(f"{subject.name} (ggml {seen.ggml}): {equal} of {rows} equal, by {subject.by}", flush=True)
     return figures
 
 
@@ -128,7 +136,7 @@ def main(argv: list[str] | None = None) -> int:
                 found = compare(subject, rows, Path(directory), options.jobs)
                 status |= _is_worse(found)
                 if options.update:
-                    _keep(found)
+                    keep(found)
     except (FitterError, llama_builds.FetchError) as error:
         print(f"compared: {error}", file=sys.stderr)
         return 2
@@ -142,10 +150,11 @@ def _is_worse(figures: dict[str, Any]) -> bool:
     return differ > (known.rows - known.equal if known else 0)
 
 
-def _keep(figures: dict[str, Any]) -> None:
+def keep(figures: dict[str, Any], profile: str = "cuda") -> None:
+    """Store the figures of a comparison in ``compared.json``, in place of earlier ones with the build."""
     document = json.loads(DATA.read_text(encoding="utf-8"))
-    others = [each for each in document["cuda"] if each["llama_cpp"] != figures["llama_cpp"]]
-    document["cuda"] = sorted([*others, figures], key=lambda each: (numbers_of(each["ggml"]), each["llama_cpp"]))
+    others = [each for each in document[profile] if each["llama_cpp"] != figures["llama_cpp"]]
+    document[profile] = sorted([*others, figures], key=lambda each: (numbers_of(each["ggml"]), each["llama_cpp"]))
     DATA.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 

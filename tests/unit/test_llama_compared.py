@@ -185,5 +185,7 @@ def test_rules_by_version(ggml: str) -> None:
 def test_a_rule_is_a_field_of_the_build() -> None:
     from fitter.llama.build.library import declarations
 
-    fields = {name for name, _ in declarations().typeof("fitter_build_t").fields if name.startswith(("cuda_", "metal_"))}
+    fields = {
+        name for name, _ in declarations().typeof("fitter_build_t").fields if name.startswith(("cuda_", "metal_"))
+    }
     assert fields == set(backend_rules(epochs()[0].ggml))

@@ -137,10 +137,10 @@ def compile_traps(directory: Path, objects: Sequence[Path], there: Sequence[Path
     # Symbols of ggml and the runtime, and of the C and C++ libraries that they use.
     libraries = [ctypes.CDLL(str(library)) for library in there]
     linker = {"_GLOBAL_OFFSET_TABLE_", "__dso_handle", "atexit"}
-    defined = _symbols(objects, "--defined-only")
+    defined = symbols(objects, "--defined-only")
     missing = sorted(
         symbol
-        for symbol in _symbols(objects, "--undefined-only") - defined - linker
+        for symbol in symbols(objects, "--undefined-only") - defined - linker
         if not any(hasattr(library, symbol) for library in libraries)
     )
     lines = ["#include <stdio.h>", "#include <stdlib.h>"]
@@ -152,8 +152,9 @@ def compile_traps(directory: Path, objects: Sequence[Path], there: Sequence[Path
     return out
 
 
-def _symbols(objects: Iterable[Path], kind: str) -> set[str]:
-    listed = run("nm", kind, "--format=posix", *objects)
+def symbols(objects: Iterable[Path], *kind: str) -> set[str]:
+    """The symbols of objects or libraries, of a kind that nm's options say."""
+    listed = run("nm", *kind, "--format=posix", *objects)
     return {line.split()[0] for line in listed.splitlines() if len(line.split()) > 1}
 
 
