@@ -69,6 +69,18 @@ class CacheState:
 
 
 @dataclass(frozen=True)
+class ExpertLookups:
+    """Experts that tokens used: found in the cache of experts, or uploaded into it; ``size`` of the uploads."""
+
+    hits: int
+    misses: int
+    size: Figure
+
+    def __add__(self, other: ExpertLookups) -> ExpertLookups:
+        return ExpertLookups(self.hits + other.hits, self.misses + other.misses, self.size + other.size)
+
+
+@dataclass(frozen=True)
 class Said:
     """All figures of a log."""
 
@@ -86,6 +98,10 @@ class Said:
     """Prompts in the cache, each kind once."""
     can_bind: bool = True
     """Whether it could listen on its port."""
+    lookups: ExpertLookups | None = None
+    """Uses of the cache of experts until the server's end; ``None`` without any."""
+    reallocations: int | None = None
+    """Graphs whose memory was allocated again with another size; ``None`` if the log does not say."""
 
     @property
     def largest_checkpoint(self) -> Figure | None:
@@ -113,6 +129,8 @@ _N_TOKENS = re.compile(r"\bn_tokens = (\d+)")
 _OF_SLOT = re.compile(r"\bid +(\d+) +\|.*checkpoint (\d+) of \d+")
 _CACHE = re.compile(r"cache state: (\d+) prompts, (\d+\.\d+) MiB(?: \(limits: (\d+\.\d+) MiB)?")
 _CACHED = re.compile(r"- prompt \S+: +(\d+) tokens, checkpoints: +(\d+), +(\d+\.\d+) MiB")
+_LOOKUPS = re.compile(rf"llama_moe_cache: .*\bhits = (\d+), misses = (\d+), .*\buploaded {_SIZE}")
+_REALLOCATIONS = re.compile(r"graph reallocs = +\d+ +/ +(\d+)")
 _LISTENING = re.compile(r"listening on \S+")
 _NOT_BOUND = re.compile(r"couldn't bind|failed to bind|address already in use|HTTP server error", re.IGNORECASE)
 
@@ -140,6 +158,8 @@ class Listener:
     _held: dict[str, int] = field(default_factory=dict)
     _contexts: int = 0
     _cache: CacheState | None = None
+    _lookups: ExpertLookups | None = None
+    _reallocations: int | None = None
     _listens: bool = False
     _can_bind: bool = True
 
@@ -149,13 +169,18 @@ class Listener:
             self._hear_size(line)
         elif _NEW_CONTEXT.search(line):
             self._contexts += 1
+        elif match := _REALLOCATIONS.search(line):
+            self._reallocations = max(self._reallocations or 0, int(match[1]))
         elif _LISTENING.search(line):
             self._listens = True
         elif not self._listens and _NOT_BOUND.search(line):
             self._can_bind = False
 
     def _hear_size(self, line: str) -> None:
-        if match := _CACHED.search(line):
+        if match := _LOOKUPS.search(line):
+            lookups = ExpertLookups(int(match[1]), int(match[2]), figure(match[3]))
+            self._lookups = lookups if self._lookups is None else self._lookups + lookups
+        elif match := _CACHED.search(line):
             self._keep(self._cached, CachedPrompt(int(match[1]), int(match[2]), figure(match[3])))
         elif match := _CACHE.search(line):
             # a limit of 0 is none
@@ -202,6 +227,8 @@ class Listener:
             cache=self._cache,
             cached=tuple(self._cached),
             can_bind=self._can_bind,
+            lookups=self._lookups,
+            reallocations=self._reallocations,
         )
         one = said.largest_checkpoint
         number = sum(self._held.values())

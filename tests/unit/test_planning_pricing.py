@@ -267,14 +267,18 @@ def test_a_cache_of_experts_lowers_the_bound_where_experts_are_on_the_host() -> 
 
 
 @pytest.mark.parametrize(
-    ("size", "name", "is_noted"),
-    [(0, "two devices", False), (2048 * MIB, "two devices", True), (2048 * MIB, "experts on the host", False)],
+    ("size", "name", "notes"),
+    [
+        (0, "two devices", []),
+        (2048 * MIB, "two devices", ["the cache of experts is not made"]),
+        (2048 * MIB, "experts on the host", ["estimated hit rate of the cache of experts"]),
+    ],
 )
-def test_a_cache_of_experts_that_is_not_made_is_noted(size: int, name: str, is_noted: bool) -> None:
+def test_a_cache_of_experts_is_noted(size: int, name: str, notes: list[str]) -> None:
     request, placement = asked(params=Params(moe_cache_size=size)), PLACEMENTS[name]
     devices = request.devices[: len(placement.counts)]
     found = expert_cache_notes(request, devices, placement, Breakdown((), ("CUDA0", "CUDA1"), N_CTX), LAYOUT)
-    assert [note.startswith("the cache of experts is not made") for note in found] == [True] * is_noted
+    assert [note.partition(":")[0] for note in found] == notes
 
 
 def test_a_bound_knows_what_was_reached() -> None:

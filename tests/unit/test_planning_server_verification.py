@@ -19,7 +19,7 @@ from fitter.programs.finding import ServerProgram
 from fitter.programs.later import Later
 from fitter.programs.prompts import Fed
 from fitter.programs.resident import Resident
-from fitter.programs.server_log import Buffer, CachedPrompt, CacheState, Checkpoint, Figure, Kind, Said
+from fitter.programs.server_log import Buffer, CachedPrompt, CacheState, Checkpoint, ExpertLookups, Figure, Kind, Said
 from tests.support.plans import GIB, MIB, make_plan
 
 CACHE = 8 * GIB
@@ -160,6 +160,14 @@ def test_what_was_not_said_is_not_known() -> None:
     assert use.planned is None and use.is_within and use.later[-1].most is None
 
 
+def test_a_cache_of_experts() -> None:
+    said = Said(LOADED, lookups=ExpertLookups(900, 300, Figure(MIB, TWO)), reallocations=0)
+    use = server_use(PLAN, SERVER, said, FED, None, Sizes())
+    assert (use.expert_hits, use.expert_misses, use.expert_hit_rate, use.reallocations) == (900, 300, 0.75, 0)
+    without = server_use(PLAN, SERVER, Said(LOADED), FED, None, Sizes())
+    assert (without.expert_hits, without.expert_hit_rate, without.reallocations) == (0, None, None)
+
+
 def test_what_a_real_load_reserves_on_the_host_counts() -> None:
     cuda, cpu = PLAN.breakdown.rows
     rows = (cuda, replace(cpu, reserved=cpu.compute + 5))
@@ -248,6 +256,11 @@ def test_the_table() -> None:
         "",
         "as predicted, as far as its log says it",
     ]
+    cached = replace(USE, expert_hits=900, expert_misses=300, reallocations=2)
+    assert shown(replace(FOUND, server=cached))[18:20] == [
+        "75.0% of 1,200 used experts were in the cache of experts",
+        "2 graphs took other memory than was reserved",
+    ]
     assert shown(replace(FOUND, server=replace(USE, resident=None)))[18] == (
         "memory of its process: this system does not say it"
     )
@@ -292,6 +305,7 @@ def test_json() -> None:
     assert list(use) == [
         *("path", "version", "prompts", "answered", "tokens", "slots", "refused", "later"),
         *("resident", "of_files", "counted", "planned", "margin"),
+        *("expert_hits", "expert_misses", "expert_hit_rate", "reallocations"),
     ]
     assert use["later"][1] == {
         "kind": "prompt",

@@ -6,6 +6,7 @@ from fitter.programs.server_log import (
     CachedPrompt,
     CacheState,
     Checkpoint,
+    ExpertLookups,
     Figure,
     Listener,
     Said,
@@ -151,6 +152,26 @@ def test_the_prompt_cache_when_it_was_largest() -> None:
     without_limit = hear(CACHE.splitlines()[0].replace("8192.000", "0.000"))
     assert without_limit.cache is not None and without_limit.cache.limit is None
     assert hear("").cache is None
+
+
+LOOKUPS = """\
+0.20 I llama_moe_cache: ubatch <= 8: hits = 700, misses = 300, hit rate = 70.00%, uploaded = 512.25 MiB
+0.20 I llama_moe_cache: ubatch  > 8: hits = 20, misses = 60, hit rate = 25.00%, uploaded = 100.50 MiB
+0.20 I llama_moe_cache: large batches: 5 experts copied from the cache, 8.00 MiB
+"""
+
+
+def test_the_cache_of_experts() -> None:
+    assert hear(LOOKUPS).lookups == ExpertLookups(720, 360, figure("512.25") + figure("100.50"))
+    assert hear(LOOKUPS.splitlines()[2]).lookups is None
+
+
+def test_memory_that_was_allocated_again() -> None:
+    assert (
+        hear("0.2 I llama_perf_context_print:   graph reallocs =         12    /     3        (same)").reallocations
+        == 3
+    )
+    assert hear("").reallocations is None
 
 
 def test_where_it_listens() -> None:

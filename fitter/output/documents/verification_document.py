@@ -85,6 +85,7 @@ VERIFICATION = document(
                 of=document(LaterUse, "kind", "count", "tokens", "predicted", "real", "rounding", "most"),
             ),
             *("resident", "of_files", "counted", "planned", "margin"),
+            *("expert_hits", "expert_misses", "expert_hit_rate", "reallocations"),
         ),
     ),
     title="A plan that was loaded for real",

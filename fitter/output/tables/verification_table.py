@@ -84,6 +84,11 @@ def _served(use: ServerUse) -> Iterator[RenderableType]:
         later.add_row(name, "-" if each.predicted is None else f"{each.predicted:,}", Text(real, style=style), most)
     if use.later:
         yield later
+    if use.expert_hit_rate is not None:
+        used = use.expert_hits + use.expert_misses
+        yield Text(f"{use.expert_hit_rate:.1%} of {used:,} used experts were in the cache of experts")
+    if use.reallocations:
+        yield Text(f"{use.reallocations} graphs took other memory than was reserved", style="bold red")
     if use.own is None or use.resident is None:
         yield Text("memory of its process: this system does not say it")
         return

@@ -100,6 +100,9 @@ def server_use(
         counted=load + cache + said.held.bytes,
         planned=load + plan.host.later if is_limited else None,
         margin=plan.host.margin,
+        expert_hits=said.lookups.hits if said.lookups else 0,
+        expert_misses=said.lookups.misses if said.lookups else 0,
+        reallocations=said.reallocations,
     )
 
 

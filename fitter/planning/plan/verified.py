@@ -139,6 +139,18 @@ class ServerUse:
     """Most bytes by the plan, with the largest checkpoints and prompt cache; ``None`` if they have no limit."""
     margin: int
     """Bytes that the plan keeps free in addition."""
+    expert_hits: int = 0
+    """Experts that tokens found in the cache of experts."""
+    expert_misses: int = 0
+    """Experts that had to be uploaded into it."""
+    reallocations: int | None = None
+    """Graphs whose memory was allocated again with another size; ``None`` if the server does not say (b11739 does)."""
+
+    @property
+    def expert_hit_rate(self) -> float | None:
+        """The part of the used experts that the cache had; ``None`` if none was used."""
+        used = self.expert_hits + self.expert_misses
+        return self.expert_hits / used if used else None
 
     @property
     def own(self) -> int | None:

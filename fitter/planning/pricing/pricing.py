@@ -190,12 +190,14 @@ def host_only_notes(
 def expert_cache_notes(
     request: Request, devices: Sequence[DeviceLimit], placement: Placement, breakdown: Breakdown, layout: Layout
 ) -> tuple[str, ...]:
-    """Note a cache of experts that llama.cpp does not make."""
+    """Note how often tokens find their experts in a cache, or that llama.cpp does not make it."""
     if not request.params.moe_cache_size:
         return ()
     pieces = _measured_pieces(request, devices, placement, request.params, breakdown, layout)
-    if any(weights.cache for layer in work_of(pieces, placement).layers for weights in layer.weights):
-        return ()
+    layers = work_of(pieces, placement).layers
+    rates = [weights.cache.hit_rate for layer in layers for weights in layer.weights if weights.cache]
+    if rates:
+        return (f"estimated hit rate of the cache of experts: {sum(rates) / len(rates):.0%} (routing decides it)",)
     return ("the cache of experts is not made: no layer on a device has all of its experts in host memory",)
 
 
