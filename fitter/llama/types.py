@@ -371,6 +371,7 @@ class Caches:
         n_rs_seq: Tokens by which a recurrent state can be rolled back.
         empty: Bytes of an empty sequence's state, as this build writes it.
         empty_partial: The same for the part that cannot be rolled back.
+        has_rotations: Whether a cache with cells says how its rows were rotated.
     """
 
     caches: tuple[Cache, ...]
@@ -381,6 +382,7 @@ class Caches:
     n_rs_seq: int
     empty: int
     empty_partial: int
+    has_rotations: bool = False
 
 
 class TensorInfo(NamedTuple):

@@ -61,7 +61,7 @@ class SequenceState:
     def checkpoint(self, n_tokens: int) -> int:
         """Compute the bytes of the part that cannot be rolled back (``LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY``).
 
-        Windows and recurrent states, which soon stop growing; the whole state if there are neither.
+        Windows and recurrent states, which soon stop growing; the whole state or nothing if there are neither.
         """
         return _size(self.caches, n_tokens, _window, is_partial=True)
 
@@ -142,14 +142,17 @@ def _size(caches: Caches, n_tokens: int, window: _Window, *, is_partial: bool = 
     sizes = [_HEADER]
     if any(each.kind == "compressor" for each in caches.caches):
         sizes.append(_OF_COMPRESSED)
-    can_leave_out = is_partial and any(each.kind in ("swa", "recurrent", "compressor") for each in caches.caches)
+    # b11739 writes no cache that can be rolled back, b11549 did where there was no other
+    is_left_out = caches.empty_partial == _HEADER
+    has_others = any(each.kind in ("swa", "recurrent", "compressor") for each in caches.caches)
+    can_leave_out = is_partial and (has_others or is_left_out)
     for cache in caches.caches:
         if can_leave_out and cache.kind in ("kv", "compressed"):
             continue
         if cache.kind == "kv":
-            sizes.append(_of_cells(cache, min(n_tokens, cache.cells)))
+            sizes.append(_of_cells(caches, cache, min(n_tokens, cache.cells)))
         elif cache.kind == "swa":
-            sizes.append(_of_cells(cache, window(caches, cache, n_tokens)))
+            sizes.append(_of_cells(caches, cache, window(caches, cache, n_tokens)))
         elif cache.kind == "recurrent":
             sizes.append(_of_recurrent(cache, min(n_tokens, 1)))
         elif cache.kind == "compressed":
@@ -159,11 +162,11 @@ def _size(caches: Caches, n_tokens: int, window: _Window, *, is_partial: bool = 
     return sum(sizes)
 
 
-def _of_cells(cache: Cache, n_cells: int) -> int:
+def _of_cells(caches: Caches, cache: Cache, n_cells: int) -> int:
     """Compute ``llama_kv_cache::state_write``: only the sequence's stream has cells."""
     size = _COUNT + _COUNT * cache.n_stream
     if n_cells:
-        size += 2 * _COUNT + n_cells * cache.cell_bytes
+        size += (4 if caches.has_rotations else 2) * _COUNT + n_cells * cache.cell_bytes
         size += sum(_OF_TENSOR + n_cells * tensor.row_bytes for tensor in cache.tensors)
     return size
 

@@ -13,6 +13,7 @@ import pytest
 import fitter
 from fitter.cli import main
 from fitter.planning.search import best_plan
+from tests.support.llama_builds import NEWEST, where
 from tools import shapes
 
 KEYWORDS = {"-c": "n_ctx", "-ctk": "type_k", "-ctv": "type_v", "-np": "n_seq_max"}
@@ -59,6 +60,24 @@ def test_a_fit_with_the_words_is_as_said(
         assert each.n_ctx == other.params.n_ctx
         found, said = other.estimate.generation_tokens_per_second, each.generation_tokens_per_second
         assert 0.85 * found <= said <= 1.02 * found, each
+
+
+def test_a_cache_of_experts_where_llama_cpp_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(best_plan, "SHARE", 1000)
+    model = shapes.write("qwen3-30b-a3b", tmp_path, vocab=False)
+    options: dict[str, Any] = {"gpus": ["12GiB"], "n_ctx": 16384, "host_bandwidth": "40GB/s"}
+
+    def with_cache(llama_cpp: str) -> list[fitter.Alternative]:
+        plan = fitter.fit(model, **options, llama_cpp=llama_cpp, alternatives=True)
+        return [each for each in plan.alternatives if each.arguments[:1] == ("--moe-cache-mib",)]
+
+    assert with_cache("python") == []
+    newest = where(NEWEST)
+    (each,) = with_cache(newest)
+    other = fitter.fit(model, **options, llama_cpp=newest, moe_cache_size=f"{each.arguments[1]}MiB")
+    assert other.fits and other.estimate is not None
+    found = other.estimate.generation_tokens_per_second
+    assert 0.85 * found <= each.generation_tokens_per_second <= 1.02 * found
 
 
 def test_only_who_reads_them_pays_for_them(

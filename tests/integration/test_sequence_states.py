@@ -26,7 +26,7 @@ KINDS: dict[str, Callable[[Path], Path]] = {
 }
 
 OF_BUILDS = {name: CONFIGURATIONS[name] for name in ("4 sequences, one cache, no flash attention",)}
-DIFFERING = ("SWA", "recurrent hybrid", "positions of several dimensions")
+DIFFERING = ("dense", "SWA", "recurrent hybrid", "positions of several dimensions")
 """Kinds whose states builds write in several ways."""
 
 

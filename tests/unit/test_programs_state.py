@@ -44,6 +44,9 @@ def window(n: int) -> int:
         pytest.param(of(PLAIN), 0, 8 + plain(0), 8 + plain(0), id="dense, empty"),
         pytest.param(of(PLAIN), 100, 8 + plain(100), 8 + plain(100), id="dense"),
         pytest.param(of(replace(PLAIN, n_stream=4)), 100, 20 + plain(100), 20 + plain(100), id="dense, four streams"),
+        pytest.param(replace(of(PLAIN), has_rotations=True), 0, 8 + plain(0), 8 + plain(0), id="b11413, empty"),
+        pytest.param(replace(of(PLAIN), has_rotations=True), 9, 16 + plain(9), 16 + plain(9), id="b11413"),
+        pytest.param(replace(of(PLAIN), empty_partial=8), 9, 8 + plain(9), 8, id="no checkpoint of what can be cut"),
         pytest.param(of(PLAIN, WINDOW, n_swa=32), 31, 8 + plain(31) + window(31), 8 + window(31), id="in the window"),
         pytest.param(of(PLAIN, WINDOW, n_swa=32), 100, 8 + plain(100) + window(32), 8 + window(32), id="behind it"),
         pytest.param(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fitter.errors import LlamaCppError
 from fitter.llama.build import library as native
 from fitter.llama.build.epochs import leaves_out_what_is_masked, position_bytes
-from fitter.llama.build.functions import ggml_version
+from fitter.llama.build.functions import backend_api, ggml_version
 from fitter.llama.load.breakdown import model_info_of
 from fitter.llama.types import Cache, CacheKind, Caches, CacheTensor
 
@@ -93,6 +93,8 @@ def caches_of(library: native.Library, context: Any, log: Sequence[str], tensors
         n_rs_seq=int(llama.llama_n_rs_seq(context)) if llama.llama_n_rs_seq is not None else 0,
         empty=int(llama.llama_state_seq_get_size_ext(context, 0, _FULL)),
         empty_partial=int(llama.llama_state_seq_get_size_ext(context, 0, _PARTIAL)),
+        # from b11413 on, as the interface; an empty state does not tell
+        has_rotations=backend_api(llama.library) >= 3,
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from fitter.errors import FitterError, LlamaCppError, TimeLimitError
+from fitter.errors import FitterError, LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.types import Layout, Params
 from fitter.model.file_types import SmallerType
 from fitter.parameters.table import PARAMETERS
@@ -26,7 +26,7 @@ from fitter.planning.request.context_limit import EXPENSIVE, limited
 from fitter.planning.request.given import is_priced, is_whole, smallest_context
 from fitter.planning.request.request import Measure, Request
 from fitter.planning.search.expectations import likely_fits_host
-from fitter.planning.search.levers import Candidate, changes
+from fitter.planning.search.levers import Candidate, changes, expert_caches
 from fitter.planning.search.proposals import place_fastest, place_whole
 from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
 from fitter.planning.speed.model_facts import scaled
@@ -58,7 +58,7 @@ MOST_SLOWER = 2
 _MAX_CORRECTIONS = 3
 """At most so many times a proposal that does not fit is corrected."""
 
-_WORDS = ("n_ctx", "type_k", "type_v", "n_seq_max")
+_WORDS = ("n_ctx", "type_k", "type_v", "n_seq_max", "moe_cache_size")
 """Parameters that an alternative may name, in the order of its words."""
 
 
@@ -104,7 +104,12 @@ class Budget:
             if not self._left or self.is_over():
                 raise TimeLimitError("no dummy load is left for alternatives")
             self._left -= 1
-            return load(params)
+            try:
+                return load(params)
+            except UsageError:
+                # refused before any load
+                self._left += 1
+                raise
 
         return ask
 
@@ -144,8 +149,8 @@ def alternatives(
                 return tuple(found)
             try:
                 alternative = near.attempt(idea)
-            except LlamaCppError:
-                # not the user's own parameters
+            except (LlamaCppError, UsageError):
+                # not the user's own parameters, or this llama.cpp lacks them
                 continue
             except FitterError:
                 # no load is left, or the worker ended: the plan stands
@@ -169,6 +174,8 @@ def _ideas(asked: Request, plan: Candidate, one_slot: Params | None, smaller: Sm
             more = _with_smaller_cache(asked, n_ctx) if is_on_devices and not is_set else longer
             at = (Idea((("n_ctx", n_ctx),)), *more[:1])
             kinds.append([replace(idea, params=(*idea.params, *change.params)) for idea in at])
+    caches = expert_caches(replace(base, allow=frozenset({"moe-cache"})), trial) if trial.fits else ()
+    kinds.append([Idea((("n_ctx", n_ctx), *change.params[:1])) for change in caches])
     if is_on_devices:
         # all weights stay on devices with a smaller cache, which is found sooner than a way to spill
         kinds = [*kinds[1:], kinds[0]]
@@ -365,5 +372,5 @@ def _words(asked: Request, params: Params, idea: Idea) -> tuple[str, ...]:
     changed = {name for name, value in idea.params if value != getattr(asked.params, name)}
     if "n_ctx" not in asked.fixed:
         changed.add("n_ctx")
-    pairs = ((PARAMETERS[name].options[0], str(getattr(params, name))) for name in _WORDS if name in changed)
-    return tuple(word for pair in pairs for word in pair)
+    named = [PARAMETERS[name] for name in _WORDS if name in changed]
+    return tuple(word for each in named for word in (each.options[0], each.kind.word(params.of_parameter(each))))
