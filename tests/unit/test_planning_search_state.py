@@ -303,7 +303,7 @@ def test_what_is_plain_stays_so_on_other_devices() -> None:
 
 def test_a_plain_proposal_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = known()
-    at = found.situation(4096, found.room(4096, False))
+    at = found.situation(4096, is_whole=False)
     said: list[bool] = []
 
     def partial(at: object, spread: bool, *, is_plain: bool) -> Placement:
@@ -319,7 +319,7 @@ def test_a_plain_proposal_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None
     assert said == [False, True, False], "each is proposed once"
     found.place_partial(at, False)
     assert said == [False, True, False, True], "what is plain is so for all"
-    assert not at.is_short and found.situation(4096, at.room).is_short, "then bytes count, not time"
+    assert not at.is_short and found.situation(4096, is_whole=False).is_short, "then bytes count, not time"
 
 
 def test_what_was_recorded_and_the_best_go_along() -> None:
@@ -337,15 +337,24 @@ def test_what_was_recorded_and_the_best_go_along() -> None:
     assert told == [8192], "what is no better is no candidate there either"
 
 
-@pytest.mark.parametrize(
-    ("is_whole", "expected"),
-    [pytest.param(False, [300, 100], id="by their memory"), pytest.param(True, [0, 0], id="no experts on the host")],
-)
-def test_room_for_a_cache_of_experts_stays_free(is_whole: bool, expected: list[int]) -> None:
+def test_a_cache_of_experts_is_split_like_the_layers() -> None:
     devices = limits(3000, 1000)
     made = priced(request(MODEL, devices, params=Params(moe_cache_size=400 * MIB)), MODEL, CARD)
     llama = SyntheticLlama(MODEL, devices)
     found = SearchState(made, devices, Callbacks(llama.measure, llama.record))
-    with_cache, without = found, SearchState(replace(made, params=Params()), devices, found.callbacks)
-    rooms = [each.room(4096, is_whole).with_caches for each in (without, with_cache)]
-    assert [a - b for a, b in zip(*rooms, strict=True)] == [size * MIB for size in expected]
+    without = SearchState(replace(made, params=Params()), devices, found.callbacks)
+    for is_whole, each in ((True, 0), (False, 400 * MIB // len(found.units(4096)))):
+        sizes = [[unit.fixed for unit in state.units(4096, is_whole)] for state in (found, without)]
+        assert {a - b for a, b in zip(*sizes, strict=True)} == {each}
+
+
+def test_what_a_device_leaves_of_a_cache_of_experts_is_no_room() -> None:
+    devices = limits(3000, 1000)
+    made = request(MODEL, devices, params=Params(moe_cache_size=400 * MIB))
+    llama = SyntheticLlama(MODEL, devices)
+    found = SearchState(made, devices, Callbacks(llama.measure, llama.record))
+    # the synthetic one makes no cache, so that each device has less than its part of it
+    moved = tuple((item, HOST) for unit in found.units(4096) for item in unit.items[:1])
+    found.trial(Placement(0, (3, len(found.units(4096)) - 3), moved), 4096)
+    room = found.room(4096, False).without
+    assert all(size <= device.target for device, size in zip(devices, room, strict=True))

@@ -271,7 +271,9 @@ class _Near:
         try:
             return self._measured(state, placement), True
         except TimeLimitError:
-            return self._estimated(state, False), False
+            # which device has how much of a cache of experts is only clear behind a load
+            has_parts = len(self._devices) > 1 and "moe_cache_size" in dict(idea.params)
+            return None if has_parts else self._estimated(state, False), False
 
     def _is_worth(self, before: float | None, seconds: float, idea: Idea) -> bool:
         """Whether an alternative is worth saying to a user whose plan takes ``before``, or does not fit."""
@@ -312,10 +314,10 @@ class _Near:
             return self._placement
         if likely_fits_host(state, n_ctx):
             propose = place_fastest if state.chooses_split else place_whole
-            if whole := propose(state.situation(n_ctx, state.room(n_ctx, True))):
+            if whole := propose(state.situation(n_ctx, is_whole=True)):
                 return whole
         is_spread = state.request.is_expert_model or bool(self._placement.moved)
-        return state.place_partial(state.situation(n_ctx, state.room(n_ctx, False)), is_spread)
+        return state.place_partial(state.situation(n_ctx, is_whole=False), is_spread)
 
     def _measured(self, state: SearchState, placement: Placement) -> Trial | None:
         """Measure the proposal, and corrections of it; ``None`` if none fits. Raises ``TimeLimitError``."""

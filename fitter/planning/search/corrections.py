@@ -48,7 +48,7 @@ def settle(
     seen: set[Placement] = set()
     optimistic = False
     while len(seen) < _MAX_CORRECTIONS:
-        placement = propose(state.situation(n_ctx, state.room(n_ctx, is_whole, optimistic)))
+        placement = propose(state.situation(n_ctx, is_whole, optimistic))
         if placement is None and not seen and not optimistic:
             # compute buffers of the other kind of placement may be too large: measure once before giving up
             optimistic = True
@@ -94,7 +94,7 @@ def _refined(state: SearchState, best: Trial, is_whole: bool, propose: Propose, 
     n_ctx = best.params.n_ctx
     while state.can_price and len(seen) < _MAX_CORRECTIONS:
         # learned compute buffers are the largest of all trials, and too large for this one
-        placement = propose(state.situation(n_ctx, state.room_left_by(best, is_whole)))
+        placement = propose(state.situation(n_ctx, is_whole, room=state.room_left_by(best, is_whole)))
         if placement is None or placement in seen or not _gains(state, placement, best):
             break
         seen.add(placement)
@@ -159,7 +159,7 @@ def settle_partial(state: SearchState, n_ctx: int, limit: float | None = None) -
         if trial is not None and (best is None or rank(trial) > rank(best)):
             return trial
     if best is not None and best.fits and best.seconds is not None and len(ways) > 1:
-        other = state.place_partial(state.situation(n_ctx, state.room(n_ctx, False)), not chosen)
+        other = state.place_partial(state.situation(n_ctx, is_whole=False), not chosen)
         if choice := choices.where_weights_go(state.request, best, other, state.seconds):
             state.callbacks.on_choice(choice)
     return best

@@ -297,7 +297,7 @@ def _with_weights_of_host_layers(state: SearchState, trial: Trial) -> Trial:
     if not is_worth_a_load(expected_partial(state, n_ctx, True), state.seconds(trial.placement)):
         return trial
     # with the weights of all of them there, compute buffers may be smaller than with some (machine 5061: 25 % faster)
-    all_of_them = state.place_partial(state.situation(n_ctx, state.room(n_ctx, False, optimistic=True)), True)
+    all_of_them = state.place_partial(state.situation(n_ctx, is_whole=False, optimistic=True), True)
     found = [trial] if all_of_them is None else [trial, state.trial(all_of_them, n_ctx)]
     partial = settle_partial(state, n_ctx)
     return max(found if partial is None else [*found, partial], key=rank)

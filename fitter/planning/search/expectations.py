@@ -24,7 +24,7 @@ def expected_plan(state: SearchState, n_ctx: int, *, optimistic: bool = False) -
     if state.buffers.knows(True) and (whole := expected_whole(state, n_ctx)) < math.inf:
         return whole
     spread = spill_styles(state, n_ctx)[0]
-    placement = state.place_partial(state.situation(n_ctx, state.room(n_ctx, False, optimistic)), spread)
+    placement = state.place_partial(state.situation(n_ctx, is_whole=False, optimistic=optimistic), spread)
     return None if placement is None else state.seconds(placement)
 
 
@@ -39,7 +39,7 @@ def expected_whole(state: SearchState, n_ctx: int) -> float:
     if state.is_priced:
         state.prices()
     propose = place_fastest if state.chooses_split else place_whole
-    placement = propose(state.situation(n_ctx, state.room(n_ctx, True)))
+    placement = propose(state.situation(n_ctx, is_whole=True))
     if placement is None:
         return math.inf
     return state.seconds(placement) if state.is_priced else 0.0
@@ -47,7 +47,7 @@ def expected_whole(state: SearchState, n_ctx: int) -> float:
 
 def expected_partial(state: SearchState, n_ctx: int, spread: bool, *, is_plain: bool = False) -> float:
     """Estimate the seconds of ``place_partial``'s proposal; infinite where there is none."""
-    at = state.situation(n_ctx, state.room(n_ctx, False))
+    at = state.situation(n_ctx, is_whole=False)
     placement = state.place_partial(at, spread, is_plain=is_plain)
     return state.seconds(placement) if placement else math.inf
 

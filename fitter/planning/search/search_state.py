@@ -138,12 +138,18 @@ class SearchState:
 
     # sizes
 
-    def units(self, n_ctx: int) -> tuple[Unit, ...]:
-        """Sizes of layers and their caches at ``n_ctx``; estimated from a recorded context."""
+    def units(self, n_ctx: int, is_whole: bool = True) -> tuple[Unit, ...]:
+        """Sizes of layers and their caches at ``n_ctx``; estimated from a recorded context.
+
+        Unless the model ``is_whole`` on devices, a layer has its part of a cache of experts: llama.cpp splits it as
+        the layers, and makes none without experts on the host.
+        """
         if n_ctx not in self._units:
             pinned = dict.fromkeys(self.request.too_large, HOST) | self.request.pinned
             self._units[n_ctx] = units_of(self._layout(n_ctx), self.request.n_layer, self.request.is_movable, pinned)
-        return self._units[n_ctx]
+        units = self._units[n_ctx]
+        each = 0 if is_whole else self.request.params.moe_cache_size // len(units)
+        return tuple(replace(unit, fixed=unit.fixed + each) for unit in units) if each else units
 
     def _layout(self, n_ctx: int) -> Layout:
         """Return the sizes of all tensors at ``n_ctx``: recorded the first time, else estimated from that record."""
@@ -208,7 +214,7 @@ class SearchState:
 
     def room(self, n_ctx: int, is_whole: bool, optimistic: bool = False) -> Room:
         """Bytes of weights and caches that each device may hold, by the latest measurements."""
-        return self.buffers.room(self._with_pools(n_ctx, is_whole), n_ctx, is_whole, self._off_by(is_whole), optimistic)
+        return self.buffers.room(self._with_pools(n_ctx, is_whole), n_ctx, is_whole, self._off_by(), optimistic)
 
     def _with_pools(self, n_ctx: int, is_whole: bool) -> tuple[DeviceLimit, ...]:
         """Limit devices that share memory with the host to the bytes that the host is expected to leave.
@@ -225,22 +231,21 @@ class SearchState:
         self._last = trial
         n_ctx = trial.params.n_ctx
         devices = self._with_pools(n_ctx, is_whole)
-        return room_left_by(trial, self.units(n_ctx), self.room(n_ctx, is_whole), self._off_by(is_whole), devices)
+        return room_left_by(trial, self.units(n_ctx), self.room(n_ctx, is_whole), self._off_by(), devices)
 
-    def _off_by(self, is_whole: bool) -> list[int]:
-        # a cache of experts is split like the layers, and is not made where no experts are on the host
-        size = 0 if is_whole else self.request.params.moe_cache_size
-        total = max(1, sum(max(0, device.target) for device in self.devices))
-        least = [size * max(0, device.target) // total for device in self.devices]
-        if self._last is None or (self.request.params.moe_cache_size and is_whole):
-            return least
-        off = off_by(self._last, self.units(self._last.params.n_ctx))
-        return [max(pair) for pair in zip(least, off, strict=True)] if size else off
+    def _off_by(self) -> list[int]:
+        if self._last is None:
+            return [0] * len(self.devices)
+        is_whole = given.is_whole(self.request, self._last.devices, self._last.placement)
+        off = off_by(self._last, self.units(self._last.params.n_ctx, is_whole))
+        # a device without experts on the host leaves its part of a cache to others, until it has some
+        return [max(0, each) for each in off] if self.request.params.moe_cache_size else off
 
-    def situation(self, n_ctx: int, room: Room) -> Situation:
-        """Describe the placement problem at ``n_ctx``."""
+    def situation(self, n_ctx: int, is_whole: bool, optimistic: bool = False, room: Room | None = None) -> Situation:
+        """Describe the placement problem at ``n_ctx``, with the expected ``room`` if none is given."""
         prices = self._prices if self.is_priced else None
-        return Situation(self.request, self.devices, n_ctx, self.units(n_ctx), room, prices, self.is_plain)
+        units, room = self.units(n_ctx, is_whole), room or self.room(n_ctx, is_whole, optimistic)
+        return Situation(self.request, self.devices, n_ctx, units, room, prices, self.is_plain)
 
     def place_partial(self, at: Situation, spread: bool, *, is_plain: bool = False) -> Placement | None:
         """Call ``proposals.place_partial``, once for each room."""
