@@ -149,7 +149,7 @@ def test_weights_of_host_layers_are_brought_beside_the_last_layer(asking: Asking
     ("number", "cards"),
     [
         pytest.param(5322, 2, id="without-flash-attention"),
-        pytest.param(5418, 2, id="little-host-memory"),
+        pytest.param(5418, 2, id="little-host-memory", marks=SLOW),
         pytest.param(5441, 2, id="attention-before-experts"),
         pytest.param(781, 15, id="on-the-second-card"),
     ],
