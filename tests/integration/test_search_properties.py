@@ -145,6 +145,24 @@ def test_weights_of_host_layers_are_brought_beside_the_last_layer(asking: Asking
     assert plan.n_gpu_layers == 1 and plan.pins["override_tensor"] and (plan.seconds or 0.0) < 80
 
 
+@pytest.mark.parametrize(
+    ("number", "cards"),
+    [
+        pytest.param(5322, 2, id="without-flash-attention"),
+        pytest.param(5418, 2, id="little-host-memory", marks=SLOW),
+        pytest.param(5441, 2, id="attention-before-experts"),
+        pytest.param(781, 15, id="on-the-second-card"),
+    ],
+)
+def test_a_plan_is_found_again_without_its_overrides(asking: Asking, number: int, cards: int) -> None:
+    one = draw(number, cards)
+    plan = asking.fit(one)
+    pins = {name: value for name, value in plan.pins.items() if value is not None and name != "override_tensor"}
+    assert plan.n_gpu_layers and plan.pins["override_tensor"]
+    for names in (["n_ctx", "flash_attn", "devices", "n_gpu_layers"], [*pins]):
+        assert not worse(asking.fit(one, **{name: pins[name] for name in names}), plan)
+
+
 def test_a_card_that_only_streams_takes_the_last_layer(asking: Asking) -> None:
     # machine 5224
     plan = asking.fit(machine("qwen3-next-80b-a3b", ("mi300x", 958), n_seq_max=2, n_ctx=16384, margin=0))

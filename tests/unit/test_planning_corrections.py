@@ -196,7 +196,8 @@ def test_what_llama_cpp_refuses_is_plain_from_then_on(error: LlamaCppError, is_p
 @pytest.mark.parametrize(("host_mib", "is_plain"), [(100, True), (1000, False)])
 def test_where_the_host_lacks_memory_placements_are_plain_from_then_on(host_mib: int, is_plain: bool) -> None:
     found, _ = known(3000, host_mib=host_mib)
-    assert (settle(found, N_CTX, False, proposing(Placement(4, (5,)))) is None) is is_plain
+    brought = Placement(4, (5,), ((found.units(N_CTX)[3].items[0], 0),))
+    assert (settle(found, N_CTX, False, proposing(brought)) is None) is is_plain
     assert found.is_plain is is_plain
 
 

@@ -15,7 +15,7 @@ from fitter.errors import UsageError
 from fitter.llama.types import LAYOUT_DEVICE, DeviceInfo, Layout, LayoutEntry
 from fitter.parameters.values import parse_overrides
 from fitter.planning.placing.layer_sizes import HOST, Item, Unit, units_of
-from fitter.planning.placing.packing import bring_back, pack, pack_fastest, pack_whole
+from fitter.planning.placing.packing import bring_back, bring_first, pack, pack_fastest, pack_whole
 from fitter.planning.placing.placement import (
     Placement,
     caches_on,
@@ -400,6 +400,18 @@ def test_layers_on_the_host_bring_their_tensors_to_devices_with_room() -> None:
     for placement in (items, together, whole):
         assert weights_on(units, placement)[0] + caches_on(units, placement)[0] <= budgets[0]
         assert all(target == 0 for _, target in placement.moved), "what stays with its layer is not moved"
+
+
+def test_layers_on_the_host_come_before_items_of_the_devices_own_layers() -> None:
+    units = with_rest(model(4))
+    # without items the last two layers and the output take 45 bytes, and a layer of the host 80
+    base = pack(units, [45 + 140], spread=True, first=2)
+    assert base is not None and not base.moved
+    found = bring_first(units, [45 + 140], base, 0)
+    assert [(item.layer, item.bytes) for item, at in found.moved if at == HOST] == [(2, 20), (2, 20), (3, 20), (3, 20)]
+    assert {item.layer for item, at in found.moved if at == 0} == {1} and weights_on(units, found) == [35 + 80 + 60]
+    # no room
+    assert bring_first(units, [40], base, 0) == base
 
 
 @pytest.mark.parametrize("bring", ["items", "layers", "all"])

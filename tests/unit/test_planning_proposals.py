@@ -112,7 +112,9 @@ NGL = Params(n_gpu_layers=4)
         pytest.param(situation(500, is_priced=False), False, 5, 1, id="whole-layers-and-a-part"),
         pytest.param(situation(500, is_priced=False), True, 0, 8, id="tensors-of-any-layer"),
         pytest.param(situation(10, is_priced=False), False, 9, 0, id="nothing-fits"),
-        pytest.param(situation(500, fixed=("n_gpu_layers",), params=NGL), False, 5, 1, id="the-users-layers"),
+        pytest.param(
+            situation(500, fixed=("n_gpu_layers",), params=NGL, is_priced=False), False, 5, 1, id="the-users-layers"
+        ),
         pytest.param(situation(2500, model=MOE, is_priced=False), True, 0, 7, id="experts"),
     ],
 )

@@ -162,6 +162,27 @@ def bring_back(
     return replace(placement, moved=tuple(moved))
 
 
+def bring_first(
+    units: Sequence[Unit], budgets: Sequence[int], placement: Placement, apart: int, far: Collection[int] = ()
+) -> Placement:
+    """Bring layers with ``all`` weights before devices have items of their own layers, which get the room that is left.
+
+    Attention of a host layer may save more than experts.
+    """
+    own = [item for unit in units[placement.first :] for item in unit.items]
+    without = replace(placement, moved=tuple((item, HOST) for item in own))
+    brought = bring_back(units, budgets, without, "all", far).moved
+    rest = {item for unit in units[: placement.first] for item in unit.rest}
+    layers = {item.layer for item, _ in brought if item in rest}
+    moved = [pair for pair in brought if pair[0].layer in layers]
+    left = [budget - sum(item.bytes for item, at in moved if at == d) for d, budget in enumerate(budgets)]
+    packed = pack(units, left, spread=True, counts=placement.counts, apart=apart)
+    if packed is None:
+        return placement
+    moved = sorted((*packed.moved, *moved), key=lambda pair: (pair[1], pair[0].layer, pair[0].stem))
+    return replace(packed, moved=tuple(moved))
+
+
 def _gaps(units: Sequence[Unit], budgets: Sequence[int], placement: Placement) -> list[int]:
     used = zip(budgets, weights_on(units, placement), caches_on(units, placement), strict=True)
     return [budget - weights - cache for budget, weights, cache in used]

@@ -78,9 +78,16 @@ def default_placement(request: Request, devices: Sequence[DeviceLimit]) -> Place
     return Placement(n_units - n_gpu_layers, split_counts(request, devices, n_gpu_layers))
 
 
+def keeps_layers_on_host(request: Request, devices: Sequence[DeviceLimit]) -> bool:
+    """Return whether the user keeps layers on the host whose weights alone may go to devices."""
+    return is_priced(request) and bool(devices) and units_on_devices(request) <= request.n_layer
+
+
 def is_whole(request: Request, devices: Sequence[DeviceLimit], placement: Placement) -> bool:
-    """Return whether ``placement`` has all wanted layers whole on devices."""
-    return not placement.moved and placement.n_gpu_layers == default_placement(request, devices).n_gpu_layers
+    """Return whether ``placement`` has all wanted layers whole on devices, and no more could be there."""
+    if placement.moved or keeps_layers_on_host(request, devices):
+        return False
+    return placement.n_gpu_layers == default_placement(request, devices).n_gpu_layers
 
 
 def devices_in_use(request: Request, devices: Sequence[DeviceLimit], placement: Placement) -> list[int]:

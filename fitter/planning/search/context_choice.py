@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fitter.errors import LlamaCppCrashError
 from fitter.planning.pricing.objective import AS_QUICK, LITTLE_CONTEXT, longest_seconds, rank
 from fitter.planning.pricing.trial import Trial
-from fitter.planning.request.given import is_whole
+from fitter.planning.request.given import is_whole, keeps_layers_on_host
 from fitter.planning.search.capacity import context_in_total, is_tight, is_too_large
 from fitter.planning.search.corrections import settle_fastest, settle_partial, settle_whole
 from fitter.planning.search.expectations import (
@@ -66,6 +66,9 @@ def best_at(state: SearchState) -> Trial:
 def _whole_at(state: SearchState) -> Trial | None:
     """Find the best trial with all of the model on devices; without devices on the host."""
     n_ctx = state.request.params.n_ctx
+    if keeps_layers_on_host(state.request, state.devices):
+        # with weights of those layers on devices it may be faster
+        return None
     if state.chooses_split and (fastest := settle_fastest(state, n_ctx)):
         return fastest
     trial = state.trial(state.default, n_ctx)

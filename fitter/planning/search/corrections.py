@@ -83,7 +83,7 @@ def _trial(state: SearchState, placement: Placement, n_ctx: int) -> Trial | None
         # not every architecture can have a layer's cache and its weights in two places
         state.be_plain()
         return None
-    if any(name == "host" for name, _ in trial.missing):
+    if trial.placement.moved and any(name == "host" for name, _ in trial.missing):
         # the host may lack room because caches are apart from their layers
         state.be_plain()
     return trial

@@ -21,7 +21,6 @@ from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search import choices
 from fitter.planning.search.capacity import is_too_large
 from fitter.planning.search.context_choice import best_at
-from fitter.planning.search.corrections import settle_partial
 from fitter.planning.search.expectations import expected_partial, expected_plan
 from fitter.planning.search.search_state import CutShort, SearchState
 from fitter.planning.speed.explain import FAR
@@ -77,7 +76,7 @@ class Devices:
         """Find the best trial on the devices of ``state``, once."""
         names = _names(state.devices)
         if names not in self._trials:
-            trial = _with_weights_of_host_layers(state, best_at(state))
+            trial = best_at(state)
             self._states[names], self._trials[names] = state, trial
         return self._trials[names]
 
@@ -216,7 +215,7 @@ class Devices:
             # a time limit that is reached here keeps the best so far
             with suppress(LlamaCppError, CutShort, TimeLimitError):
                 state = self._first.on(devices, last)
-                trial = _with_weights_of_host_layers(state, best_at(state))
+                trial = best_at(state)
                 best = trial if rank(trial) > rank(best) else best
         return best
 
@@ -282,25 +281,6 @@ class Devices:
     def _say_devices(self, chosen: Trial, other: Trial) -> None:
         if choice := choices.which_devices_take_part(chosen, other):
             self._first.callbacks.on_choice(choice)
-
-
-def _with_weights_of_host_layers(state: SearchState, trial: Trial) -> Trial:
-    """Try weights of layers that the user keeps on the host in the room that the devices have left.
-
-    As in ``-ngl 45`` of Nemotron-H 9B on two GTX 1060: 51 s instead of 56 for the request.
-    """
-    is_whole = trial.fits and trial.params.devices and trial.placement.first > 0 and not trial.placement.moved
-    if not is_whole or not state.is_priced or "n_gpu_layers" not in state.request.fixed:
-        return trial
-    state.prices()
-    n_ctx, trial = trial.params.n_ctx, replace(trial, seconds=state.seconds(trial.placement, trial.breakdown))
-    if not is_worth_a_load(expected_partial(state, n_ctx, True), state.seconds(trial.placement)):
-        return trial
-    # with the weights of all of them there, compute buffers may be smaller than with some (machine 5061: 25 % faster)
-    all_of_them = state.place_partial(state.situation(n_ctx, is_whole=False, optimistic=True), True)
-    found = [trial] if all_of_them is None else [trial, state.trial(all_of_them, n_ctx)]
-    partial = settle_partial(state, n_ctx)
-    return max(found if partial is None else [*found, partial], key=rank)
 
 
 def _names(devices: tuple[DeviceLimit, ...]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from fitter.planning.placing.boundaries import Times
 from fitter.planning.placing.layer_sizes import HOST, Unit
-from fitter.planning.placing.packing import bring_back, pack, pack_fastest, pack_whole
+from fitter.planning.placing.packing import bring_back, bring_first, pack, pack_fastest, pack_whole
 from fitter.planning.placing.placement import Placement, caches_on, weights_on
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.pricing.prices import PriceList
@@ -216,7 +216,9 @@ def swap_caches_for_weights(at: Situation, placement: Placement) -> Placement:
                 stride = (stride + 1) // 2
                 around = min((around, around - stride, around + stride), key=attempt)
     seconds, best = at.fillings[min(tried, key=attempt)]
-    return best if best and seconds < (1 - GAIN) * at.prices.seconds(placement) else placement
+    # with the user's number of layers none leaves the devices for it
+    least = GAIN if at.first is None else 0.0
+    return best if best and seconds < (1 - least) * at.prices.seconds(placement) else placement
 
 
 def _most_saved(at: Situation, prices: PriceList, placement: Placement) -> float:
@@ -251,7 +253,9 @@ def _fastest_filling(at: Situation, first: int) -> tuple[float, Placement | None
     if base is None:
         return math.inf, None
     far = [d for d in range(len(at.devices)) if prices.is_remote(d)]
-    filled = {bring_back(at.units, at.room.of(at.units, base), base, bring, far): None for bring in _WAYS_TO_BRING}
+    budgets = at.room.of(at.units, base)
+    filled = {bring_back(at.units, budgets, base, bring, far): None for bring in _WAYS_TO_BRING}
+    filled[bring_first(at.units, budgets, base, at.apart, far)] = None
     return min(((at.prices.seconds(each), each) for each in filled), key=lambda pair: pair[0])
 
 
