@@ -29,6 +29,7 @@ from tools.oracle.draw import draw, with_expert_caches
 from tools.oracle.measure import Row, compare_rows, fill
 
 DATA = Path(compared.__file__).with_name("compared.json")
+SOFTWARE_DEVICE = "ggml-vulkan of its source, on a software device"
 OWN, ORACLE = "its own libggml-cuda.so", "ggml-cuda of its source, built without a GPU"
 _VOLTA = "70"
 

@@ -18,13 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from fitter.llama.types import Params, TensorBuftOverride
-from tools import shapes
+from tools import compared, shapes
 from tools.backend_loads import VULKAN, Load, answers, draw, store
 from tools.load_answers import compare
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = ROOT / "build" / "vulkan" / "bin"
-DRIVER = LIBRARIES / "libfitter-vulkan-driver.so"
+DRIVER = "libfitter-vulkan-driver.so"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,6 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=1, help="what they are drawn with (1)")
     parser.add_argument("--models", type=Path, help="a directory of GGUF files to compare as well")
     parser.add_argument("--write", action="store_true", help="store the real answers as the table that the tests use")
+    parser.add_argument("--libraries", type=Path, default=LIBRARIES, help="where ggml-vulkan and the driver are")
+    parser.add_argument("--keep", metavar="BUILD", help="store the figures of this build, which plans quote")
     parser.add_argument("--needs", action="store_true", help="only say what is missing to build ggml-vulkan")
     options = parser.parse_args(arguments)
     missing = _missing()
@@ -43,17 +45,25 @@ def main(arguments: Sequence[str]) -> int:
     if missing or options.needs:
         return 1 if missing else 0
 
+    where = str(options.libraries.resolve())
+
+    def variables(load: Load) -> dict[str, str]:
+        return _variables(load, options.libraries / DRIVER)
+
     loads = sorted([*draw(VULKAN, options.count, options.seed), *corners()], key=lambda load: load.session)
     with tempfile.TemporaryDirectory(prefix="fitter-vulkan-") as directory:
 
         def model(load: Load) -> Path:
             return shapes.write(load.model, Path(directory), vocab=False)
 
-        real = list(answers(loads, model, _variables))
+        real = list(answers(loads, model, variables, where))
         if options.write:
             store(VULKAN, zip(loads, real, strict=True))
             print(f"wrote {VULKAN.table.relative_to(ROOT)}")
-        different = compare("shapes", loads, real, list(answers(loads, model)))
+        different = compare("shapes", loads, real, list(answers(loads, model, llama_cpp=where)))
+        if options.keep:
+            subject = compared.Subject(options.keep, where, options.libraries, compared.SOFTWARE_DEVICE, "vulkan")
+            compared.keep(compared.figures_of(subject, len(loads), len(loads) - different), "vulkan")
     if options.models is not None:
         files = {path.stem: path for path in sorted(options.models.glob("*.gguf"))}
         loads = list(_settings_of(files))
@@ -62,7 +72,10 @@ def main(arguments: Sequence[str]) -> int:
             return files[load.model]
 
         different += compare(
-            str(options.models), loads, list(answers(loads, file, _variables)), list(answers(loads, file))
+            str(options.models),
+            loads,
+            list(answers(loads, file, variables, where)),
+            list(answers(loads, file, llama_cpp=where)),
         )
     return 1 if different else 0
 
@@ -102,14 +115,13 @@ def corners() -> Iterator[Load]:
         yield Load(VULKAN, model, driver, n_devices, environment, params)
 
 
-def _variables(load: Load) -> dict[str, str]:
+def _variables(load: Load, driver: Path) -> dict[str, str]:
     """The variables with which ggml-vulkan has the load's devices, and no GPU of this machine."""
     drivers = ":".join(map(str, _software_drivers()))
     return {
-        "LLAMA_CPP_LIB_PATH": str(LIBRARIES),
         "VK_ICD_FILENAMES": drivers,
         "VK_DRIVER_FILES": drivers,
-        "LD_PRELOAD": str(DRIVER),
+        "LD_PRELOAD": str(driver.resolve()),
         "FITTER_VULKAN_DRIVER": load.driver,
         # A software device is only used on request; named again, it is another device.
         "GGML_VK_VISIBLE_DEVICES": ",".join(["0"] * load.n_devices),
