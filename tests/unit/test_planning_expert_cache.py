@@ -136,7 +136,20 @@ def test_a_token_waits_for_the_experts_that_it_does_not_find() -> None:
     assert cached[0].generation == tensor_seconds(here, one).generation, "found always, it is as on the device"
     uploads = 64e6 / 8 / one.upload(0)
     assert [each.generation - cached[0].generation for each in cached] == pytest.approx([0, uploads / 4, uploads])
-    assert {each.prompt for each in cached} == {tensor_seconds(there, one).prompt}, "large batches are as without it"
+    assert {each.prompt for each in cached} == {tensor_seconds(there, one).prompt}, "without slots for large batches"
+
+
+def test_large_batches_copy_what_is_cached_on_the_device_that_computes_them() -> None:
+    two = at(CARD, CARD)
+    there = Weights(HOST, 64e6, 128e6, experts=True)
+    alone = tensor_seconds(there, two).prompt
+    half, all_of_it, elsewhere = (
+        tensor_seconds(replace(there, cache=ExpertCache(device, 1.0, spared)), two).prompt
+        for device, spared in ((0, 0.5), (0, 1.0), (1, 0.5))
+    )
+    here = tensor_seconds(Weights(0, 64e6, 128e6, experts=True), two).prompt
+    assert here < all_of_it < half < alone == elsewhere
+    assert half == pytest.approx((alone + all_of_it) / 2)
 
 
 def test_a_slow_link_makes_a_cache_slower_than_the_host() -> None:

@@ -72,7 +72,7 @@ class Asking:
         started = time.monotonic()
         options = {**machine.options, **more}
         try:
-            with _with_links(machine.link):
+            with with_links(machine.link):
                 plan = fitter.fit(self.path(machine.shape), gpus=gpus or machine.gpus, worker=self._worker, **options)
         except FitterError as error:
             return Outcome(error=f"{type(error).__name__}: {error}", wall=time.monotonic() - started)
@@ -135,7 +135,7 @@ class Asking:
 
 
 @contextmanager
-def _with_links(times: float) -> Iterator[None]:
+def with_links(times: float) -> Iterator[None]:
     """Plan in the block with links to the host that are so many times as fast: no option sets their speed."""
 
     def faster(*args: Any) -> dict[str, DeviceSpeed]:

@@ -256,8 +256,9 @@ class _Places:
             # no device computes with weights that llama.cpp keeps on the host, not even in prompts
             on_host = [seconds(HOST, at) for at in (self._hosts[-1:] if sort.is_host_only else self._hosts)]
             if self._has_expert_cache and experts and on_devices:
-                cached = min(each.generation for each in on_devices)
-                on_host = [Seconds(each.prompt, min(each.generation, cached)) for each in on_host]
+                prompt = min(each.prompt for each in on_devices)
+                generation = min(each.generation for each in on_devices)
+                on_host = [Seconds(min(each.prompt, prompt), min(each.generation, generation)) for each in on_host]
             self._prices[sort] = (*map(self._at.request, on_devices), min(map(self._at.request, on_host)))
         return self._prices[sort]
 

@@ -122,10 +122,17 @@ class Attention:
 
 @dataclass(frozen=True)
 class ExpertCache:
-    """A cache of experts whose weights are on the host: its device, and how often a token finds an expert there."""
+    """A cache of experts whose weights are on the host.
+
+    Attributes:
+        device: Index of its device.
+        hit_rate: How often a token finds an expert there.
+        spared: Part of the time to copy experts from the host that a large batch is spared.
+    """
 
     device: int
     hit_rate: float
+    spared: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -382,7 +389,12 @@ def tensor_seconds(weights: Weights, at: Setting) -> Seconds:
     if at.streams and not weights.is_host_only:
         # the first device computes with host weights, and reads them over PCIe for every micro batch
         device, family = at.devices[at.streamer], at.families[at.streamer]
-        prompt = prompt_bytes / at.stream + flops / (family.compute * device.compute)
+        streamed = prompt_bytes
+        if weights.cache and weights.cache.device == at.streamer:
+            streamed = prompt_bytes * (1 - weights.cache.spared)
+        # what is cached is read and written once more on the device
+        copied = 2 * (prompt_bytes - streamed) / (family.bandwidth * device.bandwidth)
+        prompt = streamed / at.stream + copied + flops / (family.compute * device.compute)
     else:
         prompt = prompt_bytes / bandwidth + flops / (costs.host.compute * at.threads)
     if weights.cache:

@@ -134,18 +134,23 @@ def hit_rate(share: float) -> float:
     return 1.0 - math.pow(1 - min(1.0, share), figures()["experts"]["skew"])
 
 
-def with_cache(facts: ModelFacts, layers: tuple[Layer, ...], size: int, shares: Sequence[float]) -> tuple[Layer, ...]:
-    """Return ``layers`` with the experts that are cached on a device marked as such."""
-    groups = groups_of(experts_on_host(facts, layers), size, shares, facts.n_expert, facts.n_expert_used, ALIGNMENT)
-    rates: Mapping[int, float] = {index: hit_rate(group.share) for group in groups for index in group.layers}
+def with_cache(
+    facts: ModelFacts, layers: tuple[Layer, ...], size: int, of_devices: Sequence[float]
+) -> tuple[Layer, ...]:
+    """Return ``layers`` with the experts that are cached on a device marked as such.
+
+    ``of_devices``: each device's share of the cache, as for ``groups_of``.
+    """
+    groups = groups_of(experts_on_host(facts, layers), size, of_devices, facts.n_expert, facts.n_expert_used, ALIGNMENT)
+    shares: Mapping[int, float] = {index: group.share for group in groups for index in group.layers}
     made: dict[tuple[int, float], Layer] = {}
     found = list(layers)
-    for index, rate in rates.items():
+    for index, share in shares.items():
         layer = layers[index]
         # equal layers stay one object, which is priced once
-        if (key := (id(layer), rate)) not in made:
-            cache = ExpertCache(layer.home, rate)
-            weights = (replace(each, cache=cache) if each.experts and rate else each for each in layer.weights)
+        if (key := (id(layer), share)) not in made:
+            cache = ExpertCache(layer.home, hit_rate(share), figures()["experts"]["spared"] * share)
+            weights = (replace(each, cache=cache) if each.experts and share else each for each in layer.weights)
             made[key] = replace(layer, weights=tuple(weights))
         found[index] = made[key]
     return tuple(found)
