@@ -14,7 +14,11 @@ from fitter.cli.fit import fit
 from fitter.cli.llama_options import Used, all_options, split
 from fitter.llama.types import Params
 from tests.support.plans import make_plan
+from tools.follow.facts import known
 from tools.upstream_options import SOURCE, UpstreamOption, read_options
+
+NEWEST = {name: int(said.split()[0]) for names, said in known()["options"][1].items() for name in names.split(", ")}
+"""The options of the newest build whose source was read, and how many words follow each."""
 
 needs_source = pytest.mark.skipif(not SOURCE.exists(), reason="llama.cpp's source is not here")
 
@@ -44,9 +48,16 @@ def test_every_option_of_llama_cpp_is_decided_on(upstream: tuple[UpstreamOption,
     assert sorted(names - OWN.keys() - all_options().keys()) == []
 
 
+def test_every_option_of_the_newest_build_is_decided_on() -> None:
+    assert sorted(NEWEST.keys() - OWN.keys() - all_options().keys()) == []
+    said = {name: option.values for name, option in all_options().items()} | OWN
+    others = {name for name, count in NEWEST.items() if said[name] != count}
+    assert others <= OTHER_MEANING.keys()
+
+
 @needs_source
 def test_no_option_is_made_up(upstream: tuple[UpstreamOption, ...]) -> None:
-    names = {name for option in upstream for name in (*option.names, *option.negative)}
+    names = {name for option in upstream for name in (*option.names, *option.negative)} | NEWEST.keys()
     assert sorted(name for name, option in all_options().items() if name not in names and option.use != "renamed") == []
     assert sorted(name for name, option in all_options().items() if name in names and option.use == "renamed") == []
 
@@ -81,7 +92,9 @@ def test_what_goes_on_is_read_by_llama_server(upstream: tuple[UpstreamOption, ..
         if {"common", "server"}.intersection(option.programs)
         for name in (*option.names, *option.negative)
     }
-    assert sorted(name for name, option in all_options().items() if option.use == "passed" and name not in read) == []
+    newer = NEWEST.keys() - {name for option in upstream for name in (*option.names, *option.negative)}
+    passed = {name for name, option in all_options().items() if option.use == "passed"}
+    assert sorted(passed - read - newer) == []
 
 
 @needs_source

