@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fitter.llama.build import library as native
-from fitter.llama.build.epochs import cuda_rules
+from fitter.llama.build.epochs import backend_rules
 from fitter.llama.build.layouts import layouts, structs_of
 from tests.support.command import json_of_python
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
@@ -34,7 +34,7 @@ def configure(n_ops: int, last_op: str, has_params: int = 1) -> list[tuple[int, 
     name, alone = library.ffi.new("char[]", last_op.encode()), library.ffi.new("char[]", b"kimi-linear minimax-01 ")
     described = {"n_ops": n_ops, "last_op": name, "backend_api": 2, "larger_alone": alone}
     described |= {"graph_optimize_has_params": has_params}
-    build = library.ffi.new("fitter_build_t *", described | cuda_rules("0.25.3"))
+    build = library.ffi.new("fitter_build_t *", described | backend_rules("0.25.3"))
     errors = {library.fitter: library.fitter.fitter_last_error, backend: backend.fitter_virtual_error}
     return [(each.fitter_configure_build(build), library.text(error()) or "") for each, error in errors.items()]
 

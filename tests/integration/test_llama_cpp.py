@@ -70,7 +70,8 @@ for name in known:
     a, b = places.index("{a}"), places.index("{b}")
     places[a], places[b] = places[b], places[a]
     known[name]["{struct}"] = {{each: fields[each] for each in places}}
-layouts.disagreement = lambda layout, written: None if layout is known["0.3.36"] else "another one"
+from fitter.llama.build import find_layout
+find_layout.disagreement = lambda layout, written: None if layout is known["0.3.36"] else "another one"
 """
 SWAPPED = {
     "layers and the main GPU": ("llama_model_params", "n_gpu_layers", "main_gpu"),

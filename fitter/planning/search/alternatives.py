@@ -167,18 +167,18 @@ def _ideas(asked: Request, plan: Candidate, one_slot: Params | None, smaller: Sm
     n_ctx = asked.params.n_ctx if is_set and not trial.fits else trial.params.n_ctx
     longer = _longer(asked, n_ctx) if trial.fits and not is_set else []
     is_on_devices = trial.fits and is_whole(base, *trial.used)
-    kinds = [longer[:1] if trial.fits else list(_shorter(asked, plan)) if is_set else []]
+    caches = expert_caches(replace(base, allow=frozenset({"moe-cache"})), trial) if trial.fits else ()
+    kinds = [[Idea((("n_ctx", n_ctx), *change.params[:1])) for change in caches]]
+    kinds.append(longer[:1] if trial.fits else list(_shorter(asked, plan)) if is_set else [])
     for change in changes(replace(base, allow=frozenset({"kv-q8_0"}))):
         if replace(base.params, **dict(change.params)) != base.params:
             # a smaller cache leaves room for weights, or for more context
             more = _with_smaller_cache(asked, n_ctx) if is_on_devices and not is_set else longer
             at = (Idea((("n_ctx", n_ctx),)), *more[:1])
             kinds.append([replace(idea, params=(*idea.params, *change.params)) for idea in at])
-    caches = expert_caches(replace(base, allow=frozenset({"moe-cache"})), trial) if trial.fits else ()
-    kinds.append([Idea((("n_ctx", n_ctx), *change.params[:1])) for change in caches])
     if is_on_devices:
         # all weights stay on devices with a smaller cache, which is found sooner than a way to spill
-        kinds = [*kinds[1:], kinds[0]]
+        kinds = [*kinds[2:], kinds[1]]
     if one_slot is not None and base.params.n_seq_max > 1:
         fewer = tuple((name, getattr(one_slot, name)) for name in ("n_seq_max", "kv_unified", "n_outputs_max"))
         kinds.append([Idea((("n_ctx", n_ctx // base.n_streams), *fewer))])
@@ -271,9 +271,9 @@ class _Near:
         try:
             return self._measured(state, placement), True
         except TimeLimitError:
-            # which device has how much of a cache of experts is only clear behind a load
-            has_parts = len(self._devices) > 1 and "moe_cache_size" in dict(idea.params)
-            return None if has_parts else self._estimated(state, False), False
+            # only a load tells whether this llama.cpp has a cache of experts, and each device's part of it
+            is_known = "moe_cache_size" not in dict(idea.params)
+            return self._estimated(state, False) if is_known else None, False
 
     def _is_worth(self, before: float | None, seconds: float, idea: Idea) -> bool:
         """Whether an alternative is worth saying to a user whose plan takes ``before``, or does not fit."""
