@@ -61,9 +61,9 @@ typedef struct {
     // Shared experts are computed together with the chosen ones: from b11434 (ggml 0.26) on.
     bool         cuda_groups_shared_experts;
     // What its ggml-metal does, from b11434 (ggml 0.26) on.
-    // A kernel adds to a product what it is the sum of.
+    // One kernel computes a matrix product and adds another tensor to it.
     bool         metal_adds_to_products;
-    // Flash attention of K and V of different sizes only where they are named (b11549), and the indexer of any heads.
+    // Flash attention supports only listed pairs of unequal head sizes (b11549), the indexer any number of heads.
     bool         metal_attends_by_size;
 } fitter_build_t;
 

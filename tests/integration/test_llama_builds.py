@@ -55,18 +55,6 @@ VERSIONS = {
 """The versions that builds say; older ones say none."""
 WITH_PLUGINS = ("b9842", "b10068", "b10361", "v0.4.0", "v0.5.0")
 
-_WRITTEN = """
-import json, sys
-from fitter.llama.build import layouts
-from fitter.llama.build.build_folder import find
-from fitter.llama.build.opening import open_build
-import ctypes
-llama = open_build(find(sys.argv[1]))
-def probe(name, memory):
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p)((name, llama.library))(ctypes.addressof(memory))
-print(json.dumps({name: [each.hex() for each in both] for name, both in layouts.written_by(probe).items()}))
-"""
-
 
 @pytest.mark.parametrize("name", every(llama_builds.libraries()))
 def test_what_a_build_says(name: str) -> None:
@@ -81,8 +69,11 @@ def test_what_a_build_says(name: str) -> None:
 @pytest.mark.skipif(sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8, reason="needs 64-bit Linux")
 @pytest.mark.parametrize("name", every())
 def test_every_layout_on_every_build(name: str) -> None:
-    done = subprocess.run([sys.executable, "-c", _WRITTEN, where(name)], capture_output=True, text=True, check=True)
-    written = {struct: tuple(map(bytes.fromhex, both)) for struct, both in json.loads(done.stdout).items()}
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.follow.ask", where(name)], capture_output=True, text=True, check=True
+    )
+    said = json.loads(done.stdout)["written"]
+    written = {struct: tuple(map(bytes.fromhex, both)) for struct, both in said.items()}
     agreeing = [each for each, layout in layouts.layouts().items() if not layouts.disagreement(layout, written)]
     assert agreeing == [LAYOUTS[name]]
 

@@ -38,7 +38,7 @@ UNKNOWN = "unknown"
 """Name of a layout that followed from the defaults alone."""
 
 _MOST_CHANGES = 2
-"""Fields of a struct that may be new or gone; from b9842 to b11739 no step changed more than two."""
+"""Most fields of a struct that may be new or gone, as from 0.3.25 to 0.3.30 and from 0.3.36 to b11549."""
 _NEW_KINDS = ("bool", "int32_t", "size_t")
 """A kind of each size. Nothing writes to a new field: llama.cpp's default stays in it."""
 _NEW = "unknown_"
@@ -108,8 +108,8 @@ def _fields_of(name: str, known: Fields, written: Written) -> Fields | None:
 
 
 def _ways(name: str, known: tuple[tuple[str, str], ...], end: int, written: Written, changes: int) -> Iterator[Placed]:
-    """Yield all ways to go on behind ``end`` with the fields that are still ``known``, of which exactly so many are gone
-    or new.
+    """Yield every sequence of fields behind ``end`` that fits the written bytes: the ``known`` ones in order, with exactly
+    ``changes`` fields new or gone.
     """
     if not known and not changes and not _is_written(written, end, len(written[0])):
         yield ()
@@ -126,7 +126,7 @@ def _ways(name: str, known: tuple[tuple[str, str], ...], end: int, written: Writ
 def _ways_with(
     name: str, field: str, kind: str, known: tuple[tuple[str, str], ...], end: int, written: Written, changes: int
 ) -> Iterator[Placed]:
-    """Yield those whose next field is ``field``."""
+    """Yield the sequences that begin with ``field``."""
     start = aligned(end, SIZES[kind])
     next_end = start + SIZES[kind]
     if not _is_written(written, end, start) and not disagreement_of_field(name, field, kind, next_end, written):
