@@ -129,7 +129,7 @@ def fit(
             alternatives,
             ask.with_one_slot(known_of_program) if alternatives else None,
         )
-        plan = server_memory.with_server_memory(plan)
+        plan = server_memory.with_turns(server_memory.with_server_memory(plan), request)
         is_free = known_of_program.has_load_mode and "load_mode" not in ask.given
         plan = with_its_mode(plan, request, opened, is_free=is_free)
         if ask.margin is not None:

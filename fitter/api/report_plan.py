@@ -146,6 +146,8 @@ def _contexts(
     own_point = point_of(plan)
     streams = 1 if plan.params.kv_unified else plan.params.n_seq_max
     smallest = words.get("fit_ctx") or DEFAULTS["fit_ctx"]
+    if plan.turns is not None:
+        smallest = max(smallest, plan.turns.session.longest)
     wanted = contexts_to_try(model.n_ctx_train, streams, smallest, own_point.n_ctx)
     points = [own_point]
     notes = []

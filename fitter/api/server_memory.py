@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,14 +15,17 @@ from fitter.model.shapes.shape_addresses import note
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.pool_use import left_for_host, with_host
+from fitter.planning.plan.turns import turns_of
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.request import Request
+from fitter.planning.request.session import Session
 from fitter.planning.request.shared import LATER, later_of
 from fitter.planning.request.summary import SharedUse
 from fitter.programs import PROGRAMS, Facts, LlamaServer, facts
 from fitter.programs.later import Later, ServerCaches, reduce_to, server_caches
 from fitter.programs.outputs import output_bytes
 from fitter.programs.state import SequenceState, state_of
+from fitter.text import MIB, mib_up
 
 _FIXED = frozenset({"cache_ram", "ctx_checkpoints"})
 
@@ -108,6 +111,41 @@ class ServerMemory:
             later=(*kept.lines(), *logits),
             notes=notes,
         )
+
+    def with_turns(self, plan: Plan, request: Request) -> Plan:
+        """Add the turns of the work that the user described, if any, to a ``plan`` with server memory."""
+        if request.session is None or plan.estimate is None:
+            return plan
+        kept, why = self._keeping(plan.params, request.session)
+        slots = plan.params.n_seq_max
+        turns = turns_of(request.session, plan.estimate, slots, kept, why, self.ask.at_least)
+        return replace(plan, turns=turns)
+
+    def _keeping(self, params: Params, session: Session) -> tuple[Callable[[int], float], str]:
+        """Return how often a turn finds the one before, for a number of users, and why not always.
+
+        llama-server keeps a conversation in its slot, and in the prompt cache when another one takes the slot. Where
+        the end of a conversation cannot be removed, it goes back to a checkpoint.
+        """
+        slots, room, more = params.n_seq_max, 0, ""
+        if PROGRAMS[self.ask.program].is_server and session.reused:
+            states = self._states(params)
+            caches = self._limits_in_room(params, states)
+            limit, checkpoints = (
+                own if (set_ := params.of_parameter(PARAMETERS[name])) is None else int(set_)
+                for name, own in (("cache_ram", caches.cache_ram), ("ctx_checkpoints", caches.ctx_checkpoints))
+            )
+            if caches.checkpoint and not checkpoints:
+                return lambda users: 0.0, "each turn is computed whole: -ctxcp 32 would keep a context checkpoint"
+            one = sum(state.full(session.longest) for state in states)
+            room = session.users if limit < 0 else limit * MIB // max(1, one)
+            more = f", -cram {mib_up((session.users - slots) * one)} would"
+        held = slots + room
+        if held >= session.users or not session.reused:
+            return lambda users: 1.0, ""
+        kept = f"{slots} in slots, {room} in the prompt cache"
+        why = f"{session.users} users have more conversations than are kept ({kept})"
+        return lambda users: min(1.0, held / users), f"{why}: -np {session.users} would keep all{more}"
 
     def _logits(self, params: Params) -> tuple[Later, ...]:
         """Return the output buffer of a batch, if the program reads logits."""

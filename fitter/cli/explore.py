@@ -35,7 +35,7 @@ _FIXED = {
     PROGRAM: ("program", "llama_cpp"),
     CONTEXT: ("n_seq_max", "flash_attn", "n_batch", "fit_ctx"),
     DEVICES: ("host_memory", "host_margin", "margin", "allow"),
-    SPEED: ("prompt", "generate", "host_bandwidth", "objective"),
+    SPEED: ("prompt", "generate", "workload", "users", "host_bandwidth", "objective"),
     OUTPUT: ("timeout",),
 }
 """Parameters with one value for all cells, by section."""

@@ -335,6 +335,28 @@ class Seconds(Kind):
 
 
 @dataclass(frozen=True)
+class Rate(Kind):
+    """Tokens per second, above 0."""
+
+    metavar: str | None = "T/S"
+
+    def check(self, called: str, value: Any) -> float:
+        rate = number(called, value)
+        if not 0 < rate < math.inf:
+            raise UsageError(f"{called} is {shown(value)}: give tokens per second above 0")
+        return rate
+
+    def parse(self, word: str) -> float:
+        try:
+            return self.check("the speed", float(word))
+        except ValueError:
+            raise UsageError(f"{shown(word)} is not a number of tokens per second, such as 10") from None
+
+    def read(self, where: str, value: Any) -> float:
+        return self.check(where, value)
+
+
+@dataclass(frozen=True)
 class Share(Kind):
     """A share of 0 or more, such as 0.1 or ``10%``; ``none`` is no limit."""
 

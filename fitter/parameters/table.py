@@ -31,6 +31,9 @@ LARGEST = 2**31 - 1
 MAX_SEQUENCES = 256
 """``LLAMA_MAX_SEQ``: sequences in one context."""
 
+MAX_USERS = 1024
+"""Most users at once: four times as many as llama.cpp has sequences."""
+
 MAX_TOKENS = 2**22
 """Most tokens of a context or batch, unless the model was trained for more. llama.cpp allocates some 55 bytes for each
 token of a cache, even in a dummy load.
@@ -1117,6 +1120,31 @@ class PricingKeywords(TypedDict, total=False):
             unset="512",
         ),
     ]
+    workload: Annotated[
+        str | None,
+        Parameter(
+            Kind("WORK"),
+            options=("--workload",),
+            is_ours=True,
+            section=SPEED,
+            help="The work to optimize for, in place of one request: chat, agent, rag, batch; numbers such as "
+            "prompt=12000,reused=90%,answer=300,turns=20,users=4,gap=10s, also after a name; or a log of llama-server.",
+            unset="one request of --prompt and --generate tokens",
+            brief="The work to be fast at: chat, agent, rag, batch, or numbers.",
+        ),
+    ]
+    users: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=MAX_USERS),
+            options=("--users",),
+            is_ours=True,
+            section=SPEED,
+            help="Users at once, each with a conversation of its own. Without -np, each gets a slot.",
+            unset="1, or as --workload says",
+            brief="Users at once, each with a slot.",
+        ),
+    ]
     host_bandwidth: Annotated[
         float | str | None,
         Parameter(
@@ -1145,6 +1173,18 @@ class PricingKeywords(TypedDict, total=False):
 
 class ChoosingKeywords(TypedDict, total=False):
     """The goal of a plan."""
+
+    at_least: Annotated[
+        float | None,
+        Parameter(
+            kinds.Rate(),
+            options=("--at-least",),
+            is_ours=True,
+            section=SPEED,
+            help="Tokens per second that each user should get: the plan says how many users do.",
+            unset="any speed",
+        ),
+    ]
 
     objective: Annotated[
         str | None,

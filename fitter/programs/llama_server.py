@@ -16,6 +16,7 @@ class LlamaServer(Program):
 
     name: ClassVar[str] = "llama-server"
     is_server: ClassVar[bool] = True
+    has_slots: ClassVar[bool] = True
     reads_logits: ClassVar[bool] = True
     knows: ClassVar[frozenset[str]] = frozenset(
         {
@@ -70,6 +71,7 @@ class LlamaCli(LlamaServer):
     """llama-cli: the code of llama-server, with one slot."""
 
     name: ClassVar[str] = "llama-cli"
+    has_slots: ClassVar[bool] = False
     knows: ClassVar[frozenset[str]] = frozenset({"backend_sampling", "cache_ram", "ctx_checkpoints", "spec_type"})
 
     def sequences(self, asked: Asked, facts: Facts) -> tuple[int, bool]:

@@ -46,12 +46,14 @@ class Program:
 
     Attributes:
         is_server: Whether it caches prompts and checkpoints in host memory.
+        has_slots: Whether it answers several users at once.
         reads_logits: Whether it reads the logits of every output.
         knows: Keywords for options of llama-server that it has too.
     """
 
     name: ClassVar[str] = "any"
     is_server: ClassVar[bool] = False
+    has_slots: ClassVar[bool] = False
     reads_logits: ClassVar[bool] = False
     knows: ClassVar[frozenset[str]] = frozenset()
 

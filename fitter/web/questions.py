@@ -16,6 +16,7 @@ from fitter.model.shapes.shape_addresses import CONFIG, SHAPE
 from fitter.parameters.kinds import Amount, Choice, Flag, Kind, Number, Size, Texts, Whole
 from fitter.parameters.table import PARAMETERS
 from fitter.parameters.values import MAX_DEVICES
+from fitter.planning.request.session import is_written
 from fitter.text import LONGEST_NAME, printable
 from fitter.web.allowed_files import Root
 
@@ -37,6 +38,8 @@ ASKED = (
     "host_bandwidth",
     "prompt",
     "generate",
+    "workload",
+    "users",
     "objective",
     "allow",
 )
@@ -80,6 +83,8 @@ class Asked(BaseModel):
         not offered.
         """
         given = {name: getattr(self, name, None) for name in ASKED}
+        if given["workload"] is not None and not is_written(str(given["workload"])):
+            raise UsageError("workload is neither numbers such as prompt=12000,answer=300 nor a name: no file is read")
         if self.gpus is not None:
             parse_gpus(self.gpus)
         elif not has_devices:

@@ -155,7 +155,13 @@ cards = st.builds(
     st.floats(1e12, 1e15),
     st.floats(1e9, 64e9),
 )
-workloads = st.builds(Workload, st.sampled_from([0, 16, 2048]), st.sampled_from([0, 512]), st.sampled_from([0, 30000]))
+workloads = st.builds(
+    Workload,
+    st.sampled_from([0, 16, 2048]),
+    st.sampled_from([0, 512]),
+    st.sampled_from([0, 30000]),
+    st.sampled_from([1, 1, 2, 31, 32]),
+)
 
 
 @st.composite
@@ -255,7 +261,9 @@ LOW_BITS = [(100 * MIB, 2.06, False), (MIB, 32.0, False), (600 * MIB, 2.06, True
 
 @pytest.mark.parametrize("card", [FAST, SLOW, HBM], ids=["fast", "slow", "hbm"])
 @pytest.mark.parametrize("layer", [LAYER, LOW_BITS], ids=["dense", "low bits"])
-@pytest.mark.parametrize("workload", [Workload(), Workload(0, 512, 100), Workload(2048, 0)], ids=str)
+@pytest.mark.parametrize(
+    "workload", [Workload(), Workload(0, 512, 100), Workload(2048, 0), Workload(64, 512, 100, 8)], ids=str
+)
 @pytest.mark.parametrize("state", [0, MIB], ids=["", "recurrent"])
 def test_it_is_the_price_where_all_is_on_one_device(
     card: DeviceSpeed, layer: list[tuple[int, float, bool]], workload: Workload, state: int

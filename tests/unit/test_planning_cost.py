@@ -533,6 +533,64 @@ def test_two_tokens_touch_few_experts(experts: bool, share: float) -> None:
     assert found.prompt == pytest.approx(share * 200 / 50)
 
 
+FOUR = replace(REQUEST, users=4)
+# products of a token with these weights: 200 operations; of three more users 600, at half of what prompts reach
+FURTHER: dict[str, tuple[Weights, bool, Workload, float]] = {
+    "on a device": (Weights(0, 200, 100), True, FOUR, 200 / 50 + 600 / 250),
+    "on the host": (Weights(HOST, 200, 100), True, FOUR, 200 / 10 + 600 / 12),
+    # a quarter of eight for each user, and 1 - 0.75^4 of them for all
+    "experts": (Weights(0, 200, 100, True), True, FOUR, (1 - 0.75**4) * 200 / 50 + 150 / 250),
+    "experts on the host": (Weights(HOST, 200, 100, True), True, FOUR, (1 - 0.75**4) * 200 / 10 + 150 / 12),
+    "31 users, on the host": (Weights(HOST, 200, 100), True, replace(FOUR, users=31), 200 / 10 + 30 * 200 / 12),
+    "32 users, streamed": (Weights(HOST, 200, 100), True, replace(FOUR, users=32), 200 / 25 + 31 * 200 / 250),
+    "32 users, not streamed": (Weights(HOST, 200, 100), False, replace(FOUR, users=32), 200 / 10 + 31 * 200 / 12),
+    "32 users, kept on the host": (KEPT[0], True, replace(FOUR, users=32), 200 / 10 + 31 * 200 / 12),
+    "in a cache of experts": (
+        Weights(HOST, 200, 100, True, cache=cost.ExpertCache(0, 0.9)),
+        *(True, FOUR),
+        (1 - 0.75**4) * (200 / 50 + 0.1 * 200 / 25) + 150 / 250,
+    ),
+}
+
+
+@pytest.mark.parametrize(("weights", "streams", "workload", "generation"), FURTHER.values(), ids=FURTHER)
+def test_weights_for_several_users(weights: Weights, streams: bool, workload: Workload, generation: float) -> None:
+    at = small(SMALL, streams, workload, n_expert=8)
+    families = {name: replace(family, few=0.5) for name, family in at.costs.families.items()}
+    found = cost.tensor_seconds(weights, replace(at, costs=replace(at.costs, families=families)))
+    assert found.generation == pytest.approx(generation)
+    alone = cost.tensor_seconds(weights, small(SMALL, streams, n_expert=8))
+    assert found.prompt == alone.prompt
+
+
+def test_each_user_has_a_cache_and_a_state() -> None:
+    placed = Layer(0, THERE, HALF, state=7)
+    alone, four = small(SMALL), small(SMALL, workload=FOUR)
+    assert cost.attention_seconds(placed, four).generation == pytest.approx(4 * 8 * 76 / 25)
+    assert cost.attention_seconds(placed, four).prompt == cost.attention_seconds(placed, alone).prompt
+    more = cost.layer_seconds(placed, four).generation - cost.layer_seconds(placed, alone).generation
+    assert more == pytest.approx(3 * 8 * 76 / 25 + 3 * 2 * 7 / 50)
+
+
+def test_prompts_of_users_come_one_after_the_other() -> None:
+    placed = work(layer(0), layer(HOST), n_splits=(1, 1))
+    alone, four = (priced(placed, workload=Workload(2048, 512, 0, users)) for users in (1, 4))
+    assert four.prompt_seconds == alone.prompt_seconds
+    assert four.seconds == pytest.approx(4 * 2048 * alone.prompt_seconds + 512 * four.generation_seconds)
+    assert alone.generation_seconds < four.generation_seconds < 4 * alone.generation_seconds
+    at = cost.setting(placed, (FAST,), DESKTOP, Workload(2048, 512, 0, 4))
+    total = sum(at.request(cost.layer_seconds(each, at)) for each in placed.layers)
+    total += sum(at.request(cost.tensor_seconds(weights, at)) for each in placed.layers for weights in each.weights)
+    assert four.seconds == pytest.approx(total)
+
+
+def test_a_network_carries_the_tokens_of_all_users() -> None:
+    at = small(AWAY, workload=FOUR)
+    assert cost.visit_seconds(0, at).generation == pytest.approx(2.0 + 4 * 2 * 4 * 8 / 40)
+    output = Layer(0, (Weights(0, 100, 80),))
+    assert cost.logits_seconds(output, at).generation == pytest.approx(4 * 4 * 10 / 40)
+
+
 @pytest.mark.parametrize(
     ("placed", "streams", "prompt", "generation"),
     [

@@ -10,7 +10,9 @@ from fitter.output.arguments import arguments
 from fitter.output.documents.document import Key, document, four_digits, rounded
 from fitter.parameters.table import of_a_load
 from fitter.planning.plan.plan import Alternative, Plan, resolved
+from fitter.planning.plan.turns import Turns, Users
 from fitter.planning.pricing.pricing import Price
+from fitter.planning.request.session import Session
 from fitter.planning.request.summary import (
     DeviceUse,
     HostUse,
@@ -44,6 +46,19 @@ _POOL = document(
 _ROW = document(Row, "buffer_type", "device", "is_host", *BYTES, "reserved")
 _SPEEDS = (rounded("prompt_tokens_per_second"), rounded("generation_tokens_per_second"))
 _ALTERNATIVE = document(Alternative, "arguments", "n_ctx", *_SPEEDS, Key("measured", "is_measured"), "file_type")
+_USERS = document(Users, "users", *map(rounded, ("seconds", "each", "together")))
+_SESSION = document(Session, "prompt", "answer", "reused", "turns", "users", "gap")
+_TURNS = document(
+    Turns,
+    Key("session", of=_SESSION),
+    rounded("computed"),
+    rounded("kept"),
+    Key("points", of=_USERS),
+    "knee",
+    "at_least",
+    "holds",
+    "why",
+)
 _CHOICE = document(Choice, "subject", "chosen", rounded("seconds"), "runner_up", rounded("runner_up_seconds"))
 _BOUND = document(
     Bound,
@@ -98,6 +113,7 @@ PLAN = document(
         of=document(Price, *_SPEEDS),
         about="Estimated tokens per second; null where the plan does not fit.",
     ),
+    Key("turns", of=_TURNS),
     Key(
         "explanation",
         ".",

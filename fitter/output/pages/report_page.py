@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fitter.errors import PlanError
 from fitter.model.location import download
@@ -21,14 +21,18 @@ from fitter.output.pages.page import fragment, page, pictures
 from fitter.output.pictures import bars, drawing, layer_picture
 from fitter.output.pictures.drawing import WIDE
 from fitter.output.tables.explanation import default_speeds, explain_lines, far_lines
-from fitter.output.tables.plan_table import later_text, parameter_lines, shared_text
+from fitter.output.tables.plan_facts import turns_warnings
+from fitter.output.tables.plan_table import later_text, parameter_lines, shared_text, work_text
 from fitter.output.tables.pool_lines import pool_lines
-from fitter.output.units import dummy_loads, speed
+from fitter.output.units import dummy_loads, duration, speed
 from fitter.planning.plan.context_points import ContextPoint
 from fitter.planning.plan.layer_map import HOST_NAME, LayerMap
 from fitter.planning.plan.plan import Plan, resolved
 from fitter.programs import SERVER
 from fitter.text import MIB, human, printable
+
+if TYPE_CHECKING:
+    from fitter.output.pictures.curves import Chart
 
 _COLUMNS = (
     ("total", "total"),
@@ -63,6 +67,8 @@ def plan_page(
     Raises:
         LibraryError: A package is missing.
     """
+    from fitter.output.pictures.curves import charts, users_chart
+
     document = to_dict(plan)
     pictures_data = {
         "map": None if layer_map is None else layer_map.to_dict(),
@@ -80,7 +86,11 @@ def plan_page(
         of="",
         plan=plan,
         **_shared_values(plan, document, layer_map, notes),
-        charts=_charts(contexts, plan),
+        charts=_charts(charts(contexts, resolved(plan).n_ctx)),
+        turns=plan.turns,
+        work="" if plan.turns is None else work_text(plan.turns.session),
+        users_warnings=[] if plan.turns is None else turns_warnings(plan.turns),
+        users_charts=_charts(() if plan.turns is None else filter(None, [users_chart(plan.turns)])),
         contexts=contexts,
         chosen=resolved(plan).n_ctx,
         why=_explanation(plan),
@@ -197,6 +207,8 @@ class Fact:
 def _facts(plan: Plan) -> list[Fact]:
     facts = [Fact("context", f"{resolved(plan).n_ctx:,}", "tokens")]
     price = plan.estimate
+    if plan.turns is not None:
+        facts.append(Fact("a turn", duration(plan.turns.all.seconds), "estimated"))
     if price is not None:
         facts.append(Fact("generation", speed(price.generation_tokens_per_second), "tokens/s, estimated"))
         facts.append(Fact("prompt", speed(price.prompt_tokens_per_second), "tokens/s, estimated"))
@@ -236,12 +248,10 @@ def _layers(layer_map: LayerMap) -> list[tuple[str, list[tuple[str, list[tuple[s
     ]
 
 
-def _charts(contexts: Sequence[ContextPoint], plan: Plan) -> list[Any]:
+def _charts(drawings: Iterable[Chart]) -> list[Any]:
     from markupsafe import Markup
 
-    from fitter.output.pictures.curves import charts
-
-    return [(chart.title, chart.lines, Markup(chart.svg)) for chart in charts(contexts, resolved(plan).n_ctx)]
+    return [(chart.title, chart.lines, Markup(chart.svg)) for chart in drawings]
 
 
 def _explanation(plan: Plan) -> dict[str, Any] | None:
@@ -253,11 +263,14 @@ def _explanation(plan: Plan) -> dict[str, Any] | None:
     prompt, generation = (sum(getattr(part, kind) for part in price.parts) or 1.0 for kind in ("prompt", "generation"))
     # the longest step of a request first
     ordered = sorted(
-        price.parts, key=lambda part: part.prompt * workload.prompt + part.generation * workload.generate, reverse=True
+        price.parts,
+        key=lambda part: workload.users * part.prompt * workload.prompt + part.generation * workload.generate,
+        reverse=True,
     )
     parts = [(part.name, part.prompt / prompt, part.generation / generation) for part in ordered]
     return {
-        "workload": f"a request of {workload.prompt:,} tokens and {workload.generate:,} generated ones",
+        "workload": f"a request of {workload.prompt:,} tokens and {workload.generate:,} generated ones"
+        + (f", from each of {workload.users} users at once" if workload.users > 1 else ""),
         "seconds": price.seconds,
         "parts": [(name, *shares) for name, *shares in parts if max(shares) >= 0.005],
         "bound": explain_lines(price, (), plan.bound)[2:3] if plan.bound is not None else [],

@@ -1,4 +1,4 @@
-"""Memory and speed of other contexts as small charts, drawn by pygal with the colours of the page."""
+"""Memory and speed of other contexts, and speed for users, as small charts: pygal draws them in the page's colours."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from fitter.output.units import speed
 from fitter.planning.plan.context_points import ContextPoint
+from fitter.planning.plan.turns import Turns
 from fitter.text import human
 
 _WIDTH, _HEIGHT = 380, 230
@@ -59,6 +60,17 @@ def charts(points: Sequence[ContextPoint], chosen: int) -> tuple[Chart, ...]:
     return tuple(drawings)
 
 
+def users_chart(turns: Turns) -> Chart | None:
+    """Draw the speed of each and of all users, for one user up to all; ``None`` for one."""
+    if len(turns.points) < 2:
+        return None
+    lines = {
+        "all users": [(point.users, point.together) for point in turns.points],
+        "each user": [(point.users, point.each) for point in turns.points],
+    }
+    return _chart("tokens per second (estimated)", lines, turns.knee, speed, _USERS)
+
+
 def tokens(n_ctx: int) -> str:
     """Write a context for an axis: ``512``, ``4k``, ``14.8k``, ``1M``."""
     if n_ctx < 1024:
@@ -67,15 +79,34 @@ def tokens(n_ctx: int) -> str:
     return f"{number:.0f}{unit}" if number >= 100 else f"{number:.3g}{unit}"
 
 
+@dataclass(frozen=True)
+class _Axis:
+    """The horizontal axis: its name, how a mark is written, and the unit of its numbers."""
+
+    name: str
+    write: Callable[[int], str]
+    unit: str
+
+
+_CONTEXTS = _Axis("context", tokens, "tokens")
+_USERS = _Axis("users", str, "users")
+
+
 def _bytes(size: float) -> str:
     return human(int(size))
 
 
-def _chart(title: str, lines: dict[str, list[tuple[int, float]]], chosen: int, write: Callable[[float], str]) -> Chart:
+def _chart(
+    title: str,
+    lines: dict[str, list[tuple[int, float]]],
+    chosen: int,
+    write: Callable[[float], str],
+    axis: _Axis = _CONTEXTS,
+) -> Chart:
     most = max(value for line in lines.values() for _, value in line)
     chart = new_chart(labelled_ticks(most, write))
     contexts = sorted({n_ctx for line in lines.values() for n_ctx, _ in line})
-    chart.x_labels = [{"label": tokens(n_ctx), "value": math.log2(n_ctx)} for n_ctx in _labelled(contexts, chosen)]
+    chart.x_labels = [{"label": axis.write(n_ctx), "value": math.log2(n_ctx)} for n_ctx in _labelled(contexts, chosen)]
     for name, line in lines.items():
         chart.add(
             name,
@@ -85,10 +116,10 @@ def _chart(title: str, lines: dict[str, list[tuple[int, float]]], chosen: int, w
             ],
         )
     words = "; ".join(
-        f"{name}: " + ", ".join(f"{write(value)} at {n_ctx:,} tokens" for n_ctx, value in line)
+        f"{name}: " + ", ".join(f"{write(value)} at {n_ctx:,} {axis.unit}" for n_ctx, value in line)
         for name, line in lines.items()
     )
-    return Chart(title, tuple(lines), drawn(chart, f"{title}, by context. {words}"))
+    return Chart(title, tuple(lines), drawn(chart, f"{title}, by {axis.name}. {words}"))
 
 
 def labelled_ticks(most: float, write: Callable[[float], str]) -> list[dict[str, Any]]:

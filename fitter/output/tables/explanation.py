@@ -26,7 +26,12 @@ def explain_lines(price: Price, choices: Sequence[Choice] = (), bound: Bound | N
     """List where the time goes, each choice with its runner-up, the lower bound, and the assumed speeds."""
     workload = price.workload
     lines = [
-        _spent("prompt", workload.prompt * price.estimate.prompt_seconds, price.parts, lambda part: part.prompt),
+        _spent(
+            "prompt" if workload.users == 1 else "prompts",
+            workload.users * workload.prompt * price.estimate.prompt_seconds,
+            price.parts,
+            lambda part: part.prompt,
+        ),
         _spent(
             "generation",
             workload.generate * price.estimate.generation_seconds,

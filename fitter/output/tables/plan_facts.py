@@ -9,10 +9,11 @@ from pathlib import PurePath
 
 from fitter.llama.build.compared import SIMULATED
 from fitter.llama.types import Params
-from fitter.output.units import speed
+from fitter.output.units import duration, speed
 from fitter.parameters.table import of_a_load
 from fitter.planning.plan.layer_map import HOST_NAME
 from fitter.planning.plan.plan import Plan
+from fitter.planning.plan.turns import Turns
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.constraints import context_of_a_sequence
 from fitter.planning.request.summary import SharedUse
@@ -37,6 +38,8 @@ def facts(plan: Plan) -> Iterator[tuple[str, str]]:
         yield _LABELS.get(shared.kind, shared.kind), name + shared_places(shared)
     if plan.estimate is not None:
         yield "estimate", _speeds(plan.estimate, is_host_shared=bool(plan.pools))
+    if plan.turns is not None:
+        yield "work", " · ".join(_turns(plan.turns))
 
 
 def warnings(plan: Plan) -> list[str]:
@@ -45,7 +48,18 @@ def warnings(plan: Plan) -> list[str]:
     # where the model and its devices come from is no warning
     notes = [printable(note) for note in plan.notes if not note.startswith((plan.model.path, SIMULATED))]
     left_out = [left.message for left in plan.left_out]
-    return [*left_out, *reduced(plan), *given_up(plan), *settings, *notes, *cut_short(plan)]
+    turns = [] if plan.turns is None else turns_warnings(plan.turns)
+    return [*left_out, *reduced(plan), *given_up(plan), *settings, *turns, *notes, *cut_short(plan)]
+
+
+def turns_warnings(turns: Turns) -> list[str]:
+    """List why turns are slower than they could be, and whether users get what was asked for."""
+    lines = [turns.why] if turns.why else []
+    if turns.at_least is not None and turns.holds is not None and turns.holds < turns.session.users:
+        most = f"at most {turns.holds} at once do" if turns.holds else "not even one alone does"
+        each = f"{speed(turns.all.each)} t/s each, less than {turns.at_least:g}"
+        lines.append(f"{_users(turns.all.users)} get {each}: {most}")
+    return lines
 
 
 def _context(plan: Plan) -> str:
@@ -93,6 +107,22 @@ def _cache(plan: Plan) -> Iterator[str]:
         yield "flash attention off"
     if (params.n_batch, params.n_ubatch) != (Params.n_batch, Params.n_ubatch):
         yield f"batch {params.n_batch}/{params.n_ubatch}"
+
+
+def _turns(turns: Turns) -> Iterator[str]:
+    """Yield what a turn takes and brings, and what one user alone would have."""
+    every = turns.all
+    yield f"{_users(every.users)}: {duration(every.seconds)} a turn"
+    if every.users == 1:
+        yield f"{speed(every.each)} t/s while it answers"
+    else:
+        yield f"{speed(every.each)} t/s each, {speed(every.together)} in all (one alone {speed(turns.points[0].each)})"
+    if turns.session.reused:
+        yield f"{round(turns.computed)} of {turns.session.prompt} prompt tokens computed"
+
+
+def _users(count: int) -> str:
+    return "1 user" if count == 1 else f"{count} users"
 
 
 def _speeds(price: Price, *, is_host_shared: bool) -> str:

@@ -16,12 +16,23 @@ from fitter.machine.gpu_catalogue import capability_text
 from fitter.output.tables.alternatives import alternative_lines
 from fitter.output.tables.explanation import explain_lines, far_lines
 from fitter.output.tables.narrow import Indented, table_of, too_narrow
-from fitter.output.tables.plan_facts import cut_short, facts, given_up, layers, reduced, shared_places, warnings
+from fitter.output.tables.plan_facts import (
+    cut_short,
+    facts,
+    given_up,
+    layers,
+    reduced,
+    shared_places,
+    turns_warnings,
+    warnings,
+)
 from fitter.output.tables.pool_lines import pool_lines
 from fitter.output.units import dummy_loads, scaled, speed
 from fitter.planning.plan.layer_map import HOST_NAME
 from fitter.planning.plan.plan import Plan
+from fitter.planning.plan.turns import Turns
 from fitter.planning.pricing.pricing import Price
+from fitter.planning.request.session import Session
 from fitter.planning.request.summary import DeviceUse, HostUse, PoolUse, SharedUse
 from fitter.programs.later import Later
 from fitter.text import LONGEST_NAME, MIB, as_log_line, human, mib, printable
@@ -129,6 +140,9 @@ def _details(plan: Plan) -> Iterator[RenderableType]:
     if plan.estimate is not None:
         lines = [_estimate(plan.estimate), *far_lines(plan.bound)]
         yield from _folded([*lines, *explain_lines(plan.estimate, plan.choices, plan.bound)])
+    if plan.turns is not None:
+        yield from _folded([f"work: {work_text(plan.turns.session)}", *turns_warnings(plan.turns)])
+        yield users_table(plan.turns)
     yield from alternative_lines(plan)
     loads = dummy_loads(plan.search.dummy_loads)
     if plan.search.shared_loads:
@@ -151,6 +165,29 @@ def rows_table(rows: Iterable[Row]) -> Table:
     for row in rows:
         real = (mib(row.real.compute),) if has_real else ()
         table.add_row(row.buffer_type, mib(row.model), mib(row.context), mib(row.compute), *real, mib(row.used))
+    return table
+
+
+def work_text(session: Session) -> str:
+    """Write one line: the work that the plan is for, on average."""
+    parts = [f"{session.prompt} + {session.answer} tokens a turn"]
+    if session.reused:
+        parts.append(f"{session.reused:.1%} of the prompt reused, {session.turns} turns to {session.longest} tokens")
+    if session.gap:
+        parts.append(f"{session.gap:g} s between turns")
+    return " · ".join(parts)
+
+
+def users_table(turns: Turns) -> Table:
+    """Draw what each and all get for one user, twice as many and so on, and where more users bring little."""
+    table = table_of("users", "s a turn", "t/s each", "t/s in all", names="")
+    table.add_column("", style="dim")
+    for point in turns.points:
+        if point.users & (point.users - 1) and point is not turns.all and point.users != turns.knee:
+            continue
+        note = "more bring little" if point.users == turns.knee and point is not turns.all else ""
+        numbers = scaled(point.seconds, 1), speed(point.each), speed(point.together)
+        table.add_row(str(point.users), *numbers, note)
     return table
 
 
@@ -307,9 +344,10 @@ def parameter_lines(plan: Plan) -> list[str]:
 def _estimate(price: Price) -> str:
     workload = price.workload
     prompt, generation = speed(price.prompt_tokens_per_second), speed(price.generation_tokens_per_second)
+    each = "" if workload.users == 1 else f" for each of {workload.users} users at once"
     return (
         f"estimated {prompt} t/s prompt · {generation} t/s generation "
-        f"({workload.prompt} + {workload.generate} tokens: {price.seconds:.1f} s)"
+        f"({workload.prompt} + {workload.generate} tokens{each}: {price.seconds:.1f} s)"
     )
 
 

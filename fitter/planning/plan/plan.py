@@ -16,6 +16,7 @@ from fitter.model import location
 from fitter.parameters.table import DEFAULTS, AnyPath
 from fitter.planning.plan.alternative import Alternative
 from fitter.planning.plan.result_methods import methods_of
+from fitter.planning.plan.turns import Turns
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.summary import (
     DeviceUse,
@@ -86,6 +87,8 @@ class Plan:
     """Estimated time; ``None`` if the plan does not fit."""
     choices: tuple[Choice, ...] = ()
     """Decisions of the search, with their alternatives."""
+    turns: Turns | None = None
+    """Turns of the work that ``workload`` or ``users`` describes; ``None`` without these keywords."""
     bound: Bound | None = None
     """A time that no placement can beat."""
     levers: tuple[str, ...] = ()

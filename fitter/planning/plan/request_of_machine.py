@@ -21,6 +21,7 @@ from fitter.planning.plan.pool_use import check_pools
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import (
     auto_margin,
+    check_session,
     check_split_targets,
     check_targets,
     context_of_a_sequence,
@@ -32,6 +33,7 @@ from fitter.planning.request.constraints import (
 )
 from fitter.planning.request.request import DeviceLimit, HostLimit, PoolLimit, Request
 from fitter.planning.request.request_limits import own_context
+from fitter.planning.request.session import Session
 from fitter.planning.request.shared_margin import MAPS, mapped_between, with_what_they_map
 from fitter.planning.speed.cost import Workload
 from fitter.planning.speed.model_facts import facts_of
@@ -89,8 +91,11 @@ def request_of(
     devices = with_what_they_map(_limits(chosen, ask.margin, outside), pools)
     pinned = pinned_by(params, model, devices, machine.devices, questions.match)
     n_ctx_train = model.n_ctx_train or min(ask.fit_ctx, MAX_TOKENS)
-    workload = _workload(ask, params, n_ctx_train)
-    holds = workload.prompt + workload.generate if ask.is_workload_given else 0
+    session, workload = _work(ask, params, n_ctx_train)
+    holds = 0
+    if ask.is_workload_given:
+        # caches of their own, or parts of one
+        holds = session.longest * (workload.users if params.kv_unified else 1)
     return Request(
         params=replace(params, n_ctx=params.n_ctx or own_context(n_ctx_train, _streams(params))),
         fixed=_fixed(ask, named, devices, pinned),
@@ -107,6 +112,7 @@ def request_of(
         speeds=dict(questions.speeds(machine.devices if ask.sharing.may_be_anywhere else chosen)),
         host_speed=questions.host_speed(),
         workload=workload,
+        session=session if ask.session else None,
         objective=ask.objective,
         context_cost=ask.context_cost,
         strategy=ask.strategy,
@@ -259,14 +265,21 @@ def _fixed(
     return ask.given & _KEPT | {name for name, is_fixed in others.items() if is_fixed}
 
 
-def _workload(ask: Ask, params: Params, n_ctx_train: int) -> Workload:
-    """Build the request to be fast at; the user's context, or else the smallest one, must hold it."""
+def _work(ask: Ask, params: Params, n_ctx_train: int) -> tuple[Session, Workload]:
+    """Build the work and the request to be fast at; the user's context, or else the smallest one, must hold it."""
     is_set = "n_ctx" in ask.given or bool(params.n_ctx)
     if is_set:
         context = context_of_a_sequence(params, n_ctx_train)
     else:
         context = n_ctx_train if ask.is_workload_given else min(ask.fit_ctx, n_ctx_train)
-    return workload_of(ask.prompt, ask.generate, context, is_set=bool(params.n_ctx))
+    is_chosen = bool(params.n_ctx)
+    if ask.session and ask.workload is not None:
+        check_session(ask.session, context, is_set=is_chosen)
+        session = ask.session
+    else:
+        workload = workload_of(ask.prompt, ask.generate, context, is_set=is_chosen)
+        session = Session(workload.prompt, workload.generate, users=ask.users or 1)
+    return session, session.workload(users=min(session.users, params.n_seq_max))
 
 
 def _streams(params: Params) -> int:

@@ -38,7 +38,7 @@ def seconds_for(objective: str, workload: Workload, estimate: Estimate) -> float
     if objective == "generation":
         return workload.generate * estimate.generation_seconds
     if objective == "prompt":
-        return workload.prompt * estimate.prompt_seconds
+        return workload.users * (workload.prompt * estimate.prompt_seconds)
     return estimate.seconds
 
 

@@ -200,7 +200,7 @@ class Prices:
         if objective == "generation":
             return at.workload.generate * seconds.generation
         if objective == "prompt":
-            return at.workload.prompt / at.batch * seconds.prompt
+            return at.workload.users * (at.workload.prompt / at.batch * seconds.prompt)
         return at.request(seconds)
 
 

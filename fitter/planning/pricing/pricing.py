@@ -19,7 +19,7 @@ from fitter.planning.pricing.prices import pinned_on
 from fitter.planning.request.given import pinned_devices
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.speed.bound import lower_bound
-from fitter.planning.speed.cost import Estimate, Part, Work, Workload, price
+from fitter.planning.speed.cost import Estimate, Part, Work, Workload, price, seconds_of
 from fitter.planning.speed.explain import Bound, Reason
 from fitter.planning.speed.model_facts import ModelFacts
 from fitter.planning.speed.work import (
@@ -63,6 +63,8 @@ class Price:
     """Source of every speed that matters."""
     breakdown: Breakdown
     """Bytes that llama.cpp measured for the same parameters."""
+    steps: tuple[tuple[int, float], ...] = ()
+    """For one user, and more up to all of ``workload``: seconds of a step that makes a token for each of them."""
 
     @property
     def prompt_tokens_per_second(self) -> float:
@@ -236,7 +238,7 @@ def bound_of(
         return None
     workload = request.workload
     if request.objective == "generation":
-        workload = Workload(0, workload.generate, workload.cached + workload.prompt)
+        workload = replace(workload, prompt=0, cached=workload.cached + workload.prompt)
     elif request.objective == "prompt":
         workload = replace(workload, generate=0)
     units = units_of(layout, request.n_layer)
@@ -336,14 +338,22 @@ def price_of(
     live = workload.cached + workload.prompt + workload.generate / 2
     if live_tokens is not None:
         live = live_tokens
-        average = _join_estimates(average, estimate(Workload(0, 0, live_tokens)), workload)
+        average = _join_estimates(average, estimate(Workload(0, 0, live_tokens, workload.users)), workload)
 
     def name(part: str) -> str:
         match = re.match(r"device (\d+)(?=:)", part)
         return speeds.names[int(match[1])] + part[match.end() :] if match else part
 
     parts = tuple(replace(part, name=name(part.name)) for part in average.parts)
-    return Price(replace(average, parts=parts), workload, live, sources, breakdown)
+    steps = tuple((n, estimate(replace(workload, users=n)).generation_seconds) for n in _numbers_of_users(workload))
+    return Price(replace(average, parts=parts), workload, live, sources, breakdown, steps)
+
+
+def _numbers_of_users(workload: Workload) -> tuple[int, ...]:
+    """List powers of two below the users of ``workload``, and their number; nothing for one user."""
+    if workload.users == 1:
+        return ()
+    return (*(1 << power for power in range((workload.users - 1).bit_length())), workload.users)
 
 
 def sources_of(
@@ -365,6 +375,6 @@ def _join_estimates(prompt: Estimate, generation: Estimate, workload: Workload) 
     parts = {part.name: replace(part, generation=0.0) for part in prompt.parts}
     for part in generation.parts:
         parts[part.name] = Part(part.name, parts[part.name].prompt if part.name in parts else 0.0, part.generation)
-    seconds = workload.prompt * prompt.prompt_seconds + workload.generate * generation.generation_seconds
+    seconds = seconds_of(workload, prompt.prompt_seconds, generation.generation_seconds)
     costly = tuple(part for part in parts.values() if part.prompt or part.generation)
     return Estimate(prompt.prompt_seconds, generation.generation_seconds, seconds, costly)

@@ -18,7 +18,7 @@ from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.pricing import Price, Speeds, pieces_at, price_of, price_params, sources_of, speeds_of
 from fitter.planning.request.request import Request
-from fitter.planning.speed.cost import Costs, Estimate, Part, Work, Workload, figures, price
+from fitter.planning.speed.cost import Costs, Estimate, Part, Work, Workload, figures, price, seconds_of
 from fitter.planning.speed.model_facts import ModelFacts
 from fitter.planning.speed.work import Pieces, as_measured, work_of
 
@@ -150,7 +150,7 @@ def split_estimate(
     parts["sums"] = _sums(work, devices, workload, sums)
     costly = tuple(part for part in parts.values() if part.prompt or part.generation)
     prompt, generation = sum(part.prompt for part in costly), sum(part.generation for part in costly)
-    seconds = workload.prompt * prompt + workload.generate * generation
+    seconds = seconds_of(workload, prompt, generation)
     return Estimate(prompt, generation, seconds, costly)
 
 
@@ -171,7 +171,9 @@ def _sums(work: Work, devices: Sequence[DeviceSpeed], workload: Workload, costs:
         for device in devices
     )
     sent = steps * costs.width * work.n_embd / link
-    return Part("sums over devices", count * ((wait + remote) / batch + sent), count * (wait + remote + sent))
+    return Part(
+        "sums over devices", count * ((wait + remote) / batch + sent), count * (wait + remote + sent * workload.users)
+    )
 
 
 @functools.cache
@@ -188,6 +190,6 @@ def pipelined(estimate: Estimate, n_devices: int, workload: Workload, n_ubatch: 
     batches = max(1, -(-workload.prompt // max(1, n_ubatch)))
     factor = (batches + n_devices - 1) / (batches * n_devices)
     prompt = estimate.prompt_seconds * factor
-    seconds = workload.prompt * prompt + workload.generate * estimate.generation_seconds
+    seconds = seconds_of(workload, prompt, estimate.generation_seconds)
     parts = tuple(replace(part, prompt=part.prompt * factor) for part in estimate.parts)
     return Estimate(prompt, estimate.generation_seconds, seconds, parts)

@@ -11,7 +11,16 @@ from fitter.errors import UsageError
 from fitter.llama.types import Params, VirtualDevice
 from fitter.machine.gpu import virtual_devices
 from fitter.machine.machine import speed_of_host
-from fitter.parameters.table import DEFAULTS, SPECULATION, Fitting, LoadKeywords, Measuring, ServerKeywords, taken_by
+from fitter.parameters.table import (
+    DEFAULTS,
+    MAX_SEQUENCES,
+    SPECULATION,
+    Fitting,
+    LoadKeywords,
+    Measuring,
+    ServerKeywords,
+    taken_by,
+)
 from fitter.planning.request.constraints import (
     check_choices,
     check_paging,
@@ -22,6 +31,7 @@ from fitter.planning.request.constraints import (
     levers,
     params_of,
 )
+from fitter.planning.request.session import Session, session_of
 from fitter.planning.request.shared import DRAFT_MAX, parse_reserve
 from fitter.programs import PROGRAMS, Asked, Facts, Program, facts
 
@@ -166,6 +176,9 @@ class Ask:
     n_cpu_ffn: int | None = DEFAULTS["n_cpu_ffn"]
     prompt: int | None = DEFAULTS["prompt"]
     generate: int | None = DEFAULTS["generate"]
+    workload: str | None = DEFAULTS["workload"]
+    users: int | None = DEFAULTS["users"]
+    at_least: float | None = DEFAULTS["at_least"]
     host_bandwidth: float | str | None = DEFAULTS["host_bandwidth"]
     rpc_bandwidth: float | str | tuple[float | str, ...] | None = DEFAULTS["rpc_bandwidth"]
     objective: str = DEFAULTS["objective"]
@@ -205,7 +218,7 @@ class Ask:
 
     def with_one_slot(self, program_facts: Facts) -> Params | None:
         """Return the parameters with one sequence (``-np 1``); ``None`` where their number is the user's."""
-        if self.given & {"n_seq_max", "kv_unified_per_slot"}:
+        if self.given & {"n_seq_max", "kv_unified_per_slot"} or (self.session and self.session.users > 1):
             return None
         words = cast(Fitting, {**self.words, "n_seq_max": 1})
         return replace(self, words=words).with_facts(program_facts).load
@@ -233,7 +246,15 @@ class Ask:
         check_paging(self.load, self.allow)
         self.sharing.check()
         PROGRAMS[self.program].check(self.given)
+        self._check_work()
         self.check_machine()
+
+    def _check_work(self) -> None:
+        for option, value in (("--prompt", self.prompt), ("--generate", self.generate)):
+            if value is not None and self.workload is not None:
+                raise UsageError(f"--workload says how long prompts and answers are: leave {option} out")
+        if self.at_least is not None and self.session is None:
+            raise UsageError("--at-least is about users: say how many with --users, or leave it out")
 
     def check_machine(self) -> None:
         """Raise ``UsageError`` if the described machine is impossible."""
@@ -280,7 +301,12 @@ class Ask:
     @property
     def is_workload_given(self) -> bool:
         """Whether the user sets the request, so that a context must hold it."""
-        return self.prompt is not None or self.generate is not None
+        return self.prompt is not None or self.generate is not None or self.workload is not None
+
+    @cached_property
+    def session(self) -> Session | None:
+        """The work that the user describes, if any. Raises ``UsageError``."""
+        return session_of(self.workload, self.users)
 
     @property
     def is_placed(self) -> bool:
@@ -309,12 +335,12 @@ _NGRAMS = {
 """Ways to draft without a model, each with the keyword for its tokens at a time, if any."""
 
 
-def _program_keywords(checked: Mapping[str, Any], drafted: int) -> Asked:
-    """Collect the keywords that a program reads."""
+def _program_keywords(checked: Mapping[str, Any], drafted: int, slots: int | None = None) -> Asked:
+    """Collect the keywords that a program reads; ``slots`` is the number of sequences where the user sets none."""
     embedding, reranking = bool(checked.get("embedding")), bool(checked.get("reranking"))
     pooling = checked.get("pooling_type") or "model"
     return Asked(
-        n_seq_max=checked.get("n_seq_max"),
+        n_seq_max=checked.get("n_seq_max") or slots,
         kv_unified=checked.get("kv_unified"),
         n_batch=checked.get("n_batch"),
         n_ubatch=checked.get("n_ubatch"),
@@ -327,7 +353,9 @@ def _program_keywords(checked: Mapping[str, Any], drafted: int) -> Asked:
 
 def _initial_params(checked: Fitting, sharing: Sharing, program: Program, program_facts: Facts) -> Params:
     """Build the parameters with which a fit begins; it chooses devices later."""
-    asked = _program_keywords(checked, sharing.drafted(program_facts))
+    session = session_of(checked.get("workload"), checked.get("users"))
+    slots = min(session.users, MAX_SEQUENCES) if session and program.has_slots else None
+    asked = _program_keywords(checked, sharing.drafted(program_facts), slots)
     if asked.reads_texts and (sharing.mtp or sharing.model_draft is not None or sharing.ngrams):
         what = "--reranking" if checked.get("reranking") else "--embedding"
         drafts = "--mtp" if sharing.mtp else "-md" if sharing.model_draft is not None else "--spec-type"

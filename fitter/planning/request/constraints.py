@@ -16,6 +16,7 @@ from fitter.parameters.table import PARAMETERS, Measuring, of_a_load, taken_by
 from fitter.parameters.values import MAX_SCALE
 from fitter.planning.request import request_limits
 from fitter.planning.request.request import DEFAULT_MARGIN, LEVERS, OBJECTIVES, STRATEGIES, DeviceLimit
+from fitter.planning.request.session import Session
 from fitter.planning.request.shared import HOST_NAME
 from fitter.planning.request.summary import Problem
 from fitter.planning.speed.cost import Workload
@@ -235,6 +236,19 @@ def workload_of(prompt: int | None, generate: int | None, context: int, *, is_se
     if prompt is None:
         prompt = min(Workload.prompt, max(0, context - generate))
     return Workload(prompt, generate)
+
+
+def check_session(session: Session, context: int, *, is_set: bool) -> None:
+    """Raise ``UsageError`` if a context, of one sequence, does not hold a conversation to its end.
+
+    ``is_set``: whether the user chose the context.
+    """
+    if session.longest > context:
+        remedy = "ask for less, or for a larger -c" if is_set else "the model has no larger one, so ask for less"
+        raise UsageError(
+            f"a conversation of {session.longest} tokens at its end is more than a context of {context} for each user: "
+            f"{remedy}"
+        )
 
 
 def check_live_tokens(live_tokens: int | None, context: int) -> None:

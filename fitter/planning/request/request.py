@@ -13,6 +13,7 @@ from fitter.parameters.table import DEFAULTS
 # What ``--allow`` accepts; ``fitter.planning.search.levers`` makes changes of a request of them.
 from fitter.parameters.table import LEVERS as LEVERS
 from fitter.planning.request.request_limits import own_context
+from fitter.planning.request.session import Session
 from fitter.planning.speed.cost import Workload
 from fitter.planning.speed.model_facts import ModelFacts
 from fitter.text import MIB
@@ -134,6 +135,7 @@ class Request:
         speeds: Speed of each device, by name.
         host_speed: Speed of the host; ``None`` for no estimate.
         workload: The request to price; every context from ``n_ctx_min`` up holds it.
+        session: The work that the user describes, whose average turn ``workload`` is; ``None`` for one request.
         objective: The goal (``OBJECTIVES``).
         strategy: The way to place (``STRATEGIES``).
         context_cost: The share of its time that the request may take longer for more context.
@@ -160,6 +162,7 @@ class Request:
     speeds: dict[str, DeviceSpeed] = field(default_factory=dict)
     host_speed: HostSpeed | None = None
     workload: Workload = field(default_factory=Workload)
+    session: Session | None = None
     objective: str = "request"
     strategy: str = "fastest"
     context_cost: float = DEFAULTS["context_cost"]

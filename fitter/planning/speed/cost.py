@@ -34,6 +34,7 @@ class Family:
         quantized_cache: The same for other KV caches, which are read once for each query head.
         compute: Share of the datasheet's compute that matrix products of a prompt reach.
         attention: The same for attention of a prompt.
+        few: Share of ``compute`` that is left for the tokens of several users in one step.
     """
 
     layer: float
@@ -42,6 +43,7 @@ class Family:
     quantized_cache: float
     compute: float
     attention: float
+    few: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,7 @@ class Layer:
         attention: Its attention, if any.
         cache: The place of its KV cache if it is not ``home``, as with ``-nkvo``.
         attends: The device that computes attention to a cache on the host, because it has a projection of the layer.
+        state: Bytes of a user's recurrent state that each token reads and writes; in ``weights`` for one user.
         n_host_only: Number of tensors that llama.cpp keeps on the host because no device computes with them.
     """
 
@@ -177,6 +180,7 @@ class Layer:
     cache: int | None = None
     attends: int | None = None
     n_host_only: int = 0
+    state: float = 0.0
 
     @property
     def is_host_only(self) -> bool:
@@ -221,6 +225,8 @@ class Workload:
     """Tokens to generate."""
     cached: int = 0
     """Tokens in the cache before the request."""
+    users: int = 1
+    """Users that send such a request at once: each step of generation makes a token for each of them."""
 
 
 @dataclass(frozen=True)
@@ -242,9 +248,9 @@ class Estimate:
     prompt_seconds: float
     """Seconds per prompt token."""
     generation_seconds: float
-    """Seconds per generated token."""
+    """Seconds per generated token of each user."""
     seconds: float
-    """Seconds of the whole request."""
+    """Seconds until all users have their answers."""
     parts: tuple[Part, ...] = field(default=())
     """All steps; their seconds add up to the seconds per token."""
 
@@ -288,6 +294,7 @@ class Setting:
         streams: Whether a local device computes with host weights in prompts (``streamer``).
         expert_share: Share of the experts that one token uses.
         experts_touched: Share of the experts that a micro batch uses.
+        experts_of_step: Share of the experts that a step of generation uses, with a token of each user.
         workload: The request.
         is_mapped: Whether host weights are mapped from their file.
     """
@@ -302,12 +309,20 @@ class Setting:
     streams: bool
     expert_share: float
     experts_touched: float
+    experts_of_step: float
     workload: Workload
     is_mapped: bool = False
 
     def request(self, seconds: Seconds) -> float:
         """Return the seconds of the whole request for the seconds of each micro batch and each generated token."""
-        return self.workload.prompt / self.batch * seconds.prompt + self.workload.generate * seconds.generation
+        workload = self.workload
+        prompts = workload.users * (workload.prompt / self.batch * seconds.prompt)
+        return prompts + workload.generate * seconds.generation
+
+    @property
+    def streams_answers(self) -> bool:
+        """Whether a local device computes with host weights in generation, too, since enough users share a step."""
+        return self.streams and self.workload.users >= MIN_OFFLOAD_BATCH
 
     @functools.cached_property
     def families(self) -> tuple[Family, ...]:
@@ -362,10 +377,16 @@ def setting(
         workload.cached + workload.prompt + workload.generate / 2,
         _has_local(devices) and work.op_offload and batch >= MIN_OFFLOAD_BATCH,
         share,
-        1 - (1 - share) ** batch,
+        _touched(share, batch),
+        _touched(share, workload.users) if workload.users > 1 else share,
         workload,
         work.is_mapped,
     )
+
+
+def _touched(share: float, n_tokens: int) -> float:
+    """Return the share of the experts that some of ``n_tokens`` tokens use, each ``share`` of them at random."""
+    return float(1 - (1 - share) ** n_tokens)
 
 
 def _has_local(devices: Iterable[DeviceSpeed]) -> bool:
@@ -376,14 +397,16 @@ def tensor_seconds(weights: Weights, at: Setting) -> Seconds:
     """Compute the seconds to read and compute with ``weights`` at their place."""
     costs = at.costs
     read = max(weights.bytes, weights.n_params * costs.min_bits / 8)
-    generation_bytes = read * (at.expert_share if weights.experts else 1)
+    generation_bytes = read * (at.experts_of_step if weights.experts else 1)
     prompt_bytes = weights.bytes * (at.experts_touched if weights.experts else 1)
     flops = 2 * weights.n_params * (at.expert_share if weights.experts else 1) * at.batch
     if weights.place != HOST:
         device, family = at.devices[weights.place], at.families[weights.place]
         bandwidth = family.bandwidth * device.bandwidth
+        generation = generation_bytes / bandwidth
         return Seconds(
-            flops / (family.compute * device.compute) + prompt_bytes / bandwidth, generation_bytes / bandwidth
+            flops / (family.compute * device.compute) + prompt_bytes / bandwidth,
+            generation + further_users_seconds(weights, at),
         )
     bandwidth = costs.host.bandwidth * at.host.bandwidth
     if at.streams and not weights.is_host_only:
@@ -399,15 +422,49 @@ def tensor_seconds(weights: Weights, at: Setting) -> Seconds:
         prompt = prompt_bytes / bandwidth + flops / (costs.host.compute * at.threads)
     if weights.cache:
         device, family = at.devices[weights.cache.device], at.families[weights.cache.device]
-        uploaded = (1 - weights.cache.hit_rate) * weights.bytes * at.expert_share / at.upload(weights.cache.device)
-        return Seconds(prompt, generation_bytes / (family.bandwidth * device.bandwidth) + uploaded)
-    looked_up = weights.n_looked_up * (at.expert_share if weights.experts else 1) / (costs.host.lookup * at.threads)
-    return Seconds(prompt, max(generation_bytes / bandwidth, looked_up))
+        uploaded = (1 - weights.cache.hit_rate) * weights.bytes * at.experts_of_step / at.upload(weights.cache.device)
+        read_there = generation_bytes / (family.bandwidth * device.bandwidth)
+        return Seconds(prompt, read_there + uploaded + further_users_seconds(weights, at))
+    if at.streams_answers and not weights.is_host_only:
+        streamed = weights.bytes * (at.experts_of_step if weights.experts else 1) / at.stream
+        return Seconds(prompt, streamed + further_users_seconds(weights, at))
+    looked_up = weights.n_looked_up * (at.experts_of_step if weights.experts else 1) / (costs.host.lookup * at.threads)
+    return Seconds(prompt, max(generation_bytes / bandwidth, looked_up) + further_users_seconds(weights, at))
+
+
+def further_users_seconds(weights: Weights, at: Setting) -> float:
+    """Compute the seconds to compute with ``weights`` for all users of a step but the first.
+
+    The first user's are part of the time to read the weights.
+    """
+    more = at.workload.users - 1
+    if not more:
+        return 0.0
+    flops = 2 * weights.n_params * (at.expert_share if weights.experts else 1) * more
+    place = weights.cache.device if weights.cache else weights.place
+    if place == HOST and at.streams_answers and not weights.is_host_only:
+        place = at.streamer
+    if place == HOST:
+        return flops / (at.costs.host.compute * at.threads)
+    device, family = at.devices[place], at.families[place]
+    return flops / (family.few * family.compute * device.compute)
 
 
 def layer_seconds(layer: Layer, at: Setting) -> Seconds:
     """Compute the seconds of a layer without weights: its fixed time and attention. ``price`` adds splits and hops."""
-    return _fixed(layer, at) + attention_seconds(layer, at)
+    return _fixed(layer, at) + attention_seconds(layer, at) + _states_seconds(layer, at)
+
+
+def _states_seconds(layer: Layer, at: Setting) -> Seconds:
+    """Compute the seconds to read and write the recurrent states of all users but the first, in ``Layer.weights``."""
+    if not layer.state or at.workload.users == 1:
+        return Seconds()
+    place = layer.home if layer.cache is None else layer.cache
+    if place == HOST:
+        bandwidth = at.costs.host.bandwidth * at.host.bandwidth
+    else:
+        bandwidth = at.families[place].bandwidth * at.devices[place].bandwidth
+    return Seconds(0.0, (at.workload.users - 1) * 2 * layer.state / bandwidth)
 
 
 def _fixed(layer: Layer, at: Setting) -> Seconds:
@@ -451,7 +508,7 @@ def attention_seconds(layer: Layer, at: Setting) -> Seconds:
             prompt += attention.kv_bytes * prompt_seen / at.link(place)
     else:
         prompt = flops / on_host
-    return Seconds(prompt, generation)
+    return Seconds(prompt, generation * at.workload.users)
 
 
 def _computes_on_host(layer: Layer) -> bool:
@@ -553,7 +610,7 @@ def visit_seconds(device: int, at: Setting) -> Seconds:
     if not at.devices[device].is_remote:
         return Seconds()
     round_trip, activations = at.devices[device].round_trip, 2 * 4 * at.n_embd / at.link(device)
-    return Seconds(round_trip + activations * at.batch, round_trip + activations)
+    return Seconds(round_trip + activations * at.batch, round_trip + activations * at.workload.users)
 
 
 def logits_seconds(output: Layer, at: Setting) -> Seconds:
@@ -561,13 +618,15 @@ def logits_seconds(output: Layer, at: Setting) -> Seconds:
     if output.home == HOST or not at.devices[output.home].is_remote:
         return Seconds()
     n_vocab = sum(weights.n_params for weights in output.weights) / at.n_embd
-    return Seconds(0, 4 * n_vocab / at.link(output.home))
+    return Seconds(0, 4 * n_vocab * at.workload.users / at.link(output.home))
 
 
 def price(
     work: Work, devices: Sequence[DeviceSpeed], host: HostSpeed, workload: Workload, costs: Costs | None = None
 ) -> Estimate:
     """Estimate the seconds of ``workload`` with ``work`` on ``devices`` and ``host``.
+
+    Of several users, one prompt is computed after the other, and then all answers together, a step for a token of each.
 
     Args:
         work: The placed model.
@@ -591,7 +650,7 @@ def price(
             add(f"{names[weights.place]}: weights", tensor_seconds(weights, at) * count)
         cache = layer.home if layer.cache is None else layer.cache
         add(f"{names[layer.home]}: layers", _fixed(layer, at) * count)
-        add(f"{names[cache]}: attention", attention_seconds(layer, at) * count)
+        add(f"{names[cache]}: attention", (attention_seconds(layer, at) + _states_seconds(layer, at)) * count)
     remote = [d for d, device in enumerate(at.devices) if device.is_remote]
     for d, count in visits(work, remote).items():
         add(f"{names[d]}: network", visit_seconds(d, at) * count)
@@ -607,8 +666,13 @@ def price(
     add("device hops", Seconds(at.costs.hop + activations, at.costs.hop) * passed_on)
     shares = tuple(Part(name, seconds.prompt / at.batch, seconds.generation) for name, seconds in parts.items())
     prompt, generation = sum(part.prompt for part in shares), sum(part.generation for part in shares)
-    seconds = workload.prompt * prompt + workload.generate * generation
+    seconds = seconds_of(workload, prompt, generation)
     return Estimate(prompt, generation, seconds, tuple(part for part in shares if part.prompt or part.generation))
+
+
+def seconds_of(workload: Workload, prompt: float, generation: float) -> float:
+    """Compute the seconds of ``workload`` from those of a token of a prompt, and of a step of generation."""
+    return workload.users * (workload.prompt * prompt) + workload.generate * generation
 
 
 def _repeated(layers: Sequence[Layer]) -> Iterable[tuple[Layer, int]]:

@@ -127,7 +127,8 @@ class Pieces:
             projections = places[: facts.layers[index].n_attention]
             attends = next((place for place, _ in projections if place != HOST), None)
         n_host_only = sum(is_host_only for _, is_host_only in places)
-        return Layer(home, weights, attention, cache if attention else None, attends, n_host_only)
+        state = 0.0 if is_output else self.states[index]
+        return Layer(home, weights, attention, cache if attention else None, attends, n_host_only, state)
 
     def _place_of(self, name: str, chosen: int) -> tuple[int, bool]:
         """Return the place of a tensor that should be at ``chosen``, and whether llama.cpp keeps it on the host."""
