@@ -266,11 +266,14 @@ class _Places:
             self._prices[sort] = (*map(self._at.request, on_devices), min(map(self._at.request, on_host)))
         return self._prices[sort]
 
-    def layer(self, attention: Attention | None, cache_on_host: bool) -> tuple[float, ...]:
-        """Compute the seconds of a layer on each place, with its cache and without its weights."""
-        on_host = Layer(HOST, (), attention)
+    def layer(self, attention: Attention | None, cache_on_host: bool, state: float = 0.0) -> tuple[float, ...]:
+        """Compute the seconds of a layer on each place, with its cache and without its weights.
+
+        ``state``: bytes of the recurrent state of each user but the first, whose state is among the weights.
+        """
+        on_host = Layer(HOST, (), attention, state=state)
         return (
-            *(self._on_device(d, attention, cache_on_host) for d in self._devices),
+            *(self._on_device(d, attention, cache_on_host, state) for d in self._devices),
             min(at.request(layer_seconds(on_host, at)) for at in self._hosts),
         )
 
@@ -284,12 +287,12 @@ class _Places:
                 seconds.append(at.request(layer_seconds(Layer(HOST, (), attention, None, 1), setting)))
         return min(seconds)
 
-    def _on_device(self, device: int, attention: Attention | None, cache_on_host: bool) -> float:
+    def _on_device(self, device: int, attention: Attention | None, cache_on_host: bool, state: float) -> float:
         at = self._at
         if attention is None or not cache_on_host:
-            return at.request(layer_seconds(Layer(device, (), attention), at))
+            return at.request(layer_seconds(Layer(device, (), attention, state=state), at))
         # the device attends to a cache on the host, or the host does if it has the weights before attention
-        layers = [Layer(1, weights, attention, HOST) for weights in ((), (Weights(HOST, 0, 0),))]
+        layers = [Layer(1, weights, attention, HOST, state=state) for weights in ((), (Weights(HOST, 0, 0),))]
         settings = [at.on((at.devices[first], at.devices[device])) for first in self._devices]
         return min(at.request(layer_seconds(layer, at)) for at in settings for layer in layers)
 
@@ -350,7 +353,7 @@ def _items(places: _Places, pieces: Pieces, units: Sequence[Unit]) -> _Items:
                 of_state = places.weights(_Sort(0, 0, False, slowest[False]))
                 if pieces.cache_on_host:
                     of_state = (of_state[-1],) * len(of_state)
-                of_layer = places.layer(attention, pieces.cache_on_host)
+                of_layer = places.layer(attention, pieces.cache_on_host, state)
                 homes[home] = tuple(a + state_bytes * b for a, b in zip(of_layer, of_state, strict=True))
             items.add(homes[home], 0 if pieces.cache_on_host else unit.cache)
         for tensor in free:
