@@ -27,6 +27,7 @@ COMMANDS = {
     "report": "Write a plan as a page to keep and forward.",
     "serve": "Plan in the browser, with a JSON API.",
     "verify": "Load a plan for real and compare its memory.",
+    "tune": "Run a plan and changes of it, keep the quickest.",
     "calibrate": "Compare real devices with virtual ones.",
     "lock": "Record what the cases of fitter.toml take.",
     "check": "Fail if a case takes more than was recorded.",

@@ -298,6 +298,30 @@ def _jobs(text: str) -> Callable[[_Function], _Function]:
     )
 
 
+tuning_options = stacked(
+    _option(
+        OUTPUT,
+        "minutes",
+        "--minutes",
+        type=_KindType(kinds.Rate("MINUTES", "minutes")),
+        metavar="MINUTES",
+        brief="Minutes for all runs.",
+        help="Minutes for all runs; the plan itself always runs. [default: 10]",
+    ),
+    _option(
+        OUTPUT,
+        "server",
+        "--server",
+        metavar="PATH",
+        brief="The llama-server to run.",
+        help="The llama-server to start, or a directory that has one. [default: that of --llama-cpp, or the one on the "
+        "PATH]",
+    ),
+    _flag(OUTPUT, "no_store", "--no-store", brief="", help="Do not store what was measured for later plans."),
+    _file("export", "--export", "Write what was measured on this machine into this file.", OUTPUT),
+    _file("imported", "--import", "Use what was measured on a machine like this one, from this file.", OUTPUT),
+)
+
 _trust_option = _flag(
     _CASES,
     "trust",

@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from fitter.llama.types import DeviceInfo, VirtualDevice
 from fitter.machine import gpu_catalogue, shared_memory
@@ -31,6 +32,19 @@ _OLDEST_RDNA = AMD_OFFSET + 0x1010
 """The compute capability of ``gfx1010``, the first of RDNA, as ggml-cuda counts them."""
 
 
+class Factors(NamedTuple):
+    """How many times as long something takes as the cost model says, where ``fitter tune`` has measured it."""
+
+    prompt: float = 1.0
+    """In prompts."""
+    generation: float = 1.0
+    """In generation."""
+
+
+AS_ESTIMATED = Factors()
+"""Nothing is measured."""
+
+
 @dataclass(frozen=True)
 class DeviceSpeed:
     """Speeds of one device as its vendor publishes them; the cost model knows the share that llama.cpp reaches.
@@ -48,6 +62,7 @@ class DeviceSpeed:
         known: Whether the device is in the catalogue; for a remote device, whether its bandwidth is measured or set.
         round_trip: Seconds of the network's round trip.
         nvlink: Bytes per second to other devices; 0 without.
+        factors: What ``fitter tune`` measured of it.
     """
 
     bandwidth: float
@@ -59,6 +74,7 @@ class DeviceSpeed:
     known: bool
     round_trip: float = 0.0
     nvlink: float = 0.0
+    factors: Factors = AS_ESTIMATED
 
     @property
     def is_remote(self) -> bool:
@@ -75,12 +91,14 @@ class HostSpeed:
         source: The source in one line.
         threads: llama.cpp's threads, by default one per physical core; 0 if unknown.
         known: Whether the bandwidth is measured or set.
+        factors: What ``fitter tune`` measured of it.
     """
 
     bandwidth: float
     source: str
     threads: int = 0
     known: bool = True
+    factors: Factors = AS_ESTIMATED
 
 
 def default_host() -> HostSpeed:

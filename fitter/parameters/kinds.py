@@ -336,21 +336,22 @@ class Seconds(Kind):
 
 @dataclass(frozen=True)
 class Rate(Kind):
-    """Tokens per second, above 0."""
+    """A number above 0 of ``unit``."""
 
     metavar: str | None = "T/S"
+    unit: str = "tokens per second"
 
     def check(self, called: str, value: Any) -> float:
         rate = number(called, value)
         if not 0 < rate < math.inf:
-            raise UsageError(f"{called} is {shown(value)}: give tokens per second above 0")
+            raise UsageError(f"{called} is {shown(value)}: give {self.unit} above 0")
         return rate
 
     def parse(self, word: str) -> float:
         try:
-            return self.check("the speed", float(word))
+            return self.check("the number", float(word))
         except ValueError:
-            raise UsageError(f"{shown(word)} is not a number of tokens per second, such as 10") from None
+            raise UsageError(f"{shown(word)} is not a number of {self.unit}, such as 10") from None
 
     def read(self, where: str, value: Any) -> float:
         return self.check(where, value)

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -41,13 +41,16 @@ class Gone(Exception):
 class Running:
     """A running llama-server; ``running`` starts and ends it."""
 
-    def __init__(self, words: Sequence[str], on_log: Callable[[str], None] | None) -> None:
+    def __init__(
+        self, words: Sequence[str], on_log: Callable[[str], None] | None, variables: Mapping[str, str] | None = None
+    ) -> None:
         self.path = words[0]
         self.port = free_port()
         self._alias, self._key = f"fitter-{secrets.token_hex(8)}", secrets.token_hex(16)
         server_options = ["--host", _HOST, "--port", str(self.port), "--alias", self._alias, "--api-key", self._key]
         try:
-            self._process = SupervisedProgram([*words, *server_options, "-lv", _VERBOSITY], environment())
+            all_variables = {**environment(), **(variables or {})}
+            self._process = SupervisedProgram([*words, *server_options, "-lv", _VERBOSITY], all_variables)
         except OSError as error:
             raise LibraryError(cannot_start(self.path, error)) from None
         self._on_log = on_log
@@ -160,7 +163,12 @@ def ended(server: Running, status: int, while_what: str) -> LlamaCppCrashError:
 
 
 @contextmanager
-def running(words: Sequence[str], patience: float, on_log: Callable[[str], None] | None = None) -> Iterator[Running]:
+def running(
+    words: Sequence[str],
+    patience: float,
+    on_log: Callable[[str], None] | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[Running]:
     """Start a llama-server, wait until it has loaded its model, and end it with the block.
 
     It listens on a free port of this machine only, and answers only requests with a new random key.
@@ -169,13 +177,14 @@ def running(words: Sequence[str], patience: float, on_log: Callable[[str], None]
         words: Its path and arguments.
         patience: Seconds for the load.
         on_log: Called with every line of its log.
+        variables: Further variables of its environment.
 
     Raises:
         LibraryError: It cannot be started.
         LlamaCppError: It ended before it was ready, or is not ready in time.
     """
     for left in reversed(range(_TRIES)):
-        server = Running(words, on_log)
+        server = Running(words, on_log, variables)
         try:
             if _is_up(server, patience, is_last=not left):
                 yield server

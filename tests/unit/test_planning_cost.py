@@ -566,7 +566,7 @@ def test_weights_for_several_users(weights: Weights, streams: bool, workload: Wo
 def test_each_user_has_a_cache_and_a_state() -> None:
     placed = Layer(0, THERE, HALF, state=7)
     alone, four = small(SMALL), small(SMALL, workload=FOUR)
-    assert cost.attention_seconds(placed, four).generation == pytest.approx(4 * 8 * 76 / 25)
+    assert cost.attention_seconds(placed, four).generation == pytest.approx(4 * 8 * 76 / 25 + 3 * 2 * 7 / 50)
     assert cost.attention_seconds(placed, four).prompt == cost.attention_seconds(placed, alone).prompt
     more = cost.layer_seconds(placed, four).generation - cost.layer_seconds(placed, alone).generation
     assert more == pytest.approx(3 * 8 * 76 / 25 + 3 * 2 * 7 / 50)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from operator import add
 from typing import NamedTuple
 
-from fitter.machine.speed import DeviceSpeed, HostSpeed
+from fitter.machine.speed import DeviceSpeed, Factors, HostSpeed
 from fitter.planning.placing.layer_sizes import HOST, Unit
 from fitter.planning.speed.cost import (
     Attention,
@@ -205,13 +205,13 @@ class _Places:
 
     def __init__(self, at: Setting, has_expert_cache: bool = False) -> None:
         self._has_expert_cache = has_expert_cache
-        index_of: dict[tuple[str, float, float, float], int] = {}
+        index_of: dict[tuple[str, float, float, float, Factors], int] = {}
         self._at = at
         self.min_bits = at.costs.min_bits
         self._devices: list[int] = []
         self._place_of: dict[int, int] = {HOST: -1}
         for d, device in enumerate(at.devices):
-            key = family_name(device), device.bandwidth, device.compute, device.pcie
+            key = family_name(device), device.bandwidth, device.compute, device.pcie, device.factors
             self._place_of[d] = index_of.setdefault(key, len(index_of))
             if len(index_of) > len(self._devices):
                 self._devices.append(d)

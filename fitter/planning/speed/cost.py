@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fitter.machine.speed import DeviceSpeed, HostSpeed
+from fitter.machine.speed import AS_ESTIMATED, DeviceSpeed, HostSpeed
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.storage.data_files import read_data
 
@@ -334,6 +334,19 @@ class Setting:
         """Index of the device that computes with host weights in prompts."""
         return next(d for d, device in enumerate(self.devices) if not device.is_remote)
 
+    @functools.cached_property
+    def is_tuned(self) -> bool:
+        """Whether ``fitter tune`` has measured the host or a device."""
+        factors = (self.host.factors, *(device.factors for device in self.devices))
+        return any(each != AS_ESTIMATED for each in factors)
+
+    def tuned(self, seconds: Seconds, place: int) -> Seconds:
+        """Correct seconds that are spent at ``place`` by what was measured of it."""
+        if not self.is_tuned:
+            return seconds
+        factors = self.host.factors if place == HOST else self.devices[place].factors
+        return Seconds(seconds.prompt * factors.prompt, seconds.generation * factors.generation)
+
     def on(self, devices: tuple[DeviceSpeed, ...]) -> Setting:
         """Return the setting with other devices."""
         return replace(self, devices=devices, streams=self.streams and _has_local(devices))
@@ -395,6 +408,10 @@ def _has_local(devices: Iterable[DeviceSpeed]) -> bool:
 
 def tensor_seconds(weights: Weights, at: Setting) -> Seconds:
     """Compute the seconds to read and compute with ``weights`` at their place."""
+    return at.tuned(_tensor_seconds(weights, at), weights.place)
+
+
+def _tensor_seconds(weights: Weights, at: Setting) -> Seconds:
     costs = at.costs
     read = max(weights.bytes, weights.n_params * costs.min_bits / 8)
     generation_bytes = read * (at.experts_of_step if weights.experts else 1)
@@ -406,7 +423,7 @@ def tensor_seconds(weights: Weights, at: Setting) -> Seconds:
         generation = generation_bytes / bandwidth
         return Seconds(
             flops / (family.compute * device.compute) + prompt_bytes / bandwidth,
-            generation + further_users_seconds(weights, at),
+            generation + _further_users_seconds(weights, at),
         )
     bandwidth = costs.host.bandwidth * at.host.bandwidth
     if at.streams and not weights.is_host_only:
@@ -424,12 +441,12 @@ def tensor_seconds(weights: Weights, at: Setting) -> Seconds:
         device, family = at.devices[weights.cache.device], at.families[weights.cache.device]
         uploaded = (1 - weights.cache.hit_rate) * weights.bytes * at.experts_of_step / at.upload(weights.cache.device)
         read_there = generation_bytes / (family.bandwidth * device.bandwidth)
-        return Seconds(prompt, read_there + uploaded + further_users_seconds(weights, at))
+        return Seconds(prompt, read_there + uploaded + _further_users_seconds(weights, at))
     if at.streams_answers and not weights.is_host_only:
         streamed = weights.bytes * (at.experts_of_step if weights.experts else 1) / at.stream
-        return Seconds(prompt, streamed + further_users_seconds(weights, at))
+        return Seconds(prompt, streamed + _further_users_seconds(weights, at))
     looked_up = weights.n_looked_up * (at.experts_of_step if weights.experts else 1) / (costs.host.lookup * at.threads)
-    return Seconds(prompt, max(generation_bytes / bandwidth, looked_up) + further_users_seconds(weights, at))
+    return Seconds(prompt, max(generation_bytes / bandwidth, looked_up) + _further_users_seconds(weights, at))
 
 
 def further_users_seconds(weights: Weights, at: Setting) -> float:
@@ -437,6 +454,10 @@ def further_users_seconds(weights: Weights, at: Setting) -> float:
 
     The first user's are part of the time to read the weights.
     """
+    return at.tuned(Seconds(0.0, _further_users_seconds(weights, at)), weights.place).generation
+
+
+def _further_users_seconds(weights: Weights, at: Setting) -> float:
     more = at.workload.users - 1
     if not more:
         return 0.0
@@ -452,14 +473,13 @@ def further_users_seconds(weights: Weights, at: Setting) -> float:
 
 def layer_seconds(layer: Layer, at: Setting) -> Seconds:
     """Compute the seconds of a layer without weights: its fixed time and attention. ``price`` adds splits and hops."""
-    return _fixed(layer, at) + attention_seconds(layer, at) + _states_seconds(layer, at)
+    return _fixed(layer, at) + attention_seconds(layer, at)
 
 
-def _states_seconds(layer: Layer, at: Setting) -> Seconds:
+def _states_seconds(layer: Layer, at: Setting, place: int) -> Seconds:
     """Compute the seconds to read and write the recurrent states of all users but the first, in ``Layer.weights``."""
     if not layer.state or at.workload.users == 1:
         return Seconds()
-    place = layer.home if layer.cache is None else layer.cache
     if place == HOST:
         bandwidth = at.costs.host.bandwidth * at.host.bandwidth
     else:
@@ -468,6 +488,10 @@ def _states_seconds(layer: Layer, at: Setting) -> Seconds:
 
 
 def _fixed(layer: Layer, at: Setting) -> Seconds:
+    return at.tuned(_untuned_fixed(layer, at), layer.home)
+
+
+def _untuned_fixed(layer: Layer, at: Setting) -> Seconds:
     sync = at.costs.host.sync * at.threads
     if layer.home == HOST:
         # attention and feed-forward
@@ -479,10 +503,13 @@ def _fixed(layer: Layer, at: Setting) -> Seconds:
 
 
 def attention_seconds(layer: Layer, at: Setting) -> Seconds:
-    """Compute the seconds of a layer's attention."""
-    attention = layer.attention
-    if attention is None:
-        return Seconds()
+    """Compute the seconds of a layer's attention, and of the recurrent states of further users."""
+    cache = layer.home if layer.cache is None else layer.cache
+    seconds = _attention_seconds(layer, layer.attention, at) if layer.attention else Seconds()
+    return at.tuned(seconds + _states_seconds(layer, at, cache), cache)
+
+
+def _attention_seconds(layer: Layer, attention: Attention, at: Setting) -> Seconds:
     costs = at.costs
     prompt_seen, seen = attention.seen(at.prompt_live), attention.seen(at.generation_live)
     flops = attention.flops * prompt_seen * at.batch
@@ -610,7 +637,8 @@ def visit_seconds(device: int, at: Setting) -> Seconds:
     if not at.devices[device].is_remote:
         return Seconds()
     round_trip, activations = at.devices[device].round_trip, 2 * 4 * at.n_embd / at.link(device)
-    return Seconds(round_trip + activations * at.batch, round_trip + activations * at.workload.users)
+    of_prompt, of_step = activations * at.batch, activations * at.workload.users
+    return at.tuned(Seconds(round_trip + of_prompt, round_trip + of_step), device)
 
 
 def logits_seconds(output: Layer, at: Setting) -> Seconds:
@@ -618,7 +646,7 @@ def logits_seconds(output: Layer, at: Setting) -> Seconds:
     if output.home == HOST or not at.devices[output.home].is_remote:
         return Seconds()
     n_vocab = sum(weights.n_params for weights in output.weights) / at.n_embd
-    return Seconds(0, 4 * n_vocab * at.workload.users / at.link(output.home))
+    return at.tuned(Seconds(0, 4 * n_vocab * at.workload.users / at.link(output.home)), output.home)
 
 
 def price(
@@ -650,7 +678,7 @@ def price(
             add(f"{names[weights.place]}: weights", tensor_seconds(weights, at) * count)
         cache = layer.home if layer.cache is None else layer.cache
         add(f"{names[layer.home]}: layers", _fixed(layer, at) * count)
-        add(f"{names[cache]}: attention", (attention_seconds(layer, at) + _states_seconds(layer, at)) * count)
+        add(f"{names[cache]}: attention", attention_seconds(layer, at) * count)
     remote = [d for d, device in enumerate(at.devices) if device.is_remote]
     for d, count in visits(work, remote).items():
         add(f"{names[d]}: network", visit_seconds(d, at) * count)

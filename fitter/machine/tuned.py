@@ -1,0 +1,166 @@
+"""What ``fitter tune`` measured on this machine, in a file of the user's configuration, and what follows from it.
+
+A row has a run's seconds beside those that the cost model gives to each place: the host, and each device. Factors of
+the places make the estimates of all rows the measured ones, as nearly as possible. Seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fitter.errors import AnswerError
+from fitter.machine.speed import Factors
+from fitter.storage.files import read_json, write_json
+from fitter.storage.folders import config_folder
+
+HOST = "host"
+"""The place of what the host computes."""
+
+_SCHEMA = 1
+_MOST_ROWS = 200
+"""Rows that are kept: the newest."""
+
+_ROUNDS = 200
+"""Steps until the factors stand still."""
+
+_MOST = 20.0
+"""The largest factor; its inverse is the smallest. Beyond, it was not the same thing that was measured."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A run that was measured.
+
+    Attributes:
+        machine: The host, as ``bandwidth.key_of`` names it.
+        llama_cpp: The key of the build.
+        model: The model's name.
+        arguments: The arguments of llama-server.
+        users: Users at once.
+        places: For each place, or '' for what has none, estimated seconds of a prompt's token and of a step.
+        prompt: Measured seconds of a prompt's token.
+        step: Measured seconds of a step that makes a token for each user.
+        turn: Measured seconds of a turn.
+    """
+
+    machine: str
+    llama_cpp: str
+    model: str
+    arguments: tuple[str, ...]
+    users: int
+    places: tuple[tuple[str, float, float], ...]
+    prompt: float
+    step: float
+    turn: float
+
+
+def store_path() -> Path:
+    """Name the file: ``llama-fitter/tuned.json`` in the configuration directory (``XDG_CONFIG_HOME``)."""
+    return config_folder() / "tuned.json"
+
+
+def read(path: Path | None = None) -> tuple[Tuned, ...]:
+    """Read the rows of a file, by default this machine's; none if it is missing or damaged."""
+    try:
+        return rows_of(read_json(path or store_path()))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ()
+
+
+def rows_of(document: Any) -> tuple[Tuned, ...]:
+    """Check a document of rows. Raises ``ValueError``, ``KeyError`` or ``TypeError``."""
+    if document["schema"] != _SCHEMA:
+        raise ValueError("unknown schema")
+    return tuple(map(_row, document["runs"]))
+
+
+def _row(entry: Mapping[str, Any]) -> Tuned:
+    places = tuple((str(name), _seconds(prompt), _seconds(step)) for name, prompt, step in entry["places"])
+    if not (_seconds(entry["prompt"]) and _seconds(entry["step"])):
+        raise ValueError(entry)
+    return Tuned(
+        str(entry["machine"]),
+        str(entry["llama_cpp"]),
+        str(entry["model"]),
+        tuple(map(str, entry["arguments"])),
+        int(entry["users"]),
+        places,
+        _seconds(entry["prompt"]),
+        _seconds(entry["step"]),
+        _seconds(entry["turn"]),
+    )
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ValueError(value)
+    return float(value)
+
+
+def document_of(rows: Iterable[Tuned]) -> dict[str, Any]:
+    """Return rows as a document, which ``rows_of`` reads."""
+    return {"schema": _SCHEMA, "runs": [asdict(row) for row in rows]}
+
+
+def store(rows: Iterable[Tuned], path: Path | None = None) -> Path:
+    """Add ``rows`` to a file, all or nothing; a run with the same arguments replaces the earlier one.
+
+    Returns:
+        The file's path, by default that of this machine.
+
+    Raises:
+        AnswerError: It cannot be written.
+    """
+    path = path or store_path()
+    kept = {(row.machine, row.llama_cpp, row.model, row.arguments, row.users): row for row in (*read(path), *rows)}
+    try:
+        write_json(path, document_of(list(kept.values())[-_MOST_ROWS:]))
+    except OSError as error:
+        raise AnswerError(
+            f"{path} cannot be written ({error.strerror}): set XDG_CONFIG_HOME, or add --no-store"
+        ) from error
+    return path
+
+
+def factors_of(rows: Sequence[Tuned], machine: str, llama_cpp: str) -> dict[str, Factors]:
+    """Compute the factors of each place from the rows of a machine and a build; none without such rows.
+
+    Each step multiplies a place's factor by the mean of measured by estimated, weighted with the place's part of each
+    row (Richardson and Lucy's iteration). What has no place keeps its estimate.
+    """
+    mine = [row for row in rows if (row.machine, row.llama_cpp) == (machine, llama_cpp)]
+    kinds = [
+        _fitted([({name: each[kind] for name, *each in row.places}, (row.prompt, row.step)[kind]) for row in mine])
+        for kind in (0, 1)
+    ]
+    return {name: Factors(kinds[0].get(name, 1.0), kinds[1].get(name, 1.0)) for name in {**kinds[0], **kinds[1]}}
+
+
+def factors_of_here(rows: Sequence[Tuned], llama_cpp: str) -> dict[str, Factors]:
+    """Compute the factors of this machine's places, as ``factors_of`` does."""
+    if not rows:
+        return {}
+    from fitter.machine.bandwidth import key_of, this_host
+
+    return factors_of(rows, key_of(this_host()), llama_cpp)
+
+
+def _fitted(rows: Sequence[tuple[Mapping[str, float], float]]) -> dict[str, float]:
+    shares = [({name: seconds / measured for name, seconds in places.items()}) for places, measured in rows]
+    factors = {name: 1.0 for row in shares for name, share in row.items() if name and share > 0}
+    for _ in range(_ROUNDS):
+        ratios = [1 / max(1e-9, sum(share * factors.get(name, 1.0) for name, share in row.items())) for row in shares]
+        for name in factors:
+            weights = [row.get(name, 0.0) for row in shares]
+            mean = sum(weight * ratio for weight, ratio in zip(weights, ratios, strict=True)) / sum(weights)
+            factors[name] = min(_MOST, max(1 / _MOST, factors[name] * mean))
+    return factors
+
+
+def place_of(backend: str, description: str) -> str:
+    """Name the place of a device: equal devices are one."""
+    return f"{backend.rstrip('0123456789')} {description}"

@@ -1,0 +1,242 @@
+"""Turns of users, sent to a llama-server that runs, with its own times. Tokens; seconds unless said."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fitter.errors import LlamaCppError
+from fitter.programs.running_server import Gone, Running, ended
+from fitter.text import printable
+
+_PATIENCE = 600.0
+"""Seconds to wait for one answer."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What users send: ``fitter.planning.request.session.Session`` in whole tokens.
+
+    Attributes:
+        prefix: Tokens of a conversation before the first turn that counts.
+        new: New tokens of each turn.
+        answer: Tokens of an answer.
+        users: Users at once.
+        rounds: Turns of each user that count.
+    """
+
+    prefix: int
+    new: int
+    answer: int
+    users: int
+    rounds: int
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a conversation at its end."""
+        return self.prefix + self.rounds * (self.new + self.answer)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn, by the clock and by the server.
+
+    Attributes:
+        seconds: From the request to the answer.
+        computed: Tokens of the prompt that the server computed.
+        prompt: Seconds for them.
+        answered: Tokens of the answer.
+        answer: Seconds for them.
+        drafted: Tokens that were drafted.
+        accepted: Those of them that the model accepted.
+    """
+
+    seconds: float
+    computed: int
+    prompt: float
+    answered: int
+    answer: float
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The turns of a run. ``alone``: prompts one after the other, then all answers together; ``turns``: as users do."""
+
+    alone: tuple[Turn, ...]
+    turns: tuple[Turn, ...]
+
+    @property
+    def seconds(self) -> float:
+        """The median turn."""
+        return statistics.median(turn.seconds for turn in self.turns)
+
+    @property
+    def spread(self) -> float:
+        """How far the median may be off: the standard error, from the median distance of turns to it."""
+        if len(self.turns) < 2:
+            return 0.0
+        middle = self.seconds
+        distance = statistics.median(abs(turn.seconds - middle) for turn in self.turns)
+        # of normally distributed turns: their deviation, and the error of its median
+        return 1.4826 * distance * 1.2533 / math.sqrt(len(self.turns))
+
+    @property
+    def prompt(self) -> float:
+        """Seconds of a prompt's token, with nothing beside it."""
+        return sum(turn.prompt for turn in self.alone) / max(1, sum(turn.computed for turn in self.alone))
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step of generation that makes a token for each user."""
+        return statistics.median(turn.answer / max(1, turn.answered) for turn in self.alone)
+
+    @property
+    def acceptance(self) -> float | None:
+        """The share of drafted tokens that the model accepted; ``None`` without drafts."""
+        drafted = sum(turn.drafted for turn in self.turns)
+        return sum(turn.accepted for turn in self.turns) / drafted if drafted else None
+
+
+def take_turns(server: Running, load: Load, text: str, deadline: float) -> Taken:
+    """Send the turns of ``load``.
+
+    Args:
+        server: The running server.
+        load: What to send.
+        text: A long text; each conversation begins at another place of it.
+        deadline: Time of ``time.monotonic`` until which to begin another round.
+
+    Raises:
+        LlamaCppError: The server refused a request, or none could be taken in time.
+        LlamaCppCrashError: The server ended.
+    """
+    tokens = _tokenized(server, text)
+    users = [_User(server, tokens, number, load) for number in range(load.users)]
+    _together(server, [user.begin for user in users])
+    for user in users:
+        # prompts one after the other, so that their times are their own
+        user.read()
+    alone = _together(server, [user.answer for user in users])
+    turns: list[Turn] = []
+    for _ in range(load.rounds):
+        turns += _together(server, [user.take for user in users])
+        if time.monotonic() > deadline:
+            break
+    return Taken(tuple(alone), tuple(turns))
+
+
+class _User:
+    """A user with one conversation."""
+
+    def __init__(self, server: Running, tokens: Sequence[int], number: int, load: Load) -> None:
+        self._server, self._load = server, load
+        start = number * len(tokens) // max(1, load.users)
+        self._text = [*tokens[start:], *tokens[:start]]
+        self._said: list[int] = []
+        self._prompt = (0, 0.0)
+
+    def begin(self) -> Turn:
+        """Have the server compute what was said before."""
+        self._say(max(1, self._load.prefix))
+        return self._ask(1)
+
+    def read(self) -> Turn:
+        """Have the server compute the new tokens of a turn, and remember its time for them."""
+        self._say(self._load.new)
+        turn = self._ask(1)
+        self._prompt = turn.computed, turn.prompt
+        return turn
+
+    def answer(self) -> Turn:
+        """Have the server answer what it has read."""
+        turn = self._ask(self._load.answer)
+        computed, prompt = self._prompt
+        return Turn(turn.seconds, computed, prompt, turn.answered, turn.answer, turn.drafted, turn.accepted)
+
+    def take(self) -> Turn:
+        """Take a whole turn."""
+        self._say(self._load.new)
+        return self._ask(self._load.answer)
+
+    def _say(self, count: int) -> None:
+        at = len(self._said)
+        self._said += [self._text[(at + each) % len(self._text)] for each in range(count)]
+
+    def _ask(self, count: int) -> Turn:
+        body: dict[str, Any] = {"prompt": self._said, "n_predict": count, "ignore_eos": True, "cache_prompt": True}
+        body |= {"return_tokens": True, "seed": 1}
+        began = time.monotonic()
+        status, answer = self._server.ask("POST", "/completion", body, _PATIENCE)
+        seconds = time.monotonic() - began
+        try:
+            times = answer["timings"]
+            if count > 1:
+                self._said += [int(token) for token in answer["tokens"]]
+            return Turn(
+                seconds,
+                int(times["prompt_n"]),
+                times["prompt_ms"] / 1000,
+                int(times["predicted_n"]),
+                times["predicted_ms"] / 1000,
+                int(times.get("draft_n", 0)),
+                int(times.get("draft_n_accepted", 0)),
+            )
+        except (LookupError, TypeError, ValueError):
+            raise LlamaCppError(
+                f"{self._server.path} answered a turn with status {status} and without times: {_said(answer)}",
+                self._server.log,
+            ) from None
+
+
+def _said(answer: Any) -> str:
+    try:
+        return printable(str(answer["error"]["message"]), 200)
+    except (LookupError, TypeError):
+        return "it gave no reason"
+
+
+def _tokenized(server: Running, text: str) -> list[int]:
+    try:
+        status, answer = server.ask("POST", "/tokenize", {"content": text}, 60.0)
+        tokens = [int(token) for token in answer["tokens"]] if status == 200 else []
+    except (Gone, LookupError, TypeError, ValueError):
+        tokens = []
+    if not tokens:
+        raise LlamaCppError(f"{server.path} makes no tokens of a text", server.log)
+    return tokens
+
+
+def _together(server: Running, calls: Sequence[Callable[[], Turn]]) -> list[Turn]:
+    """Call all at once, in a thread each, while the server's log is read; return the results in order."""
+    results: list[Turn | Exception | None] = [None] * len(calls)
+
+    def run(number: int) -> None:
+        try:
+            results[number] = calls[number]()
+        except (Gone, LlamaCppError) as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        if (status := server.tick(0.02)) is not None:
+            raise ended(server, status, "while it answered turns")
+    found: list[Turn] = []
+    for result in results:
+        if isinstance(result, Turn):
+            found.append(result)
+        elif isinstance(result, LlamaCppError):
+            raise result
+        elif (status := server.status) is not None:
+            raise ended(server, status, "while it answered turns")
+        else:
+            raise LlamaCppError(f"{server.path} gave no answer to a turn: {result}", server.log)
+    return found
