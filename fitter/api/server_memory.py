@@ -10,17 +10,22 @@ from fitter.api.shared_models import Drafts, drafting_params
 from fitter.errors import LlamaCppError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import LlamaCpp, Params, Row, Skeleton
+from fitter.machine.speed import HostSpeed
 from fitter.model.header import Model
 from fitter.model.shapes.shape_addresses import note
+from fitter.model.tensors import is_expert, layer_of
 from fitter.parameters.table import PARAMETERS
+from fitter.planning.plan.drafting import Drafting, draft_seconds, drafting_of
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.pool_use import left_for_host, with_host
 from fitter.planning.plan.turns import turns_of
+from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.request import Request
 from fitter.planning.request.session import Session
 from fitter.planning.request.shared import LATER, later_of
 from fitter.planning.request.summary import SharedUse
+from fitter.planning.speed.cost import reading
 from fitter.programs import PROGRAMS, Facts, LlamaServer, facts
 from fitter.programs.later import Later, ServerCaches, reduce_to, server_caches
 from fitter.programs.outputs import output_bytes
@@ -113,13 +118,36 @@ class ServerMemory:
         )
 
     def with_turns(self, plan: Plan, request: Request) -> Plan:
-        """Add the turns of the work that the user described, if any, to a ``plan`` with server memory."""
-        if request.session is None or plan.estimate is None:
+        """Add the turns of the work that the user described, and speeds with drafts, to a ``plan``."""
+        price = plan.estimate
+        if price is None:
+            return plan
+        if request.most_drafted and request.host_speed is not None:
+            plan = replace(plan, drafting=self._drafting(plan, price, request, request.host_speed))
+        if request.session is None:
             return plan
         kept, why = self._keeping(plan.params, request.session)
         slots = plan.params.n_seq_max
-        turns = turns_of(request.session, plan.estimate, slots, kept, why, self.ask.at_least)
+        turns = turns_of(request.session, price, slots, kept, why, self.ask.at_least)
         return replace(plan, turns=turns)
+
+    def _drafting(self, plan: Plan, price: Price, request: Request, host: HostSpeed) -> Drafting | None:
+        """Estimate drafts: a draft model reads its weights for each token, MTP its own layers and the output."""
+        of_device = {name: reading(speed) for name, speed in request.speeds.items()}
+        sizes: list[tuple[float, float]] = []
+        for row in (row for use in plan.shared if use.kind == "draft" for row in use.rows):
+            sizes.append((row.model, reading(host) if row.device is None else of_device[row.device]))
+        if not sizes:
+            facts, computed = request.facts, len(request.facts.layers)
+            layers = [each for each in self.model.tensors if (layer_of(each.name) or 0) >= computed]
+            used = facts.n_expert_used / facts.n_expert if facts.n_expert else 1.0
+            size = sum(each.bytes * (used if is_expert(each.name) else 1.0) for each in layers)
+            size += sum(tensor.bytes for tensor in facts.output)
+            devices = plan.breakdown.devices
+            sizes.append((size, of_device[devices[-1]] if devices else reading(host)))
+        sharing = self.ask.sharing
+        depth = sharing.draft_max or self.known.draft_n_max
+        return drafting_of(price, depth, draft_seconds(sizes), sharing.acceptance)
 
     def _keeping(self, params: Params, session: Session) -> tuple[Callable[[int], float], str]:
         """Return how often a turn finds the one before, for a number of users, and why not always.

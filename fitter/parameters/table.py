@@ -1038,6 +1038,18 @@ class BesideKeywords(TypedDict, total=False):
             help="Draft with the model's own layers for multi-token prediction.",
         ),
     ]
+    acceptance: Annotated[
+        float | str | None,
+        Parameter(
+            Share(),
+            options=("--acceptance",),
+            is_ours=True,
+            section=SHARED,
+            help="Share of drafted tokens that the model accepts, as llama-server prints it, such as 0.7 or 70%: for "
+            "the estimate of drafting.",
+            unset="a published one",
+        ),
+    ]
     draft_max: Annotated[
         AnyTokens | None,
         Parameter(

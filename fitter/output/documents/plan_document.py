@@ -9,6 +9,7 @@ from fitter.llama.types import LlamaCpp, Params, Row
 from fitter.output.arguments import arguments
 from fitter.output.documents.document import Key, document, four_digits, rounded
 from fitter.parameters.table import of_a_load
+from fitter.planning.plan.drafting import Depth, Drafting
 from fitter.planning.plan.plan import Alternative, Plan, resolved
 from fitter.planning.plan.turns import Turns, Users
 from fitter.planning.pricing.pricing import Price
@@ -47,6 +48,13 @@ _ROW = document(Row, "buffer_type", "device", "is_host", *BYTES, "reserved")
 _SPEEDS = (rounded("prompt_tokens_per_second"), rounded("generation_tokens_per_second"))
 _ALTERNATIVE = document(Alternative, "arguments", "n_ctx", *_SPEEDS, Key("measured", "is_measured"), "file_type")
 _USERS = document(Users, "users", *map(rounded, ("seconds", "each", "together")))
+_DRAFTING = document(
+    Drafting,
+    "depth",
+    rounded("acceptance"),
+    Key("assumed", "is_assumed"),
+    Key("depths", of=document(Depth, "depth", *map(rounded, ("tokens", "each")))),
+)
 _SESSION = document(Session, "prompt", "answer", "reused", "turns", "users", "gap")
 _TURNS = document(
     Turns,
@@ -113,6 +121,7 @@ PLAN = document(
         of=document(Price, *_SPEEDS),
         about="Estimated tokens per second; null where the plan does not fit.",
     ),
+    Key("drafting", of=_DRAFTING),
     Key("turns", of=_TURNS),
     Key(
         "explanation",

@@ -11,6 +11,7 @@ from fitter.llama.build.compared import SIMULATED
 from fitter.llama.types import Params
 from fitter.output.units import duration, speed
 from fitter.parameters.table import of_a_load
+from fitter.planning.plan.drafting import Drafting
 from fitter.planning.plan.layer_map import HOST_NAME
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.turns import Turns
@@ -21,6 +22,9 @@ from fitter.text import human, printable
 
 _LABELS = {"draft": "draft", "mtp": "draft", "ngram": "draft", "lora": "LoRA", "reserve": "reserved"}
 """Labels of what a plan has room for beyond the model; its kind for all others."""
+
+WORTH_SAYING = 1.02
+"""A draft of another length is named if it is so many times as fast: an estimate is not more exact."""
 
 _OF_A_SERVER = ("cache_ram", "ctx_checkpoints")
 
@@ -38,6 +42,8 @@ def facts(plan: Plan) -> Iterator[tuple[str, str]]:
         yield _LABELS.get(shared.kind, shared.kind), name + shared_places(shared)
     if plan.estimate is not None:
         yield "estimate", _speeds(plan.estimate, is_host_shared=bool(plan.pools))
+    if plan.drafting is not None:
+        yield "drafting", drafting_text(plan.drafting)
     if plan.turns is not None:
         yield "work", " · ".join(_turns(plan.turns))
 
@@ -50,6 +56,18 @@ def warnings(plan: Plan) -> list[str]:
     left_out = [left.message for left in plan.left_out]
     turns = [] if plan.turns is None else turns_warnings(plan.turns)
     return [*left_out, *reduced(plan), *given_up(plan), *settings, *turns, *notes, *cut_short(plan)]
+
+
+def drafting_text(drafting: Drafting) -> str:
+    """Write what drafts bring: as planned, without, and with the best length."""
+    planned, off, best = drafting.planned, drafting.off, drafting.best
+    assumed = ", assumed" if drafting.is_assumed else ""
+    accepted = f"{drafting.acceptance:.0%} of tokens accepted{assumed}"
+    text = f"{planned.depth} at a time: {speed(planned.each)} t/s, off {speed(off.each)} ({accepted})"
+    if best.each < WORTH_SAYING * planned.each:
+        return text
+    how = f"{best.depth} at a time (--spec-draft-n-max {best.depth})" if best.depth else "no draft"
+    return f"{text}; quickest is {how}: {speed(best.each)} t/s"
 
 
 def turns_warnings(turns: Turns) -> list[str]:

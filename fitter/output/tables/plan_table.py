@@ -18,6 +18,7 @@ from fitter.output.tables.explanation import explain_lines, far_lines
 from fitter.output.tables.narrow import Indented, table_of, too_narrow
 from fitter.output.tables.plan_facts import (
     cut_short,
+    drafting_text,
     facts,
     given_up,
     layers,
@@ -140,6 +141,10 @@ def _details(plan: Plan) -> Iterator[RenderableType]:
     if plan.estimate is not None:
         lines = [_estimate(plan.estimate), *far_lines(plan.bound)]
         yield from _folded([*lines, *explain_lines(plan.estimate, plan.choices, plan.bound)])
+    if plan.drafting is not None:
+        yield Text(f"drafting: {drafting_text(plan.drafting)}", overflow="fold")
+        depths = (f"{each.depth}: {speed(each.each)} t/s" for each in plan.drafting.depths)
+        yield Text(f"drafted at a time: {', '.join(depths)}", overflow="fold")
     if plan.turns is not None:
         yield from _folded([f"work: {work_text(plan.turns.session)}", *turns_warnings(plan.turns)])
         yield users_table(plan.turns)

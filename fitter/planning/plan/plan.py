@@ -15,6 +15,7 @@ from fitter.llama.types import Breakdown, LlamaCpp, Params
 from fitter.model import location
 from fitter.parameters.table import DEFAULTS, AnyPath
 from fitter.planning.plan.alternative import Alternative
+from fitter.planning.plan.drafting import Drafting
 from fitter.planning.plan.result_methods import methods_of
 from fitter.planning.plan.turns import Turns
 from fitter.planning.pricing.pricing import Price
@@ -89,6 +90,8 @@ class Plan:
     """Decisions of the search, with their alternatives."""
     turns: Turns | None = None
     """Turns of the work that ``workload`` or ``users`` describes; ``None`` without these keywords."""
+    drafting: Drafting | None = None
+    """Speeds with drafts of different lengths; ``None`` without a model that drafts."""
     bound: Bound | None = None
     """A time that no placement can beat."""
     levers: tuple[str, ...] = ()

@@ -19,6 +19,7 @@ from fitter.model.header import Model
 from fitter.model.tensors import is_expert, stays_on_host
 from fitter.parameters.table import MAPPED, MAX_TOKENS, PARAMETERS
 from fitter.planning.placing.layer_sizes import HOST
+from fitter.planning.plan.drafting import DEEPEST
 from fitter.planning.plan.pool_use import check_pools
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import (
@@ -114,6 +115,7 @@ def request_of(
         speeds=dict(questions.speeds(machine.devices if ask.sharing.may_be_anywhere else chosen)),
         host_speed=questions.host_speed(),
         workload=workload,
+        most_drafted=DEEPEST if ask.sharing.drafts_with_a_model else 0,
         session=session if ask.session else None,
         objective=ask.objective,
         context_cost=ask.context_cost,

@@ -65,6 +65,8 @@ class Price:
     """Bytes that llama.cpp measured for the same parameters."""
     steps: tuple[tuple[int, float], ...] = ()
     """For one user, and more up to all of ``workload``: seconds of a step that makes a token for each of them."""
+    checks: tuple[float, ...] = ()
+    """Seconds of a step that checks no drafted token for each user, one, two, and so on; empty without drafting."""
 
     @property
     def prompt_tokens_per_second(self) -> float:
@@ -150,7 +152,8 @@ def price_placement(
         return None
     speeds = speeds_of(request, request.host_speed, devices)
     pieces = _measured_pieces(request, devices, placement, params, breakdown, layout)
-    return _price_work(work_of(pieces, placement, breakdown.n_splits), speeds, request.workload, breakdown, None)
+    work = work_of(pieces, placement, breakdown.n_splits)
+    return _price_work(work, speeds, request.workload, breakdown, None, request.most_drafted)
 
 
 def host_only_everywhere(
@@ -315,14 +318,21 @@ def pieces_at(
     return pieces_of(facts, units, layout.n_ctx, params, breakdown.flash_attn, pinned, host_only)
 
 
-def _price_work(work: Work, speeds: Speeds, workload: Workload, breakdown: Breakdown, live_tokens: int | None) -> Price:
+def _price_work(
+    work: Work,
+    speeds: Speeds,
+    workload: Workload,
+    breakdown: Breakdown,
+    live_tokens: int | None,
+    most_drafted: int = 0,
+) -> Price:
     places = {place for layer in work.layers for place in (layer.home, layer.cache, *(w.place for w in layer.weights))}
     sources = sources_of(speeds, HOST in places, places)
 
     def estimate(workload: Workload) -> Estimate:
         return price(work, speeds.devices, speeds.host, workload)
 
-    return price_of(estimate, speeds, sources, workload, breakdown, live_tokens)
+    return price_of(estimate, speeds, sources, workload, breakdown, live_tokens, most_drafted)
 
 
 def price_of(
@@ -332,8 +342,12 @@ def price_of(
     workload: Workload,
     breakdown: Breakdown,
     live_tokens: int | None,
+    most_drafted: int = 0,
 ) -> Price:
-    """Make a price of ``estimate``, with generation at ``live_tokens`` in the cache (``None``: as in ``workload``)."""
+    """Make a price of ``estimate``, with generation at ``live_tokens`` in the cache (``None``: as in ``workload``).
+
+    ``most_drafted``: tokens that may be drafted at a time; 0 without drafting.
+    """
     average = estimate(workload)
     live = workload.cached + workload.prompt + workload.generate / 2
     if live_tokens is not None:
@@ -346,7 +360,9 @@ def price_of(
 
     parts = tuple(replace(part, name=name(part.name)) for part in average.parts)
     steps = tuple((n, estimate(replace(workload, users=n)).generation_seconds) for n in _numbers_of_users(workload))
-    return Price(replace(average, parts=parts), workload, live, sources, breakdown, steps)
+    depths = range(most_drafted + 1 if most_drafted else 0)
+    checks = tuple(estimate(replace(workload, drafted=depth)).generation_seconds for depth in depths)
+    return Price(replace(average, parts=parts), workload, live, sources, breakdown, steps, checks)
 
 
 def _numbers_of_users(workload: Workload) -> tuple[int, ...]:

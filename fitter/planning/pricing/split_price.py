@@ -171,9 +171,8 @@ def _sums(work: Work, devices: Sequence[DeviceSpeed], workload: Workload, costs:
         for device in devices
     )
     sent = steps * costs.width * work.n_embd / link
-    return Part(
-        "sums over devices", count * ((wait + remote) / batch + sent), count * (wait + remote + sent * workload.users)
-    )
+    generation = count * (wait + remote + sent * workload.tokens_of_step)
+    return Part("sums over devices", count * ((wait + remote) / batch + sent), generation)
 
 
 @functools.cache

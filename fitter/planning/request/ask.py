@@ -48,6 +48,7 @@ class Sharing:
     type_v_draft: str | None = DEFAULTS["type_v_draft"]
     mtp: bool = DEFAULTS["mtp"]
     draft_max: int | None = DEFAULTS["draft_max"]
+    acceptance: float | None = DEFAULTS["acceptance"]
     mmproj: str | None = DEFAULTS["mmproj"]
     mmproj_device: str | None = DEFAULTS["mmproj_device"]
     image_min_tokens: int | None = DEFAULTS["image_min_tokens"]
@@ -74,6 +75,10 @@ class Sharing:
                 raise UsageError(f"{option} is about drafting: use it with -md or --mtp, or leave it out")
         if self.draft_max is not None and not self.drafts_with_a_model:
             raise UsageError("--spec-draft-n-max is about drafting: use it with -md or --mtp, or leave it out")
+        if self.acceptance is not None and not self.drafts_with_a_model:
+            raise UsageError("--acceptance is about drafting: use it with -md or --mtp, or leave it out")
+        if self.acceptance is not None and self.acceptance > 1:
+            raise UsageError(f"--acceptance is {self.acceptance:g}: give a share from 0 to 1, such as 0.7 or 70%")
         self._check_speculation()
         images = (("--image-min-tokens", self.image_min_tokens), ("--image-max-tokens", self.image_max_tokens))
         for option, value in (("-mmdev", self.mmproj_device), *images):

@@ -135,6 +135,7 @@ class Request:
         speeds: Speed of each device, by name.
         host_speed: Speed of the host; ``None`` for no estimate.
         workload: The request to price; every context from ``n_ctx_min`` up holds it.
+        most_drafted: The most tokens of a draft to estimate; 0 without a model that drafts.
         session: The work that the user describes, whose average turn ``workload`` is; ``None`` for one request.
         objective: The goal (``OBJECTIVES``).
         strategy: The way to place (``STRATEGIES``).
@@ -162,6 +163,7 @@ class Request:
     speeds: dict[str, DeviceSpeed] = field(default_factory=dict)
     host_speed: HostSpeed | None = None
     workload: Workload = field(default_factory=Workload)
+    most_drafted: int = 0
     session: Session | None = None
     objective: str = "request"
     strategy: str = "fastest"

@@ -21,7 +21,7 @@ from fitter.planning.speed.cost import (
     Work,
     Workload,
     family_name,
-    further_users_seconds,
+    further_tokens_seconds,
     layer_seconds,
     setting,
     tensor_seconds,
@@ -253,7 +253,7 @@ class _Places:
                     generation = looked_up.generation
                 if not slowest.unpacking or (place == HOST and slowest.looking_up):
                     # unpacking has the products of all users
-                    generation += further_users_seconds(Weights(place, 0, sort.params_per_byte, experts), at)
+                    generation += further_tokens_seconds(Weights(place, 0, sort.params_per_byte, experts), at)
                 return Seconds(of_byte.prompt + of_param.prompt, generation)
 
             on_devices = [seconds(d, self._at) for d in self._devices]

@@ -34,7 +34,7 @@ class Family:
         quantized_cache: The same for other KV caches, which are read once for each query head.
         compute: Share of the datasheet's compute that matrix products of a prompt reach.
         attention: The same for attention of a prompt.
-        few: Share of ``compute`` that is left for the tokens of several users in one step.
+        few: Share of ``compute`` that is left for further tokens of one step of generation.
     """
 
     layer: float
@@ -84,6 +84,7 @@ class Costs:
         min_bits: Unpacking a weight takes at least as long as reading this many bits.
         bare_splits: Graph splits of a layer with only its cache on a device.
         mapped: Limit in bytes per second for weights that are mapped from their file; the driver copies them twice.
+        unlike: Tokens of a step use as many experts as so many unlike ones: their number to this power.
     """
 
     families: Mapping[str, Family]
@@ -95,6 +96,7 @@ class Costs:
     min_bits: float
     bare_splits: int
     mapped: float = math.inf
+    unlike: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,13 @@ class Workload:
     """Tokens in the cache before the request."""
     users: int = 1
     """Users that send such a request at once: each step of generation makes a token for each of them."""
+    drafted: int = 0
+    """Tokens that are drafted for each user, and checked in the same step."""
+
+    @property
+    def tokens_of_step(self) -> int:
+        """Tokens that a step of generation computes."""
+        return self.users * (1 + self.drafted)
 
 
 @dataclass(frozen=True)
@@ -294,7 +303,7 @@ class Setting:
         streams: Whether a local device computes with host weights in prompts (``streamer``).
         expert_share: Share of the experts that one token uses.
         experts_touched: Share of the experts that a micro batch uses.
-        experts_of_step: Share of the experts that a step of generation uses, with a token of each user.
+        experts_of_step: Share of the experts that the tokens of a step of generation use.
         workload: The request.
         is_mapped: Whether host weights are mapped from their file.
     """
@@ -321,8 +330,8 @@ class Setting:
 
     @property
     def streams_answers(self) -> bool:
-        """Whether a local device computes with host weights in generation, too, since enough users share a step."""
-        return self.streams and self.workload.users >= MIN_OFFLOAD_BATCH
+        """Whether a local device computes with host weights in generation, too, since a step has enough tokens."""
+        return self.streams and self.workload.tokens_of_step >= MIN_OFFLOAD_BATCH
 
     @functools.cached_property
     def families(self) -> tuple[Family, ...]:
@@ -378,28 +387,24 @@ def setting(
     """Build the setting of ``work`` on devices and host. Raises ``ValueError`` if a speed is not above 0."""
     if host.bandwidth <= 0 or any(min(d.bandwidth, d.compute, d.pcie) <= 0 for d in devices):
         raise ValueError("bandwidths and compute must be greater than 0")
+    costs = costs or default()
     batch = max(1, min(work.n_ubatch, workload.prompt or work.n_ubatch))
     share = work.n_expert_used / work.n_expert if work.n_expert else 1.0
     return Setting(
         tuple(devices),
         host,
-        costs or default(),
+        costs,
         work.n_embd,
         batch,
         workload.cached + workload.prompt / 2,
         workload.cached + workload.prompt + workload.generate / 2,
         _has_local(devices) and work.op_offload and batch >= MIN_OFFLOAD_BATCH,
         share,
-        _touched(share, batch),
-        _touched(share, workload.users) if workload.users > 1 else share,
+        1 - (1 - share) ** batch,
+        1 - (1 - share) ** workload.tokens_of_step**costs.unlike if workload.tokens_of_step > 1 else share,
         workload,
         work.is_mapped,
     )
-
-
-def _touched(share: float, n_tokens: int) -> float:
-    """Return the share of the experts that some of ``n_tokens`` tokens use, each ``share`` of them at random."""
-    return float(1 - (1 - share) ** n_tokens)
 
 
 def _has_local(devices: Iterable[DeviceSpeed]) -> bool:
@@ -423,7 +428,7 @@ def _tensor_seconds(weights: Weights, at: Setting) -> Seconds:
         generation = generation_bytes / bandwidth
         return Seconds(
             flops / (family.compute * device.compute) + prompt_bytes / bandwidth,
-            generation + _further_users_seconds(weights, at),
+            generation + _further_tokens_seconds(weights, at),
         )
     bandwidth = costs.host.bandwidth * at.host.bandwidth
     if at.streams and not weights.is_host_only:
@@ -441,24 +446,24 @@ def _tensor_seconds(weights: Weights, at: Setting) -> Seconds:
         device, family = at.devices[weights.cache.device], at.families[weights.cache.device]
         uploaded = (1 - weights.cache.hit_rate) * weights.bytes * at.experts_of_step / at.upload(weights.cache.device)
         read_there = generation_bytes / (family.bandwidth * device.bandwidth)
-        return Seconds(prompt, read_there + uploaded + _further_users_seconds(weights, at))
+        return Seconds(prompt, read_there + uploaded + _further_tokens_seconds(weights, at))
     if at.streams_answers and not weights.is_host_only:
         streamed = weights.bytes * (at.experts_of_step if weights.experts else 1) / at.stream
-        return Seconds(prompt, streamed + _further_users_seconds(weights, at))
+        return Seconds(prompt, streamed + _further_tokens_seconds(weights, at))
     looked_up = weights.n_looked_up * (at.experts_of_step if weights.experts else 1) / (costs.host.lookup * at.threads)
-    return Seconds(prompt, max(generation_bytes / bandwidth, looked_up) + _further_users_seconds(weights, at))
+    return Seconds(prompt, max(generation_bytes / bandwidth, looked_up) + _further_tokens_seconds(weights, at))
 
 
-def further_users_seconds(weights: Weights, at: Setting) -> float:
-    """Compute the seconds to compute with ``weights`` for all users of a step but the first.
+def further_tokens_seconds(weights: Weights, at: Setting) -> float:
+    """Compute the seconds to compute with ``weights`` for all tokens of a step but the first.
 
-    The first user's are part of the time to read the weights.
+    The first one's are part of the time to read the weights.
     """
-    return at.tuned(Seconds(0.0, _further_users_seconds(weights, at)), weights.place).generation
+    return at.tuned(Seconds(0.0, _further_tokens_seconds(weights, at)), weights.place).generation
 
 
-def _further_users_seconds(weights: Weights, at: Setting) -> float:
-    more = at.workload.users - 1
+def _further_tokens_seconds(weights: Weights, at: Setting) -> float:
+    more = at.workload.tokens_of_step - 1
     if not more:
         return 0.0
     flops = 2 * weights.n_params * (at.expert_share if weights.experts else 1) * more
@@ -637,7 +642,7 @@ def visit_seconds(device: int, at: Setting) -> Seconds:
     if not at.devices[device].is_remote:
         return Seconds()
     round_trip, activations = at.devices[device].round_trip, 2 * 4 * at.n_embd / at.link(device)
-    of_prompt, of_step = activations * at.batch, activations * at.workload.users
+    of_prompt, of_step = activations * at.batch, activations * at.workload.tokens_of_step
     return at.tuned(Seconds(round_trip + of_prompt, round_trip + of_step), device)
 
 
@@ -646,7 +651,7 @@ def logits_seconds(output: Layer, at: Setting) -> Seconds:
     if output.home == HOST or not at.devices[output.home].is_remote:
         return Seconds()
     n_vocab = sum(weights.n_params for weights in output.weights) / at.n_embd
-    return at.tuned(Seconds(0, 4 * n_vocab * at.workload.users / at.link(output.home)), output.home)
+    return at.tuned(Seconds(0, 4 * n_vocab * at.workload.tokens_of_step / at.link(output.home)), output.home)
 
 
 def price(
@@ -723,6 +728,13 @@ def family_name(device: DeviceSpeed) -> str:
             name: str = rule["family"]
             return name
     raise ValueError(f"no rule for a device of kind {device.kind}")
+
+
+def reading(speed: DeviceSpeed | HostSpeed, costs: Costs | None = None) -> float:
+    """Return the bytes of weights per second that a place reads in generation."""
+    costs = costs or default()
+    reached = costs.host if isinstance(speed, HostSpeed) else costs.families[family_name(speed)]
+    return reached.bandwidth * speed.bandwidth / speed.factors.generation
 
 
 @functools.cache

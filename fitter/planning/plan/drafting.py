@@ -1,0 +1,114 @@
+"""Whether drafting tokens pays, and how many at a time. Estimated by the cost model.
+
+A step drafts some tokens, one after the other, and checks them all at once. The model keeps those before the first that
+it would not have made itself, and makes one more.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fitter.planning.pricing.pricing import Price
+from fitter.storage.data_files import read_data
+
+DEEPEST = 8
+"""The most tokens at a time that are estimated: published runs with more of them are slower."""
+
+
+_HALVINGS = 50
+"""Halvings to the last bits of a share."""
+
+
+@dataclass(frozen=True)
+class Depth:
+    """So many tokens drafted at a time, and what comes of it."""
+
+    depth: int
+    """Tokens drafted at a time; 0 is off."""
+    tokens: float
+    """Tokens of a step that each user gets, on average."""
+    each: float
+    """Tokens per second of each user."""
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """Estimated speeds with drafts of different lengths."""
+
+    depth: int
+    """Tokens that the plan drafts at a time."""
+    acceptance: float
+    """How often the model accepts a drafted token, if those before it are accepted."""
+    is_assumed: bool
+    """Whether the acceptance is a published one, not the user's."""
+    depths: tuple[Depth, ...]
+    """No draft, one token at a time, two, and so on."""
+
+    @property
+    def off(self) -> Depth:
+        """Without drafts."""
+        return self.depths[0]
+
+    @property
+    def planned(self) -> Depth:
+        """As the plan drafts."""
+        return self.depths[min(self.depth, len(self.depths) - 1)]
+
+    @property
+    def best(self) -> Depth:
+        """The quickest."""
+        return max(self.depths, key=lambda each: each.each)
+
+
+def drafting_of(price: Price, depth: int, draft: float, accepted: float | None) -> Drafting | None:
+    """Estimate the speeds with drafts of different lengths; ``None`` where the price has none.
+
+    Args:
+        price: The price of the plan.
+        depth: Tokens that it drafts at a time.
+        draft: Seconds to draft a token for all users.
+        accepted: Share of all drafted tokens that the model accepts at this depth, if the user knows it.
+    """
+    if not price.checks:
+        return None
+    each = published() if accepted is None else of_each(accepted, depth)
+    depths = tuple(_depth(number, check, number * draft, each) for number, check in enumerate(price.checks))
+    return Drafting(depth, each, accepted is None, depths)
+
+
+def _depth(depth: int, check: float, draft: float, acceptance: float) -> Depth:
+    tokens = expected(depth, acceptance)
+    return Depth(depth, tokens, tokens / (check + draft))
+
+
+def expected(depth: int, acceptance: float) -> float:
+    """Return the tokens of a step: those accepted of ``depth``, until the first that is not, and one more.
+
+    Leviathan, Kalman, Matias: Fast Inference from Transformers via Speculative Decoding (2022), equation 1.
+    """
+    return sum(acceptance**each for each in range(depth + 1))
+
+
+def of_each(accepted: float, depth: int) -> float:
+    """Return how often a token is accepted if those before it are, from the share of all drafted ones.
+
+    llama-server counts the tokens after a rejected one as drafted.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected(depth, middle) - 1 < accepted * depth else (low, middle)
+    return high
+
+
+def draft_seconds(bytes_on: Sequence[tuple[float, float]]) -> float:
+    """Add up the seconds to read a drafter's weights: pairs of bytes, and bytes per second that their place reaches."""
+    return sum(size / bandwidth for size, bandwidth in bytes_on)
+
+
+@functools.cache
+def published() -> float:
+    """Return the median of published acceptances."""
+    return float(read_data(__file__)["acceptance"])

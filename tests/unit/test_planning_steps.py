@@ -1,0 +1,105 @@
+"""Steps with several tokens, and drafts: how well the cost model does on published measurements."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import statistics
+from pathlib import Path
+
+import pytest
+
+from fitter.machine.gpu import virtual_devices
+from fitter.machine.speed import default_host, speed_of
+from fitter.planning.plan.drafting import drafting_of, expected, of_each, published
+from fitter.planning.pricing.pricing import Price
+from fitter.planning.speed.cost import Estimate, Layer, Weights, Work, Workload, price, reading
+from tests.support.step_speeds import fitted_on, judged_by, steps
+
+SPECULATION = Path(__file__).resolve().parents[1] / "data" / "speeds" / "speculation.csv"
+
+
+def published_rows() -> list[dict[str, str]]:
+    with SPECULATION.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(line for line in file if not line.startswith("#")))
+
+
+def test_the_rows_that_judge_are_as_near_as_those_that_were_fitted() -> None:
+    every = steps()
+    for rows in (fitted_on(every), judged_by(every)):
+        assert statistics.median(abs(step.estimated() / step.speed - 1) for step in rows) < 0.2
+    assert len({step.series[0] for step in every}) == 6
+
+
+def test_more_tokens_of_a_step_are_in_the_published_order() -> None:
+    right = total = 0
+    for _, group in itertools.groupby(steps(), key=lambda step: step.series):
+        for few, many in itertools.combinations(group, 2):
+            total += 1
+            right += (few.speed < many.speed) == (few.estimated() < many.estimated())
+    assert total > 400
+    assert right / total > 0.9
+
+
+@pytest.mark.parametrize(
+    ("accepted", "depth", "each"), [(0.73, 3, 0.851), (0.79, 2, 0.853), (0.34, 3, 0.550), (1.0, 4, 1.0), (0.0, 3, 0.0)]
+)
+def test_what_llama_server_prints_of_drafts(accepted: float, depth: int, each: float) -> None:
+    found = of_each(accepted, depth)
+    assert found == pytest.approx(each, abs=0.001)
+    assert expected(depth, found) - 1 == pytest.approx(accepted * depth, abs=1e-6)
+
+
+def test_published_acceptances_are_the_medians() -> None:
+    rows = [row for row in published_rows() if row["accepted"]]
+    mtp = [of_each(float(row["accepted"]), int(row["depth"])) for row in rows if row["p_min"] == "0"]
+    assert statistics.median(mtp) == pytest.approx(published(), abs=0.01)
+
+
+def test_how_many_tokens_to_draft_on_a_published_card() -> None:
+    rows = [row for row in published_rows() if row["gpu"] == "rx-7900-xtx"]
+    card = speed_of(virtual_devices(["rx-7900-xtx"])[0])
+    layers = [Layer(0, (Weights(0, float(rows[0]["gib"]) * 2**30 / 48, float(rows[0]["params"]) * 1e9 / 48),))] * 48
+    work = Work((*layers, Layer(0, ())), 5120, n_splits=(2, 2))
+    found = {}
+    for row in rows:
+        depth, draft = int(row["depth"]), float(row["draft_gib"]) * 2**30 / reading(card)
+        check = price(work, [card], default_host(), Workload(0, 2, 256, 1, depth)).generation_seconds
+        each = of_each(float(row["accepted"]), depth) if depth else 0.0
+        found[depth] = expected(depth, each) / (check + depth * draft)
+        assert found[depth] == pytest.approx(float(row["speed"]), rel=0.2)
+    assert max(found, key=lambda depth: found[depth]) == 3
+
+
+def priced(checks: tuple[float, ...]) -> Price:
+    return Price(Estimate(0.0, checks[0], 1.0), Workload(), 0.0, (), None, checks=checks)  # type: ignore[arg-type]
+
+
+CHEAP, DEAR = tuple(0.02 + 0.001 * n for n in range(9)), tuple(0.02 * (1 + n) for n in range(9))
+
+
+def test_drafts_pay_where_checks_are_cheap_and_tokens_are_accepted() -> None:
+    good = drafting_of(priced(CHEAP), 3, 0.001, 0.8)
+    assert good is not None
+    assert good.planned.each > 2 * good.off.each
+    assert good.best.depth > 3
+    for checks, draft, accepted in ((DEAR, 0.001, 0.8), (CHEAP, 0.02, 0.4)):
+        bad = drafting_of(priced(checks), 3, draft, accepted)
+        assert bad is not None
+        assert bad.best.depth == 0
+        assert bad.planned.each < bad.off.each
+
+
+def test_speed_with_a_draft_by_hand() -> None:
+    found = drafting_of(priced((0.02, 0.022, 0.024)), 2, 0.003, 0.75)
+    assert found is not None
+    # two tokens at 0.5 + 0.5^2 of them each are 0.75 of both, and one more
+    each = of_each(0.75, 2)
+    assert found.acceptance == pytest.approx(each)
+    assert found.planned.tokens == pytest.approx(1 + each + each**2)
+    assert found.planned.each == pytest.approx((1 + each + each**2) / (0.024 + 2 * 0.003))
+    assert found.off.each == pytest.approx(50)
+
+
+def test_without_a_drafter_there_is_nothing_to_say() -> None:
+    assert drafting_of(Price(Estimate(0, 0.1, 1), Workload(), 0, (), None), 3, 0.1, None) is None  # type: ignore[arg-type]
