@@ -29,7 +29,7 @@ from fitter.planning.checked.tuning import (
     Tuning,
     best_of,
     changes_of,
-    places_of,
+    parts_of,
     tuned_of,
 )
 from fitter.planning.plan.plan import Plan, check_can_run, check_fits, resolved
@@ -255,13 +255,11 @@ def _load_of(plan: Plan) -> Load:
     params = resolved(plan)
     room = params.n_ctx // (1 if params.kv_unified else params.n_seq_max)
     room = room // workload.users if params.kv_unified else room
-    rounds = ROUNDS
     if not workload.cached:
-        # nothing is reused: a conversation grows nevertheless, while the slot has room
-        rounds = max(1, min(ROUNDS, room // (workload.prompt + workload.generate) - 1))
-    grown = (rounds + 1) * (workload.prompt + workload.generate)
+        return Load(0, workload.prompt, workload.generate, workload.users, ROUNDS)
+    grown = (ROUNDS + 1) * (workload.prompt + workload.generate)
     prefix = max(1, min(workload.cached - grown // 2, room - grown - 8))
-    return Load(prefix, workload.prompt, workload.generate, workload.users, rounds)
+    return Load(prefix, workload.prompt, workload.generate, workload.users, ROUNDS)
 
 
 def _estimated(run: Run, before: Factored, after: Factored) -> float | None:
@@ -269,9 +267,9 @@ def _estimated(run: Run, before: Factored, after: Factored) -> float | None:
     price = run.plan.estimate
     if price is None:
         return None
-    places = places_of(price, run.plan.devices, before)
+    parts = parts_of(price, run.plan.devices, before)
     prompt, step = (
-        sum(seconds[kind] * after.get(name, (1.0, 1.0))[kind] for name, seconds in places.items()) for kind in (0, 1)
+        sum(seconds[kind] * after.get(name, (1.0, 1.0))[kind] for name, seconds in parts.items()) for kind in (0, 1)
     )
     return seconds_of(price.workload, prompt, step)
 

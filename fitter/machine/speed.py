@@ -32,13 +32,26 @@ _OLDEST_RDNA = AMD_OFFSET + 0x1010
 """The compute capability of ``gfx1010``, the first of RDNA, as ggml-cuda counts them."""
 
 
-class Factors(NamedTuple):
+class Factor(NamedTuple):
     """How many times as long something takes as the cost model says, where ``fitter tune`` has measured it."""
 
     prompt: float = 1.0
     """In prompts."""
     generation: float = 1.0
     """In generation."""
+
+
+class Factors(NamedTuple):
+    """The factors of a device or the host, for each part of an estimate that it has."""
+
+    weights: Factor = Factor()
+    """Of reading weights and computing with them."""
+    attention: Factor = Factor()
+    """Of attention."""
+    layers: Factor = Factor()
+    """Of each layer, whatever its size."""
+    network: Factor = Factor()
+    """Of a remote device's network."""
 
 
 AS_ESTIMATED = Factors()

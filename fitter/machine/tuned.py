@@ -1,7 +1,7 @@
 """What ``fitter tune`` measured on this machine, in a file of the user's configuration, and what follows from it.
 
-A row has a run's seconds beside those that the cost model gives to each place: the host, and each device. Factors of
-the places make the estimates of all rows the measured ones, as nearly as possible. Seconds.
+A row has a run's seconds beside those that the cost model gives to each part at each place: the host, and each device.
+Factors of the parts make the estimates of all rows the measured ones, as nearly as possible. Seconds.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from fitter.errors import AnswerError
-from fitter.machine.speed import Factors
+from fitter.machine.speed import Factor, Factors
 from fitter.storage.files import read_json, write_json
 from fitter.storage.folders import config_folder
 
 HOST = "host"
 """The place of what the host computes."""
+PART = ": "
+"""Between place and part; what has no place, such as graph splits, has none."""
 
 _SCHEMA = 1
 _MOST_ROWS = 200
@@ -41,7 +43,7 @@ class Tuned:
         model: The model's name.
         arguments: The arguments of llama-server.
         users: Users at once.
-        places: For each place, or '' for what has none, estimated seconds of a prompt's token and of a step.
+        parts: For each part of the estimate, such as ``host: weights``, seconds of a prompt's token and of a step.
         prompt: Measured seconds of a prompt's token.
         step: Measured seconds of a step that makes a token for each user.
         turn: Measured seconds of a turn.
@@ -52,7 +54,7 @@ class Tuned:
     model: str
     arguments: tuple[str, ...]
     users: int
-    places: tuple[tuple[str, float, float], ...]
+    parts: tuple[tuple[str, float, float], ...]
     prompt: float
     step: float
     turn: float
@@ -79,7 +81,7 @@ def rows_of(document: Any) -> tuple[Tuned, ...]:
 
 
 def _row(entry: Mapping[str, Any]) -> Tuned:
-    places = tuple((str(name), _seconds(prompt), _seconds(step)) for name, prompt, step in entry["places"])
+    parts = tuple((str(name), _seconds(prompt), _seconds(step)) for name, prompt, step in entry["parts"])
     if not (_seconds(entry["prompt"]) and _seconds(entry["step"])):
         raise ValueError(entry)
     return Tuned(
@@ -88,7 +90,7 @@ def _row(entry: Mapping[str, Any]) -> Tuned:
         str(entry["model"]),
         tuple(map(str, entry["arguments"])),
         int(entry["users"]),
-        places,
+        parts,
         _seconds(entry["prompt"]),
         _seconds(entry["step"]),
         _seconds(entry["turn"]),
@@ -126,22 +128,28 @@ def store(rows: Iterable[Tuned], path: Path | None = None) -> Path:
     return path
 
 
-def factors_of(rows: Sequence[Tuned], machine: str, llama_cpp: str) -> dict[str, Factors]:
-    """Compute the factors of each place from the rows of a machine and a build; none without such rows.
+def factors_of(rows: Sequence[Tuned], machine: str, llama_cpp: str) -> dict[str, Factor]:
+    """Compute the factor of each part from the rows of a machine and a build; none without such rows.
 
-    Each step multiplies a place's factor by the mean of measured by estimated, weighted with the place's part of each
-    row (Richardson and Lucy's iteration). What has no place keeps its estimate.
+    Each step multiplies a part's factor by the mean of measured by estimated, weighted with the part's share of each
+    row (Richardson and Lucy's iteration). What belongs to no place keeps its estimate.
     """
     mine = [row for row in rows if (row.machine, row.llama_cpp) == (machine, llama_cpp)]
     kinds = [
-        _fitted([({name: each[kind] for name, *each in row.places}, (row.prompt, row.step)[kind]) for row in mine])
+        _fitted([({name: each[kind] for name, *each in row.parts}, (row.prompt, row.step)[kind]) for row in mine])
         for kind in (0, 1)
     ]
-    return {name: Factors(kinds[0].get(name, 1.0), kinds[1].get(name, 1.0)) for name in {**kinds[0], **kinds[1]}}
+    return {name: Factor(kinds[0].get(name, 1.0), kinds[1].get(name, 1.0)) for name in {**kinds[0], **kinds[1]}}
 
 
-def factors_of_here(rows: Sequence[Tuned], llama_cpp: str) -> dict[str, Factors]:
-    """Compute the factors of this machine's places, as ``factors_of`` does."""
+def of_place(factors: Mapping[str, Factor], place: str) -> Factors | None:
+    """Return the factors of one place; ``None`` without any."""
+    found = {part: factors[name] for part in Factors._fields if (name := f"{place}{PART}{part}") in factors}
+    return Factors(**found) if found else None
+
+
+def factors_of_here(rows: Sequence[Tuned], llama_cpp: str) -> dict[str, Factor]:
+    """Compute the factors of this machine's parts, as ``factors_of`` does."""
     if not rows:
         return {}
     from fitter.machine.bandwidth import key_of, this_host
@@ -150,8 +158,8 @@ def factors_of_here(rows: Sequence[Tuned], llama_cpp: str) -> dict[str, Factors]
 
 
 def _fitted(rows: Sequence[tuple[Mapping[str, float], float]]) -> dict[str, float]:
-    shares = [({name: seconds / measured for name, seconds in places.items()}) for places, measured in rows]
-    factors = {name: 1.0 for row in shares for name, share in row.items() if name and share > 0}
+    shares = [({name: seconds / measured for name, seconds in parts.items()}) for parts, measured in rows]
+    factors = {name: 1.0 for row in shares for name, share in row.items() if PART in name and share > 0}
     for _ in range(_ROUNDS):
         ratios = [1 / max(1e-9, sum(share * factors.get(name, 1.0) for name, share in row.items())) for row in shares]
         for name in factors:

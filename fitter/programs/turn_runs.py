@@ -23,7 +23,7 @@ class Load:
     """What users send: ``fitter.planning.request.session.Session`` in whole tokens.
 
     Attributes:
-        prefix: Tokens of a conversation before the first turn that counts.
+        prefix: Tokens of a conversation before the first turn that counts; 0 where no turn has anything of another.
         new: New tokens of each turn.
         answer: Tokens of an answer.
         users: Users at once.
@@ -119,7 +119,8 @@ def take_turns(server: Running, load: Load, text: str, deadline: float) -> Taken
     """
     tokens = _tokenized(server, text)
     users = [_User(server, tokens, number, load) for number in range(load.users)]
-    _together(server, [user.begin for user in users])
+    # what was said before, or else a turn that warms the server up
+    _together(server, [user.begin if load.prefix else user.take for user in users])
     for user in users:
         # prompts one after the other, so that their times are their own
         user.read()
@@ -139,17 +140,18 @@ class _User:
         self._server, self._load = server, load
         start = number * len(tokens) // max(1, load.users)
         self._text = [*tokens[start:], *tokens[:start]]
+        self._at = 0
         self._said: list[int] = []
         self._prompt = (0, 0.0)
 
     def begin(self) -> Turn:
         """Have the server compute what was said before."""
-        self._say(max(1, self._load.prefix))
+        self._say(self._load.prefix)
         return self._ask(1)
 
     def read(self) -> Turn:
         """Have the server compute the new tokens of a turn, and remember its time for them."""
-        self._say(self._load.new)
+        self._say_more()
         turn = self._ask(1)
         self._prompt = turn.computed, turn.prompt
         return turn
@@ -162,12 +164,17 @@ class _User:
 
     def take(self) -> Turn:
         """Take a whole turn."""
-        self._say(self._load.new)
+        self._say_more()
         return self._ask(self._load.answer)
 
+    def _say_more(self) -> None:
+        if not self._load.prefix:
+            self._said = []
+        self._say(self._load.new)
+
     def _say(self, count: int) -> None:
-        at = len(self._said)
-        self._said += [self._text[(at + each) % len(self._text)] for each in range(count)]
+        self._said += [self._text[(self._at + each) % len(self._text)] for each in range(count)]
+        self._at += count
 
     def _ask(self, count: int) -> Turn:
         body: dict[str, Any] = {"prompt": self._said, "n_predict": count, "ignore_eos": True, "cache_prompt": True}

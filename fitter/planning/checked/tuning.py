@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fitter.machine.tuned import HOST, Tuned, place_of
+from fitter.machine.tuned import HOST, PART, Tuned, place_of
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.plan.plan import Plan
 from fitter.planning.pricing.pricing import Price
@@ -185,18 +185,19 @@ def _host_computes(plan: Plan) -> bool:
 
 
 Factored = Mapping[str, tuple[float, float]]
-"""Factors of prompts and of generation, by place."""
+"""Factors of prompts and of generation, by part."""
 
 
-def places_of(price: Price, devices: Sequence[DeviceUse], factors: Factored) -> dict[str, tuple[float, float]]:
-    """Add up the parts of an estimate by place, as it would be without the ``factors`` of earlier runs."""
+def parts_of(price: Price, devices: Sequence[DeviceUse], factors: Factored) -> dict[str, tuple[float, float]]:
+    """Return the parts of an estimate, without the ``factors`` of earlier runs; equal devices are one."""
     names = {device.name: place_of(device.name, device.description) for device in devices} | {HOST: HOST}
     sums: dict[str, tuple[float, float]] = {}
     for part in price.parts:
-        place = names.get(part.name.partition(":")[0], "")
-        of_prompt, of_step = factors.get(place, (1.0, 1.0))
-        prompt, step = sums.get(place, (0.0, 0.0))
-        sums[place] = prompt + part.prompt / of_prompt, step + part.generation / of_step
+        place, has_place, what = part.name.partition(PART)
+        name = f"{names.get(place, place)}{PART}{what}" if has_place else part.name
+        of_prompt, of_step = factors.get(name, (1.0, 1.0))
+        prompt, step = sums.get(name, (0.0, 0.0))
+        sums[name] = prompt + part.prompt / of_prompt, step + part.generation / of_step
     return sums
 
 
@@ -211,14 +212,14 @@ def tuned_of(
     is_like_best = (run.words, run.environment) == (best.words, best.environment)
     if price is None or math.isinf(run.seconds) or not (run.prompt and run.step and is_like_best):
         return None
-    places = places_of(price, run.plan.devices, factors)
+    parts = parts_of(price, run.plan.devices, factors)
     return Tuned(
         machine,
         llama_cpp,
         run.plan.model.name,
         tuple(words),
         price.workload.users,
-        tuple((name, *seconds) for name, seconds in places.items()),
+        tuple((name, *seconds) for name, seconds in parts.items()),
         run.prompt,
         run.step,
         run.seconds,

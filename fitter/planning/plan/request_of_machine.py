@@ -11,9 +11,9 @@ from fitter.llama.types import DeviceInfo, Params, SplitMode
 from fitter.machine.calibrated import Calibrated, outside_of
 from fitter.machine.machine import Machine, check_main_gpu, choose
 from fitter.machine.memory_pools import used_by_default
-from fitter.machine.speed import DeviceSpeed, Factors, HostSpeed
+from fitter.machine.speed import DeviceSpeed, Factor, HostSpeed
 from fitter.machine.tuned import HOST as HOST_PLACE
-from fitter.machine.tuned import place_of
+from fitter.machine.tuned import of_place, place_of
 from fitter.machine.unaccounted import has_half_experts, unaccounted
 from fitter.model.header import Model
 from fitter.model.tensors import is_expert, stays_on_host
@@ -126,16 +126,16 @@ def request_of(
     )
 
 
-def with_tuning(request: Request, machine: Machine, factors: Mapping[str, Factors]) -> Request:
-    """Correct the speeds of this machine's devices and host by what ``fitter tune`` measured of them, by place."""
+def with_tuning(request: Request, machine: Machine, factors: Mapping[str, Factor]) -> Request:
+    """Correct the speeds of this machine's devices and host by what ``fitter tune`` measured of their parts."""
     if not factors:
         return request
     places = {device.name: place_of(device.name, device.description) for device in machine.devices}
     speeds, host = dict(request.speeds), request.host_speed
     for name, speed in request.speeds.items():
-        if found := factors.get(places.get(name, "")):
+        if found := of_place(factors, places.get(name, "")):
             speeds[name] = replace(speed, factors=found, source=f"{speed.source}, tuned", known=True)
-    if host and (found := factors.get(HOST_PLACE)):
+    if host and (found := of_place(factors, HOST_PLACE)):
         host = replace(host, factors=found, source=f"{host.source}, tuned", known=True)
     return replace(request, speeds=speeds, host_speed=host)
 

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fitter.machine.speed import AS_ESTIMATED, DeviceSpeed, HostSpeed
+from fitter.machine.speed import AS_ESTIMATED, DeviceSpeed, Factor, HostSpeed
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.storage.data_files import read_data
 
@@ -349,12 +349,13 @@ class Setting:
         factors = (self.host.factors, *(device.factors for device in self.devices))
         return any(each != AS_ESTIMATED for each in factors)
 
-    def tuned(self, seconds: Seconds, place: int) -> Seconds:
-        """Correct seconds that are spent at ``place`` by what was measured of it."""
+    def tuned(self, seconds: Seconds, place: int, part: str) -> Seconds:
+        """Correct the seconds of a ``part`` (a field of ``Factors``) at ``place`` by what was measured of it."""
         if not self.is_tuned:
             return seconds
         factors = self.host.factors if place == HOST else self.devices[place].factors
-        return Seconds(seconds.prompt * factors.prompt, seconds.generation * factors.generation)
+        factor: Factor = getattr(factors, part)
+        return Seconds(seconds.prompt * factor.prompt, seconds.generation * factor.generation)
 
     def on(self, devices: tuple[DeviceSpeed, ...]) -> Setting:
         """Return the setting with other devices."""
@@ -413,7 +414,7 @@ def _has_local(devices: Iterable[DeviceSpeed]) -> bool:
 
 def tensor_seconds(weights: Weights, at: Setting) -> Seconds:
     """Compute the seconds to read and compute with ``weights`` at their place."""
-    return at.tuned(_tensor_seconds(weights, at), weights.place)
+    return at.tuned(_tensor_seconds(weights, at), weights.place, "weights")
 
 
 def _tensor_seconds(weights: Weights, at: Setting) -> Seconds:
@@ -459,7 +460,7 @@ def further_tokens_seconds(weights: Weights, at: Setting) -> float:
 
     The first one's are part of the time to read the weights.
     """
-    return at.tuned(Seconds(0.0, _further_tokens_seconds(weights, at)), weights.place).generation
+    return at.tuned(Seconds(0.0, _further_tokens_seconds(weights, at)), weights.place, "weights").generation
 
 
 def _further_tokens_seconds(weights: Weights, at: Setting) -> float:
@@ -493,7 +494,7 @@ def _states_seconds(layer: Layer, at: Setting, place: int) -> Seconds:
 
 
 def _fixed(layer: Layer, at: Setting) -> Seconds:
-    return at.tuned(_untuned_fixed(layer, at), layer.home)
+    return at.tuned(_untuned_fixed(layer, at), layer.home, "layers")
 
 
 def _untuned_fixed(layer: Layer, at: Setting) -> Seconds:
@@ -511,7 +512,7 @@ def attention_seconds(layer: Layer, at: Setting) -> Seconds:
     """Compute the seconds of a layer's attention, and of the recurrent states of further users."""
     cache = layer.home if layer.cache is None else layer.cache
     seconds = _attention_seconds(layer, layer.attention, at) if layer.attention else Seconds()
-    return at.tuned(seconds + _states_seconds(layer, at, cache), cache)
+    return at.tuned(seconds + _states_seconds(layer, at, cache), cache, "attention")
 
 
 def _attention_seconds(layer: Layer, attention: Attention, at: Setting) -> Seconds:
@@ -643,7 +644,7 @@ def visit_seconds(device: int, at: Setting) -> Seconds:
         return Seconds()
     round_trip, activations = at.devices[device].round_trip, 2 * 4 * at.n_embd / at.link(device)
     of_prompt, of_step = activations * at.batch, activations * at.workload.tokens_of_step
-    return at.tuned(Seconds(round_trip + of_prompt, round_trip + of_step), device)
+    return at.tuned(Seconds(round_trip + of_prompt, round_trip + of_step), device, "network")
 
 
 def logits_seconds(output: Layer, at: Setting) -> Seconds:
@@ -651,7 +652,7 @@ def logits_seconds(output: Layer, at: Setting) -> Seconds:
     if output.home == HOST or not at.devices[output.home].is_remote:
         return Seconds()
     n_vocab = sum(weights.n_params for weights in output.weights) / at.n_embd
-    return at.tuned(Seconds(0, 4 * n_vocab * at.workload.tokens_of_step / at.link(output.home)), output.home)
+    return at.tuned(Seconds(0, 4 * n_vocab * at.workload.tokens_of_step / at.link(output.home)), output.home, "network")
 
 
 def price(
@@ -734,7 +735,7 @@ def reading(speed: DeviceSpeed | HostSpeed, costs: Costs | None = None) -> float
     """Return the bytes of weights per second that a place reads in generation."""
     costs = costs or default()
     reached = costs.host if isinstance(speed, HostSpeed) else costs.families[family_name(speed)]
-    return reached.bandwidth * speed.bandwidth / speed.factors.generation
+    return reached.bandwidth * speed.bandwidth / speed.factors.weights.generation
 
 
 @functools.cache

@@ -1,0 +1,154 @@
+"""``fitter tune``: a real llama-server runs a small plan and changes of it, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import fitter
+from fitter.api.tune_plan import tune
+from fitter.errors import LlamaCppError, UsageError
+from tests.support.command import run_fitter
+from tests.support.patience import until
+from tools import upstream
+from tools.tiny import write_tiny
+
+SERVER = "llama-server"
+ASKED: dict[str, Any] = {"n_ctx": 1024, "prompt": 100, "generate": 8, "cache_ram": 64, "n_seq_max": 2}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("tune") / "moe.gguf")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "config" / "llama-fitter" / "tuned.json"
+
+
+@pytest.fixture(scope="module")
+def server() -> Path:
+    return upstream.tool(SERVER)
+
+
+def servers() -> list[psutil.Process]:
+    return [each for each in psutil.process_iter(["name"]) if each.info["name"] == SERVER]
+
+
+def test_later_plans_know_what_was_measured(model: Path, server: Path, home: Path) -> None:
+    before = fitter.fit(model, program=SERVER, **ASKED)
+    tuning = tune(model, server=server, minutes=0.5, **ASKED)
+    assert [run.problem for run in tuning.runs] == [""] * len(tuning.runs)
+    assert tuning.runs[0].changes == ()
+    assert tuning.stored == str(home)
+    after = fitter.fit(model, program=SERVER, **ASKED)
+    assert before.arguments() == after.arguments()
+    assert before.estimate is not None
+    assert after.estimate is not None
+    assert tuning.tuned == pytest.approx(after.estimate.seconds, rel=1e-6)
+    # the plan's own run says what the estimate should be
+    own = tuning.runs[0]
+    measured = ASKED["prompt"] * own.prompt + ASKED["generate"] * own.step
+    assert abs(after.estimate.seconds - measured) <= abs(before.estimate.seconds - measured)
+    assert [source.text.endswith(", tuned") for source in after.estimate.sources] == [True]
+    # another machine's plans do not
+    virtual = fitter.fit(model, gpus="none", program=SERVER, **ASKED)
+    assert virtual.estimate is not None
+    assert not virtual.estimate.sources[0].text.endswith("tuned")
+    assert not servers()
+
+
+def test_the_command(model: Path, server: Path, home: Path, tmp_path: Path) -> None:
+    words = ["--server", str(server), "-c", "1024", "-np", "2", "-cram", "64", "--users", "2", "--generate", "8"]
+    done = run_fitter(
+        "tune", str(model), *words, "--prompt", "64", "--minutes", "0.01", "--export", str(tmp_path / "r")
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the plan" in done.stdout
+    assert "not tried, for want of time (--minutes): -t" in done.stdout
+    line = done.stdout.splitlines()[-2]
+    assert line.startswith(f"llama-server -m {model}")
+    home.unlink()
+    again = run_fitter("tune", "--import", str(tmp_path / "r"))
+    assert (again.returncode, home.is_file()) == (0, True)
+    assert again.stdout.startswith("1 runs are in ")
+
+
+def wrapper(path: Path, server: Path, condition: str, then: str) -> Path:
+    """A llama-server that does something else where its arguments meet a condition of the shell."""
+    path.write_text(
+        f'#!/bin/sh\nif {condition}; then {then}; fi\nexec {server} "$@"\n',
+        encoding="utf-8",
+    )
+    path.chmod(path.stat().st_mode | stat.S_IEXEC)
+    return path
+
+
+def test_a_change_that_crashes_is_passed_over(model: Path, server: Path, tmp_path: Path) -> None:
+    bad = wrapper(tmp_path / SERVER, server, 'echo "$*" | grep -q -- "-t "', "echo no such threads >&2; exit 1")
+    tuning = tune(model, server=bad, minutes=0.5, store=False, **ASKED)
+    failed = [run for run in tuning.runs if run.problem]
+    assert failed
+    assert all("no such threads" in run.problem and run.words[:1] == ("-t",) for run in failed)
+    assert not tuning.best.words
+    assert tuning.stored == ""
+
+
+def test_a_plan_that_crashes_is_an_error(model: Path, server: Path, home: Path, tmp_path: Path) -> None:
+    bad = wrapper(tmp_path / SERVER, server, 'echo "$*" | grep -q -- "--port"', "echo no luck >&2; exit 1")
+    with pytest.raises(LlamaCppError, match="no luck"):
+        tune(model, server=bad, minutes=0.5, **ASKED)
+    assert not home.exists()
+    assert not servers()
+
+
+def test_an_interrupt_leaves_nothing(model: Path, server: Path, home: Path) -> None:
+    words = [sys.executable, "-m", "fitter", "tune", str(model), "--server", str(server), "-c", "1024", "-np", "2"]
+    command = subprocess.Popen(
+        [*words, "-cram", "64", "--generate", "200", "--prompt", "500"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+    )
+    until(lambda: bool(servers()), "no llama-server started")
+    command.send_signal(signal.SIGINT)
+    _, said = command.communicate(timeout=60)
+    assert command.returncode == 130, said
+    until(lambda: not servers(), "a llama-server is left")
+    assert not home.exists()
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "virtual devices": ({"gpus": "rtx-4090"}, "virtual devices cannot run a model"),
+    "no time": ({"minutes": 0}, "minutes is 0"),
+    "another program": ({"program": "llama-bench"}, "only a llama-server can be tuned"),
+    "another server": ({"server": "/nowhere"}, "there is no llama-server at /nowhere"),
+}
+
+
+@pytest.mark.parametrize(("words", "why"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused(words: dict[str, Any], why: str, model: Path) -> None:
+    with pytest.raises(UsageError, match=why):
+        tune(model, **words)
+
+
+def test_rows_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "runs.json").write_text(json.dumps({"schema": 1}), encoding="utf-8")
+    done = run_fitter("tune", "--import", str(tmp_path / "runs.json"))
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "has no runs that fitter tune --export wrote" in done.stderr
+    assert run_fitter("tune").returncode == 2
+    assert run_fitter("tune", "--export", str(tmp_path / "e.json")).returncode == 5

@@ -1,0 +1,144 @@
+"""What ``fitter tune`` stores, what follows for estimates, and which of several runs is the best."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fitter.errors import AnswerError
+from fitter.machine import tuned
+from fitter.machine.speed import DeviceSpeed, Factor, Factors, HostSpeed
+from fitter.machine.tuned import Tuned, factors_of
+from fitter.planning.checked.tuning import Change, Run, best_of, is_quicker
+from fitter.planning.placing.layer_sizes import HOST
+from fitter.planning.speed.cost import Attention, Layer, Weights, Work, Workload, price
+from fitter.programs.turn_runs import Taken, Turn
+
+ROW = Tuned("pc", "build", "model", ("-c", "4096"), 1, (("host: weights", 0.001, 0.02),), 0.002, 0.03, 5.0)
+CARD = DeviceSpeed(1000e9, 160e12, 31.5e9, "cuda", "8.9", "test", True)
+PC = HostSpeed(60e9, "test", 8)
+
+
+def test_one_row_makes_its_own_factors() -> None:
+    assert factors_of([ROW], "pc", "build") == {"host: weights": (pytest.approx(2.0), pytest.approx(1.5))}
+
+
+@pytest.mark.parametrize(("machine", "build"), [("laptop", "build"), ("pc", "another")], ids=["machine", "build"])
+def test_rows_of_others_do_not_count(machine: str, build: str) -> None:
+    assert factors_of([ROW], machine, build) == {}
+
+
+@given(st.floats(0.3, 3), st.floats(0.3, 3), st.floats(0.1, 0.9), st.floats(0.1, 0.9))
+def test_rows_tell_parts_apart(host: float, card: float, first: float, second: float) -> None:
+    rows = [
+        replace(
+            ROW,
+            parts=(
+                ("host: weights", share, share),
+                ("CUDA card: weights", 1 - share, 1 - share),
+                ("graph splits", 0, 0),
+            ),
+            prompt=host * share + card * (1 - share),
+            step=host * share + card * (1 - share),
+        )
+        for share in (first, second)
+    ]
+    found = factors_of(rows, "pc", "build")
+    for row, share in zip(rows, (first, second), strict=True):
+        estimated = found["host: weights"].prompt * share + found["CUDA card: weights"].prompt * (1 - share)
+        assert estimated == pytest.approx(row.prompt, rel=0.1)
+
+
+def test_what_has_no_place_keeps_its_estimate() -> None:
+    row = replace(ROW, parts=(("host: weights", 0.001, 0.02), ("graph splits", 0.001, 0.02)), prompt=0.003, step=0.05)
+    assert factors_of([row], "pc", "build") == {"host: weights": (pytest.approx(2.0), pytest.approx(1.5))}
+
+
+def test_factors_have_limits() -> None:
+    (found,) = factors_of([replace(ROW, prompt=100.0, step=1e-9)], "pc", "build").values()
+    assert found == (20.0, 1 / 20)
+
+
+def test_factors_change_the_part_and_the_place_that_were_measured() -> None:
+    attention = Attention(4096, 16384, 4)
+    work = Work((Layer(0, (Weights(0, 1e8, 2e8), Weights(HOST, 1e8, 2e8)), attention), Layer(0, ())), 4096)
+    workload = Workload(512, 128, 4096)
+
+    def parts(card: DeviceSpeed, host: HostSpeed) -> dict[str, tuple[float, float]]:
+        return {part.name: (part.prompt, part.generation) for part in price(work, [card], host, workload).parts}
+
+    plain = parts(CARD, PC)
+    slow = parts(
+        replace(CARD, factors=Factors(attention=Factor(2.0, 3.0))),
+        replace(PC, factors=Factors(weights=Factor(4.0, 5.0))),
+    )
+    changed = {
+        name: (pytest.approx(2 * p), pytest.approx(3 * g)) for name, (p, g) in plain.items() if "attention" in name
+    }
+    changed |= {
+        "host: weights": tuple(pytest.approx(n * s) for n, s in zip((4, 5), plain["host: weights"], strict=True))
+    }
+    assert slow == {**plain, **changed}
+    assert len(changed) == 2
+
+
+def test_rows_are_stored_all_or_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.json"
+    tuned.store([ROW], path)
+    again = replace(ROW, prompt=0.004)
+    tuned.store([again, replace(ROW, users=4)], path)
+    assert tuned.read(path) == (again, replace(ROW, users=4))
+    with pytest.raises(AnswerError, match="cannot be written"):
+        tuned.store([ROW], path / "below a file")
+
+
+BAD: dict[str, Any] = {
+    "no document": [],
+    "another schema": {"schema": 2, "runs": []},
+    "a row without its parts": {"schema": 1, "runs": [{"machine": "pc"}]},
+    "seconds below 0": {"schema": 1, "runs": [{**tuned.document_of([ROW])["runs"][0], "step": -1}]},
+    "no seconds": {"schema": 1, "runs": [{**tuned.document_of([ROW])["runs"][0], "step": 0}]},
+}
+
+
+@pytest.mark.parametrize("document", BAD.values(), ids=BAD)
+def test_a_damaged_file_is_as_none(document: Any, tmp_path: Path) -> None:
+    path = tmp_path / "tuned.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    assert tuned.read(path) == ()
+
+
+def run(seconds: float, spread: float = 0.0) -> Run:
+    return Run((Change("threads", words=("-t", "2")),), None, seconds=seconds, spread=spread)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "spread", "quicker"),
+    [(0.9, 0.01, True), (0.9, 0.06, False), (0.995, 0.0, False), (0.985, 0.0, True), (math.inf, 0.0, False)],
+    ids=["clearly", "within noise", "by less than a start differs", "by a little more", "failed"],
+)
+def test_quicker_is_beyond_noise(seconds: float, spread: float, quicker: bool) -> None:
+    assert is_quicker(run(seconds, spread), run(1.0)) is quicker
+
+
+def test_the_best_is_the_first_unless_another_is_quicker() -> None:
+    runs = [run(1.0, 0.05), run(0.95, 0.05), run(0.7, 0.01), run(0.69, 0.01)]
+    assert best_of(runs) is runs[2]
+
+
+def test_times_of_turns() -> None:
+    turns = tuple(Turn(seconds, 100, 0.2, 10, 0.1, 8, 6) for seconds in (1.0, 1.1, 5.0))
+    taken = Taken((Turn(9.0, 100, 0.2, 10, 0.1), Turn(9.0, 300, 0.6, 10, 0.3)), turns)
+    # one turn that something disturbed changes nothing
+    assert taken.seconds == 1.1
+    assert taken.spread == pytest.approx(1.4826 * 0.1 * 1.2533 / math.sqrt(3))
+    assert taken.prompt == pytest.approx(0.8 / 400)
+    assert taken.step == pytest.approx(0.02)
+    assert taken.acceptance == 0.75
