@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fitter.api.planner import Planner
     from fitter.api.quantizations import quants
     from fitter.api.report_plan import report
+    from fitter.api.tune_plan import tune
     from fitter.llama.types import (
         Array,
         Breakdown,
@@ -47,9 +48,12 @@ if TYPE_CHECKING:
     )
     from fitter.model.shapes.listing import ShapeInfo, shapes
     from fitter.planning.checked.calibration import Calibration, Comparison, DeviceCalibration, Difference
+    from fitter.planning.checked.tuning import Tuning, TuningChange, TuningRun
     from fitter.planning.plan.alternative import Alternative
+    from fitter.planning.plan.drafting import Depth, Drafting
     from fitter.planning.plan.inspection import Inspection, LayerSize, RoleSize
     from fitter.planning.plan.layer_map import LayerMap, MapCell
+    from fitter.planning.plan.turns import Turns, UserSpeed
     from fitter.planning.plan.verified import (
         LaterUse,
         MemoryUse,
@@ -60,6 +64,7 @@ if TYPE_CHECKING:
     )
     from fitter.planning.pricing.pricing import Price, SpeedSource
     from fitter.planning.request.request import Progress
+    from fitter.planning.request.session import Session
     from fitter.planning.request.summary import (
         DeviceUse,
         FileStamp,
@@ -104,13 +109,17 @@ _HOMES = {
     "fitter.planning.speed.cost": ("Estimate", "Part", "Workload"),
     "fitter.planning.speed.explain": ("Bound", "Choice", "Reason"),
     "fitter.planning.tables.exploration": ("Exploration", "ExploredAnswer", "ExploredCell"),
+    "fitter.planning.checked.tuning": ("Tuning", "TuningChange", "TuningRun"),
     "fitter.planning.plan.alternative": ("Alternative",),
+    "fitter.planning.plan.drafting": ("Depth", "Drafting"),
+    "fitter.planning.plan.turns": ("Turns", "UserSpeed"),
     "fitter.planning.plan.inspection": ("Inspection", "LayerSize", "RoleSize"),
     "fitter.planning.plan.layer_map": ("LayerMap", "MapCell"),
     "fitter.planning.pricing.pricing": ("Price", "SpeedSource"),
     "fitter.planning.tables.quantization_rows": ("Quantization", "Quantizations"),
     "fitter.planning.tables.repository_rows": ("Repository", "RepositoryFile", "SideFile"),
     "fitter.planning.request.request": ("Progress",),
+    "fitter.planning.request.session": ("Session",),
     "fitter.planning.request.summary": (
         "DeviceUse",
         "FileStamp",
@@ -134,6 +143,7 @@ _HOMES = {
     "fitter.programs.later": ("Later",),
     "fitter.api.quantizations": ("quants",),
     "fitter.api.report_plan": ("report",),
+    "fitter.api.tune_plan": ("tune",),
     "fitter.api.plan_repository": ("repository",),
 }
 """The module of each public name; the errors are imported above."""
@@ -163,10 +173,12 @@ __all__ = [
     "CancelledError",
     "Choice",
     "Comparison",
+    "Depth",
     "DeviceCalibration",
     "DeviceInfo",
     "DeviceUse",
     "Difference",
+    "Drafting",
     "Estimate",
     "Exploration",
     "ExploredAnswer",
@@ -212,6 +224,7 @@ __all__ = [
     "Row",
     "Search",
     "ServerUse",
+    "Session",
     "Setting",
     "ShapeInfo",
     "SharedMemory",
@@ -220,7 +233,12 @@ __all__ = [
     "SpeedSource",
     "TensorBuftOverride",
     "TimeLimitError",
+    "Tuning",
+    "TuningChange",
+    "TuningRun",
+    "Turns",
     "UsageError",
+    "UserSpeed",
     "Verification",
     "VerifiedDifference",
     "VerifiedRow",
@@ -240,5 +258,6 @@ __all__ = [
     "report",
     "repository",
     "shapes",
+    "tune",
     "verify",
 ]

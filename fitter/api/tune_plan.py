@@ -23,10 +23,10 @@ from fitter.parameters.table import Fitting
 from fitter.planning.checked.tuning import (
     MINUTES,
     ROUNDS,
-    Change,
     Factored,
-    Run,
     Tuning,
+    TuningChange,
+    TuningRun,
     best_of,
     changes_of,
     parts_of,
@@ -60,7 +60,7 @@ def tune(
     on_log: Callable[[str], None] | None = None,
     **parameters: Unpack[Fitting],
 ) -> Tuning:
-    """Run a plan and changes of it for real, keep the quickest, and have later plans know this machine.
+    """TuningRun a plan and changes of it for real, keep the quickest, and have later plans know this machine.
 
     ``fit`` makes the plan. A llama-server loads it and is sent turns of the work (``workload``, ``users``), or of one
     user's requests. Then other numbers of threads, batch sizes, load modes and so on are tried, each on top of what has
@@ -124,10 +124,10 @@ class _Tuner:
         where = None if server is None else os.fsdecode(server)
         self._server = asked(find_server(where, None if llama_cpp is None else os.fsdecode(llama_cpp)))
         self._longest = 0.0
-        self.runs: list[Run] = []
+        self.runs: list[TuningRun] = []
         self.left: list[str] = []
 
-    def kinds(self) -> list[tuple[Change, ...]]:
+    def kinds(self) -> list[tuple[TuningChange, ...]]:
         """List what to try."""
         return list(changes_of(self.runs[0].plan, self._given, this_host().cores))
 
@@ -135,12 +135,12 @@ class _Tuner:
         """Whether a run as long as the longest until now would end in time."""
         return time.monotonic() + self._longest < self._deadline
 
-    def run(self, changes: tuple[Change, ...]) -> None:
+    def run(self, changes: tuple[TuningChange, ...]) -> None:
         """Fit with ``changes``, and run the plan. Only the first run raises errors; others end with a reason."""
         began = time.monotonic()
-        draft = Run(changes, self.runs[0].plan) if self.runs else None
+        draft = TuningRun(changes, self.runs[0].plan) if self.runs else None
         try:
-            run = Run(changes, self._plan(changes))
+            run = TuningRun(changes, self._plan(changes))
             if any(_words(other) == _words(run) for other in self.runs):
                 # the plan has it already
                 return
@@ -152,7 +152,7 @@ class _Tuner:
         self._longest = max(self._longest, time.monotonic() - began)
         self.runs.append(run)
 
-    def _plan(self, changes: tuple[Change, ...]) -> Plan:
+    def _plan(self, changes: tuple[TuningChange, ...]) -> Plan:
         keywords = {name: value for change in changes for name, value in change.keywords}
         for run in self.runs:
             if run.keywords == keywords:
@@ -170,7 +170,7 @@ class _Tuner:
         check_same_build(plan.llama_cpp, self._server)
         return plan
 
-    def _measured(self, run: Run) -> Run:
+    def _measured(self, run: TuningRun) -> TuningRun:
         plan, price = run.plan, run.plan.estimate
         if price is None:
             raise PlanError("the plan has no estimate to compare runs with: tune another one")
@@ -207,7 +207,7 @@ class _Tuner:
         return Tuning(tuple(self.runs), best, tuple(self.left), self._server.path, stored, tuned_seconds)
 
 
-def _words(run: Run) -> list[str]:
+def _words(run: TuningRun) -> list[str]:
     """List the variables and arguments of a run's llama-server."""
     return [*(f"{name}={value}" for name, value in run.environment.items()), *arguments(run.plan), *run.words]
 
@@ -262,7 +262,7 @@ def _load_of(plan: Plan) -> Load:
     return Load(prefix, workload.prompt, workload.generate, workload.users, ROUNDS)
 
 
-def _estimated(run: Run, before: Factored, after: Factored) -> float | None:
+def _estimated(run: TuningRun, before: Factored, after: Factored) -> float | None:
     """Estimate a turn of ``run`` as later plans do."""
     price = run.plan.estimate
     if price is None:

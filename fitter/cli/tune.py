@@ -40,7 +40,7 @@ def tune(
     verbose: int,
     **given: Any,
 ) -> int:
-    """Run a plan of MODEL for real, with other threads, batches, load modes and so on, and keep the quickest.
+    """TuningRun a plan of MODEL for real, with other threads, batches, load modes and so on, and keep the quickest.
 
     A llama-server gets the turns of --workload and --users, or one user's requests. A change stays if it is quicker
     beyond noise. What was measured is stored for this machine and this llama.cpp: later plans estimate with it.

@@ -596,7 +596,6 @@ class LoadKeywords(TypedDict, total=False):
             CONTEXT,
             "Type of V in the KV cache; the same types as for K.",
             is_keyword_of_llama=True,
-            brief="Type of its values.",
         ),
     ]
     flash_attn: Annotated[
@@ -1142,7 +1141,7 @@ class PricingKeywords(TypedDict, total=False):
             help="The work to optimize for, in place of one request: chat, agent, rag, batch; numbers such as "
             "prompt=12000,reused=90%,answer=300,turns=20,users=4,gap=10s, also after a name; or a log of llama-server.",
             unset="one request of --prompt and --generate tokens",
-            brief="The work to be fast at: chat, agent, rag, batch, or numbers.",
+            brief="agent, chat, rag, batch or numbers; --users for many.",
         ),
     ]
     users: Annotated[
@@ -1154,7 +1153,6 @@ class PricingKeywords(TypedDict, total=False):
             section=SPEED,
             help="Users at once, each with a conversation of its own. Without -np, each gets a slot.",
             unset="1, or as --workload says",
-            brief="Users at once, each with a slot.",
         ),
     ]
     host_bandwidth: Annotated[
@@ -1166,7 +1164,6 @@ class PricingKeywords(TypedDict, total=False):
             section=SPEED,
             help="Memory bandwidth of the host, such as 60GB/s.",
             unset="measured once on this machine; with --gpu 40GB/s, or that of memory that the GPU shares",
-            brief="Memory bandwidth of the host, such as 60GB/s.",
         ),
     ]
     rpc_bandwidth: Annotated[
@@ -1193,7 +1190,7 @@ class ChoosingKeywords(TypedDict, total=False):
             options=("--at-least",),
             is_ours=True,
             section=SPEED,
-            help="Tokens per second that each user should get: the plan says how many users do.",
+            help="Least tokens per second for each user: the plan says how many users get them.",
             unset="any speed",
         ),
     ]

@@ -118,6 +118,8 @@ def test_a_plan_by_the_schema() -> None:
             },
         ],
         "estimate": None,
+        "drafting": None,
+        "turns": None,
         "explanation": {"choices": [], "bound": None},
         "levers": [],
         "shared": [],

@@ -44,6 +44,7 @@ RANGES = {
     "n_batch": (1, 2**22),
     "n_ubatch": (1, 2**22),
     "n_seq_max": (1, 256),
+    "users": (1, 1024),
     "n_gpu_layers": (-1, None),
     "n_gpu_layers_draft": (-1, None),
     "kv_unified_per_slot": (1, 2**31 - 1),

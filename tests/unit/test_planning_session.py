@@ -30,7 +30,7 @@ slot      release: id  0 | task 7 | stop processing: n_past = 34, truncated = 0
 
 WRITTEN = {
     "a name": ("chat", None, named()["chat"]),
-    "a name, with a number of its own": ("agent,turns=5", None, Session(24000, 300, 0.95, 5, 1, 3.0)),
+    "a name, with a number of its own": ("agent,turns=5", None, Session(50000, 380, 0.968, 5, 1, 3.0)),
     "numbers": (
         "prompt=12k,reused=90%,answer=300,turns=20,users=4,gap=2.5s",
         None,

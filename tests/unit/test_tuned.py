@@ -16,7 +16,7 @@ from fitter.errors import AnswerError
 from fitter.machine import tuned
 from fitter.machine.speed import DeviceSpeed, Factor, Factors, HostSpeed
 from fitter.machine.tuned import Tuned, factors_of
-from fitter.planning.checked.tuning import Change, Run, best_of, is_quicker
+from fitter.planning.checked.tuning import TuningChange, TuningRun, best_of, is_quicker
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.speed.cost import Attention, Layer, Weights, Work, Workload, price
 from fitter.programs.turn_runs import Taken, Turn
@@ -115,8 +115,8 @@ def test_a_damaged_file_is_as_none(document: Any, tmp_path: Path) -> None:
     assert tuned.read(path) == ()
 
 
-def run(seconds: float, spread: float = 0.0) -> Run:
-    return Run((Change("threads", words=("-t", "2")),), None, seconds=seconds, spread=spread)  # type: ignore[arg-type]
+def run(seconds: float, spread: float = 0.0) -> TuningRun:
+    return TuningRun((TuningChange("threads", words=("-t", "2")),), None, seconds=seconds, spread=spread)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

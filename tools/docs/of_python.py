@@ -21,6 +21,7 @@ from tools.docs.of_options import default_of, meaning_of, option_link
 KEYWORDS: dict[str, Any] = {
     "fit": Fitting,
     "verify": Fitting,
+    "tune": Fitting,
     "compare_builds": Fitting,
     "quants": Fitting,
     "repository": Fitting,
@@ -46,6 +47,9 @@ _PLAIN = {
     "max_cells": "The most cells of a grid.",
     "on_cell": "Is called with each cell that is done, how many are done, and how many there are.",
     "tokens_per_second": "The useful speed of generation: the best one has the most bits per weight that reaches it.",
+    "minutes": "Minutes for all runs; the plan itself always runs.",
+    "server": "The path of a llama-server, or of a directory that has one.",
+    "store": "Whether to store what was measured, for later plans.",
     "contexts": "Whether to plan other contexts as well, for a curve of what they take.",
     "words": "Words that names, titles or architectures have; one that is a name finds that shape alone.",
     "alternatives": "Whether to look for alternatives to the plan afterwards, for a quarter of the search's time.",

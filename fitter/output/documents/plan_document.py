@@ -11,7 +11,7 @@ from fitter.output.documents.document import Key, document, four_digits, rounded
 from fitter.parameters.table import of_a_load
 from fitter.planning.plan.drafting import Depth, Drafting
 from fitter.planning.plan.plan import Alternative, Plan, resolved
-from fitter.planning.plan.turns import Turns, Users
+from fitter.planning.plan.turns import Turns, UserSpeed
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.session import Session
 from fitter.planning.request.summary import (
@@ -47,7 +47,7 @@ _POOL = document(
 _ROW = document(Row, "buffer_type", "device", "is_host", *BYTES, "reserved")
 _SPEEDS = (rounded("prompt_tokens_per_second"), rounded("generation_tokens_per_second"))
 _ALTERNATIVE = document(Alternative, "arguments", "n_ctx", *_SPEEDS, Key("measured", "is_measured"), "file_type")
-_USERS = document(Users, "users", *map(rounded, ("seconds", "each", "together")))
+_USERS = document(UserSpeed, "users", *map(rounded, ("seconds", "each", "together")))
 _DRAFTING = document(
     Drafting,
     "depth",

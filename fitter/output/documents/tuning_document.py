@@ -6,10 +6,10 @@ import math
 
 from fitter.output.documents.document import Key, document, four_digits, rounded
 from fitter.output.documents.plan_document import PLAN
-from fitter.planning.checked.tuning import Run, Tuning
+from fitter.planning.checked.tuning import Tuning, TuningRun
 
 _RUN = document(
-    Run,
+    TuningRun,
     Key("changes", "text"),
     Key("arguments", "words", about="Arguments of llama-server beyond those of the plan."),
     "environment",

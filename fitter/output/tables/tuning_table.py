@@ -16,7 +16,7 @@ from fitter.planning.checked.tuning import is_quicker
 from fitter.text import printable
 
 if TYPE_CHECKING:
-    from fitter.planning.checked.tuning import Run, Tuning
+    from fitter.planning.checked.tuning import Tuning, TuningRun
 
 
 def tuning_table(tuning: Tuning) -> RenderableType:
@@ -35,7 +35,7 @@ def tuning_table(tuning: Tuning) -> RenderableType:
     return Group(table, *(Text(line, overflow="fold") for line in _lines(tuning)))
 
 
-def _note(run: Run, tuning: Tuning) -> str:
+def _note(run: TuningRun, tuning: Tuning) -> str:
     notes = [printable(run.problem)] if run.problem else []
     if run is tuning.best:
         notes.append("best")

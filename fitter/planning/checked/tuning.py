@@ -33,20 +33,17 @@ _OFFLOAD = "GGML_OP_OFFLOAD_MIN_BATCH"
 
 
 @dataclass(frozen=True)
-class Change:
-    """A change of a plan that is tried.
-
-    Attributes:
-        kind: What it changes; of each kind one value is best.
-        keywords: Keywords of ``fit``.
-        words: Further arguments of llama-server.
-        environment: Variables of its environment.
-    """
+class TuningChange:
+    """A change of a plan that is tried."""
 
     kind: str
+    """What it changes; of each kind one value is best."""
     keywords: tuple[tuple[str, Any], ...] = ()
+    """Keywords of ``fit``."""
     words: tuple[str, ...] = ()
+    """Further arguments of llama-server."""
     environment: tuple[tuple[str, str], ...] = ()
+    """Variables of its environment."""
 
     @property
     def text(self) -> str:
@@ -59,10 +56,10 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Run:
+class TuningRun:
     """A plan with some changes, and what a llama-server took for its turns."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[TuningChange, ...]
     """The changes, the newest last; empty for the plan itself."""
     plan: Plan = field(repr=False)
     """The plan with the changes."""
@@ -108,9 +105,9 @@ class Run:
 class Tuning:
     """The result of ``tune``."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[TuningRun, ...]
     """All runs, in their order; the first is the plan itself."""
-    best: Run
+    best: TuningRun
     """The quickest; the plan itself unless another one is quicker beyond noise."""
     left: tuple[str, ...] = ()
     """Changes that were not tried, for want of time."""
@@ -127,13 +124,13 @@ class Tuning:
         return self.best.plan
 
 
-def is_quicker(run: Run, than: Run) -> bool:
+def is_quicker(run: TuningRun, than: TuningRun) -> bool:
     """Whether a run is quicker beyond noise."""
     noise = _SURE * math.hypot(run.spread, than.spread)
     return run.seconds < than.seconds - max(noise, _LEAST_GAIN * than.seconds)
 
 
-def best_of(runs: Sequence[Run]) -> Run:
+def best_of(runs: Sequence[TuningRun]) -> TuningRun:
     """Return the first run, or the last one that was quicker than all before it."""
     best = runs[0]
     for run in runs[1:]:
@@ -142,7 +139,7 @@ def best_of(runs: Sequence[Run]) -> Run:
     return best
 
 
-def changes_of(plan: Plan, given: Mapping[str, Any], cores: int) -> Iterator[tuple[Change, ...]]:
+def changes_of(plan: Plan, given: Mapping[str, Any], cores: int) -> Iterator[tuple[TuningChange, ...]]:
     """Yield kinds of changes to try, those that bring most first, each with its values.
 
     Args:
@@ -155,27 +152,27 @@ def changes_of(plan: Plan, given: Mapping[str, Any], cores: int) -> Iterator[tup
     spills = has_devices and plan.host.model > MIB and _host_computes(plan)
     if not has_devices or spills:
         counts = dict.fromkeys((max(1, cores // 2), cores - 1, 2 * cores))
-        yield tuple(Change("threads", words=("-t", str(n))) for n in counts if n >= 1 and n != cores)
+        yield tuple(TuningChange("threads", words=("-t", str(n))) for n in counts if n >= 1 and n != cores)
     has_experts = any("exps" in override.pattern for override in plan.params.tensor_buft_overrides)
     if spills and has_experts and "moe_cache_size" not in given:
         room = max((use.left - use.margin for use in plan.devices), default=0) // MIB * MIB
         caches = (room, room // 2 // MIB * MIB) if room > 256 * MIB else ()
-        yield tuple(Change("cache of experts", (("moe_cache_size", size),)) for size in caches)
+        yield tuple(TuningChange("cache of experts", (("moe_cache_size", size),)) for size in caches)
     if spills and "op_offload" not in given:
         yield (
-            *(Change("offload", environment=((_OFFLOAD, str(n)),)) for n in (4 * MIN_OFFLOAD_BATCH, 1024)),
-            Change("offload", (("op_offload", False),)),
+            *(TuningChange("offload", environment=((_OFFLOAD, str(n)),)) for n in (4 * MIN_OFFLOAD_BATCH, 1024)),
+            TuningChange("offload", (("op_offload", False),)),
         )
     if "n_ubatch" not in given:
         now = plan.params.n_ubatch
         sizes = tuple(size for size in _UBATCHES if size != now and (has_devices or size <= 2 * now))
-        yield tuple(Change("batch", (("n_ubatch", size),)) for size in sizes if size <= plan.params.n_batch)
+        yield tuple(TuningChange("batch", (("n_ubatch", size),)) for size in sizes if size <= plan.params.n_batch)
     if (most := plan.fit_keywords.get("draft_max") or (3 if plan.fit_keywords.get("mtp") else None)) is not None:
-        yield tuple(Change("draft", (("draft_max", n),)) for n in (1, 2, 4, 8) if n != most)
+        yield tuple(TuningChange("draft", (("draft_max", n),)) for n in (1, 2, 4, 8) if n != most)
     if on_host and "load_mode" not in given:
         mode = dict(plan.params.more).get("load_mode")
         others = ("mmap", "none") if mode in (None, "none", "auto") else ("none",)
-        yield tuple(Change("load mode", (("load_mode", other),)) for other in others if other != mode)
+        yield tuple(TuningChange("load mode", (("load_mode", other),)) for other in others if other != mode)
 
 
 def _host_computes(plan: Plan) -> bool:
@@ -202,7 +199,7 @@ def parts_of(price: Price, devices: Sequence[DeviceUse], factors: Factored) -> d
 
 
 def tuned_of(
-    run: Run, best: Run, machine: str, llama_cpp: str, words: Sequence[str], factors: Factored
+    run: TuningRun, best: TuningRun, machine: str, llama_cpp: str, words: Sequence[str], factors: Factored
 ) -> Tuned | None:
     """Make the row to store of a run; ``None`` without a measurement, or with other threads than the best run has.
 

@@ -1,7 +1,7 @@
 """The turns of a plan's users: seconds, tokens per second, and what is computed again. Estimated by the cost model.
 
-Users send a turn, read the answer, and send the next one: a closed queue. All that answer at once share the steps of
-generation; prompts are computed one after the other.
+Users send a turn, read the answer, and send the next one: a closed queue. All that are answered at once share the steps
+of generation; prompts are computed one after the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KNEE = 0.5
 
 
 @dataclass(frozen=True)
-class Users:
+class UserSpeed:
     """So many users at once, and what each and all of them get."""
 
     users: int
@@ -42,7 +42,7 @@ class Turns:
     """Tokens of a prompt that are computed in a turn, on average."""
     kept: float
     """How often the turn before is still in memory."""
-    points: tuple[Users, ...]
+    points: tuple[UserSpeed, ...]
     """One user, and more, up to all."""
     why: str = ""
     """Why not all is kept, and what would keep it."""
@@ -50,7 +50,7 @@ class Turns:
     """Tokens per second that each user should get."""
 
     @property
-    def all(self) -> Users:
+    def all(self) -> UserSpeed:
         """All users."""
         return self.points[-1]
 
@@ -94,7 +94,7 @@ def turns_of(
     steps = price.steps or ((1, price.estimate.generation_seconds),)
     prompt = price.estimate.prompt_seconds
 
-    def of(users: int) -> Users:
+    def of(users: int) -> UserSpeed:
         return _users(session, users, slots, prompt * session.computed(kept(users)), steps)
 
     points = tuple(map(of, _numbers(session.users)))
@@ -110,7 +110,7 @@ def _numbers(users: int) -> list[int]:
     return numbers
 
 
-def _users(session: Session, users: int, slots: int, prompt: float, steps: Sequence[tuple[int, float]]) -> Users:
+def _users(session: Session, users: int, slots: int, prompt: float, steps: Sequence[tuple[int, float]]) -> UserSpeed:
     """Solve the closed queue of ``users``, of whom some wait for an answer and the others read theirs.
 
     The numbers of those who wait are a chain of births and deaths, as in a queue of machines and repairmen: times are
@@ -135,7 +135,7 @@ def _users(session: Session, users: int, slots: int, prompt: float, steps: Seque
     # a user without a slot waits before the prompt
     queued = sum(share / total * max(0, waiting - slots) for waiting, share in enumerate(shares)) / turns
     answering = max(session.answer * step_seconds(steps, 1), seconds - queued - prompt)
-    return Users(users, seconds, session.answer / answering, turns * session.answer)
+    return UserSpeed(users, seconds, session.answer / answering, turns * session.answer)
 
 
 def step_seconds(steps: Sequence[tuple[int, float]], users: float) -> float:

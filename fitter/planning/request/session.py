@@ -23,23 +23,20 @@ from fitter.storage.data_files import read_data
 
 @dataclass(frozen=True)
 class Session:
-    """A conversation of each of several users, on average.
-
-    Attributes:
-        prompt: Tokens of a turn's prompt, with all that was said before.
-        answer: Tokens of an answer.
-        reused: Share of the prompt that is the beginning of the turn before.
-        turns: Turns of a conversation; nothing is reused in its first.
-        users: Users at once, each with a conversation.
-        gap: Seconds between an answer and the user's next turn.
-    """
+    """A conversation of each of several users, on average."""
 
     prompt: int = Workload.prompt
+    """Tokens of a turn's prompt, with all that was said before."""
     answer: int = Workload.generate
+    """Tokens of an answer."""
     reused: float = 0.0
+    """Share of the prompt that is the beginning of the turn before."""
     turns: int = 1
+    """Turns of a conversation; nothing is reused in its first."""
     users: int = 1
+    """Users at once, each with a conversation."""
     gap: float = 0.0
+    """Seconds between an answer and the user's next turn."""
 
     @property
     def new(self) -> float:
