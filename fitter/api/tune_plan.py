@@ -180,7 +180,7 @@ class _Tuner:
         words = ["-m", os.path.abspath(plan.model.path), *arguments(plan), *run.words]
         patience = self._given.get("timeout", DEFAULT_TIMEOUT) + plan.model.bytes / _LOADED_PER_SECOND
         with running([self._server.path, *words], patience, self._on_log, run.environment) as server:
-            taken = take_turns(server, load, _text(), self._deadline)
+            taken = take_turns(server, load, text_of_turns(), self._deadline)
         lookups = server.said.lookups
         return replace(
             run,
@@ -274,7 +274,7 @@ def _estimated(run: TuningRun, before: Factored, after: Factored) -> float | Non
     return seconds_of(price.workload, prompt, step)
 
 
-def _text() -> str:
+def text_of_turns() -> str:
     """Return a long text in English that every Python has: of real text, experts and drafts are those of real use."""
     from pydoc_data.topics import topics
 
