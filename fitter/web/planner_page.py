@@ -20,6 +20,7 @@ from fitter.output.pages import report_page, repository_page
 from fitter.output.pictures.curves import tokens
 from fitter.parameters.table import PARAMETERS
 from fitter.parameters.values import MAX_DEVICES
+from fitter.planning.request.session import named
 from fitter.programs import PROGRAMS
 from fitter.text import LONGEST_TEXT, printable
 from fitter.web.allowed_files import Root
@@ -55,6 +56,7 @@ def page(root: Root | None, *, has_devices: bool) -> str:
             parameters={name: PARAMETERS[name] for name in LABELS},
             usual={name: worded(PARAMETERS[name].unset) for name in LABELS},
             programs=tuple(PROGRAMS),
+            works=tuple(named()),
             contexts=_contexts(),
             most_cards=MAX_DEVICES,
             longest=LONGEST,

@@ -13,6 +13,8 @@ LABELS = {
     "type_k": "keys",
     "type_v": "values",
     "n_seq_max": "slots",
+    "workload": "work",
+    "users": "users",
     "margin": "margin per card",
     "host_memory": "host memory",
     "program": "program",

@@ -28,6 +28,7 @@ from fitter.output.units import dummy_loads, duration, speed
 from fitter.planning.plan.context_points import ContextPoint
 from fitter.planning.plan.layer_map import HOST_NAME, LayerMap
 from fitter.planning.plan.plan import Plan, resolved
+from fitter.planning.plan.turns import Turns
 from fitter.programs import SERVER
 from fitter.text import MIB, human, printable
 
@@ -87,9 +88,6 @@ def plan_page(
         plan=plan,
         **_shared_values(plan, document, layer_map, notes),
         charts=_charts(charts(contexts, resolved(plan).n_ctx)),
-        turns=plan.turns,
-        work="" if plan.turns is None else work_text(plan.turns.session),
-        users_warnings=[] if plan.turns is None else turns_warnings(plan.turns),
         users_charts=_charts(() if plan.turns is None else filter(None, [users_chart(plan.turns)])),
         contexts=contexts,
         chosen=resolved(plan).n_ctx,
@@ -140,6 +138,7 @@ def _shared_values(
         "command": command_entry(plan) if plan.fits else None,
         "problems": [say(problem.message) for problem in plan.problems],
         "facts": _facts(plan),
+        "work": None if plan.turns is None else _work(plan.turns, say),
         "uses": _uses(document),
         "memory_pictures": pictures(lambda width: bars.bars_svg(document, width=width, is_alone=False)),
         "layers": None if layer_map is None else _layers(layer_map),
@@ -221,6 +220,11 @@ def _facts(plan: Plan) -> list[Fact]:
     facts.append(Fact("host memory", human(plan.host.used), of_host))
     facts += [Fact(pool.name, human(pool.used), f"of {human(pool.total)}") for pool in plan.pools]
     return facts
+
+
+def _work(turns: Turns, say: Callable[[str], str]) -> dict[str, Any]:
+    """Return the line, the warnings and the turns of the work that the user described."""
+    return {"line": work_text(turns.session), "warnings": list(map(say, turns_warnings(turns))), "turns": turns}
 
 
 def _uses(document: Mapping[str, Any]) -> dict[str, Any]:

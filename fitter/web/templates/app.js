@@ -5,7 +5,7 @@
   const PAUSE = 90;
   const GONE = "the server does not answer: start it again, then try again";
   const OWN = "this machine";
-  const NAMES = ["model", "type", "n_ctx", "type_k", "type_v", "n_seq_max", "margin", "host_memory", "program"];
+  const NAMES = ["model", "type", "n_ctx", "type_k", "type_v", "n_seq_max", "workload", "users", "margin", "host_memory", "program"];
   const random = () => Array.from(crypto.getRandomValues(new Uint8Array(12)), (n) => n.toString(16).padStart(2, "0")).join("");
 
   // the step of the slider that is nearest
@@ -173,7 +173,7 @@
         if (name === "gpus" && this.own?.checked) asked.gpus = null;
         else if (name === "gpus") asked.gpus.push(value);
         else if (name === "type") type = value;
-        else if (name === "n_ctx" || name === "n_seq_max") asked[name] = Number(value);
+        else if (["n_ctx", "n_seq_max", "users"].includes(name)) asked[name] = Number(value);
         else if (name === "margin") asked[name] = `${value}MiB`;
         else asked[name] = value;
       }
