@@ -15,6 +15,7 @@ import pytest
 import fitter
 from fitter.api.compare_builds import OnBuild
 from fitter.cli import main
+from fitter.output.documents.tuning_document import TUNING
 from fitter.output.documents.verification_document import VERIFICATION
 from fitter.planning.plan.verified import LaterUse, MemoryUse, ServerUse
 from fitter.planning.search import best_plan
@@ -43,6 +44,10 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "a server, with less to keep": (
         "gemma3-12b.gguf",
         {"gpus": "24GiB", "n_ctx": 8192, "program": "llama-server", "host_memory": "8GiB", "spec_type": "ngram-mod"},
+    ),
+    "several users": (
+        "llama-3.1-8b.gguf",
+        {"gpus": "rtx-4090", "workload": "chat", "users": 3, "at_least": 20, "program": "llama-server"},
     ),
     "memory that is shared": ("qwen3-30b-a3b.gguf", {"gpus": "m4-pro:24GiB"}),
     "with alternatives": ("qwen3-30b-a3b.gguf", {"gpus": "12GiB", "alternatives": True}),
@@ -124,6 +129,14 @@ def test_verifications(plan: Callable[[str], fitter.Plan], folder: Path) -> None
     with_server = replace(done, server=use, rows=(replace(done.rows[0], unsaid=("model",)), *done.rows[1:]))
     unknown = replace(done, server=replace(use, resident=None, planned=None))
     check("verify", *map(VERIFICATION.write, (done, refused, with_card, overrides, with_server, unknown)))
+
+
+def test_tunings(plan: Callable[[str], fitter.Plan]) -> None:
+    first = fitter.TuningRun((), plan("no GPU"), 2.0, 3.0, 0.1, 0.01, 0.02, 0.5, 0.7)
+    change = fitter.TuningChange("threads", (), ("-t", "2"), (("GGML_OP_OFFLOAD_MIN_BATCH", "128"),))
+    failed = fitter.TuningRun((change,), plan("no GPU"), problem="no such threads")
+    tuning = fitter.Tuning((first, failed), first, ("-t 4",), "/llama-server", "/tuned.json", 2.9)
+    check("tune", TUNING.write(tuning), TUNING.write(replace(tuning, tuned=None)), all_keys=False)
 
 
 def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

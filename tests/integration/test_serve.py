@@ -29,6 +29,7 @@ from fitter.output.pages import report_page
 from fitter.parameters.kinds import Whole
 from fitter.parameters.table import CACHE_TYPES, PARAMETERS
 from fitter.parameters.values import MAX_DEVICES
+from fitter.planning.request.session import named
 from fitter.programs import PROGRAMS
 from fitter.web.guard import HEADERS
 from fitter.web.questions import ASKED
@@ -283,9 +284,22 @@ def test_nobody_reads_options_on_the_page(site: Site, browser: Browser) -> None:
             assert OPTION.findall(page.locator("body").inner_text()) == [], question
 
 
+def test_work_and_users_are_chosen(site: Site, browser: Browser) -> None:
+    with opened(browser, site, "#a.model=dense.gguf&a.gpus=1GiB") as page:
+        assert page.locator("#a [name=workload] option").all_inner_texts() == ["one request", *named()]
+        page.locator("#a-work").select_option("batch")
+        chosen(page, "#a-users", "3")
+        status, plan = site.plan(model="dense.gguf", gpus=["1GiB"], workload="batch", users=3)
+        assert (status, plan["params"]["n_seq_max"], len(plan["turns"]["points"])) == (200, 3, 3)
+        page.locator("#a summary", has_text="Turns and users").click()
+        rows = page.locator("#a details", has_text="Turns and users").locator("tbody th")
+        assert rows.all_inner_texts() == ["1", "2", "3"]
+        assert "a.workload=batch&a.users=3" in page.url
+
+
 def test_fields_allow_what_the_table_does(site: Site, browser: Browser) -> None:
     with opened(browser, site, "#a.model=dense.gguf&a.gpus=1GiB") as page:
-        for name in ("n_ctx", "n_seq_max"):
+        for name in ("n_ctx", "n_seq_max", "users"):
             field, kind = page.locator(f"#a [name={name}]"), PARAMETERS[name].kind
             assert isinstance(kind, Whole)
             assert [field.get_attribute(each) for each in ("min", "max")] == [str(kind.least), str(kind.most)]
@@ -502,6 +516,7 @@ TYPES: dict[str, tuple[str, Sequence[Any], Sequence[Any]]] = {
     "a size": ("host_memory", ["64GiB", 1 << 36], [True, 1.5, ["64GiB"]]),
     "a size for each card": ("margin", ["1GiB", 1 << 30, ["1GiB"], "auto"], [True, [True]]),
     "a speed": ("host_bandwidth", ["60GB/s", 6e10], [True, ["60GB/s"]]),
+    "work": ("workload", ["chat", "prompt=100,users=2"], [7, ["chat"]]),
     "words": ("allow", [["ubatch"], []], [1, [1]]),
 }
 
@@ -557,6 +572,8 @@ WRONG: dict[str, tuple[dict[str, Any], int, str]] = {
     "half a token": ({"n_ctx": 1.5}, 400, "n_ctx"),
     "no number": ({"host_bandwidth": float("nan")}, 400, "is not a bandwidth: write a number and a unit"),
     "an endless number": ({"n_ctx": 10**300}, 400, "n_ctx"),
+    "a log to read": ({"workload": "/etc/passwd"}, 400, "workload is neither numbers such as prompt=12000"),
+    "no work": ({"workload": "prompt=0"}, 400, "prompt of --workload is 0: give 1 or more"),
     "no KV type": ({"type_k": "q9_9"}, 400, "type_k"),
     "another program": ({"program": "/bin/sh"}, 400, "program"),
     "a library to load": ({"profile": "library:/tmp"}, 400, "profile: Extra inputs are not permitted"),

@@ -22,6 +22,7 @@ from fitter.output.documents.file_documents import QUANTIZATIONS, REPOSITORY
 from fitter.output.documents.inspection_document import INSPECTION
 from fitter.output.documents.plan_document import PLAN
 from fitter.output.documents.shape_document import SHAPES
+from fitter.output.documents.tuning_document import TUNING
 from fitter.output.documents.verification_document import VERIFICATION
 from fitter.parameters import kinds
 from fitter.parameters.kinds import Kind
@@ -163,6 +164,7 @@ def _params() -> Schema:
 DOCUMENTS: dict[str, tuple[str, Document]] = {
     "plan": ("`fitter MODEL --json`, `plan.to_dict()`", PLAN),
     "verify": ("`fitter verify --json`", VERIFICATION),
+    "tune": ("`fitter tune --json`", TUNING),
     "calibrate": ("`fitter calibrate --json`", CALIBRATION),
     "check": ("`fitter check --json`", CHECK),
     "diff": ("`fitter diff A B --json`", DIFF),

@@ -31,7 +31,7 @@ TUNING = document(
     "server",
     Key("runs", of=_RUN),
     Key("best", of=_RUN),
-    Key("plan", of=PLAN, about="The plan of the best run."),
+    Key("plan", of=document(PLAN.kind, *PLAN.keys), about="The plan of the best run."),
     "left",
     "stored",
     Key("tuned", change=four_digits, hint=float | None, about="tuned"),
