@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     """Print a line for each number of users; the status is 1 where one differs by more than a fifth."""
     parser = argparse.ArgumentParser(description="Compare estimated turns with those of a real llama-server.")
     parser.add_argument("model", type=Path)
-    parser.add_argument("--server", required=True)
+    parser.add_argument("--server", type=Path, required=True)
     parser.add_argument("--prompt", type=int, default=200)
     parser.add_argument("--generate", type=int, default=40)
     args = parser.parse_args(argv)
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         plan = fitter.fit(args.model, program="llama-server", **asked)
         assert plan.turns is not None
         load = Load(0, args.prompt, args.generate, users, ROUNDS)
-        with running([args.server, "-m", str(args.model.resolve()), *arguments(plan)], 120.0) as server:
+        with running([str(args.server.resolve()), "-m", str(args.model.resolve()), *arguments(plan)], 120.0) as server:
             taken = take_turns(server, load, text_of_turns(), time.monotonic() + 120)
         estimated = plan.turns.all.seconds
         worst = max(worst, abs(estimated / taken.seconds - 1))
