@@ -24,7 +24,7 @@ from fitter.parameters.table import AnyPath as Path
 from fitter.parameters.table import Fitting
 from fitter.planning.plan.load_mode import with_its_mode
 from fitter.planning.plan.plan import Plan
-from fitter.planning.plan.request_of_machine import limits_beside, request_of, with_tuning
+from fitter.planning.plan.request_of_machine import limits_beside, request_of
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import check_margins
 from fitter.planning.request.request import Progress
@@ -116,9 +116,9 @@ def fit(
         known_of_program = facts_of_program(ask.program, llama_cpp, worker.llama_cpp_for(ask.llama_cpp))
         ask = ask.with_facts(known_of_program)
         request = request_of(ask, opened, machine, questions_of(ask, worker, machine), calibrations)
-        if not ask.is_described:
-            rows = tuned.read()
-            request = with_tuning(request, machine, tuned.factors_of_here(rows, llama_cpp.key))
+        if not ask.is_described and request.host_speed is not None:
+            speeds, host = tuned.corrected(request.speeds, request.host_speed, machine.devices, llama_cpp.key)
+            request = replace(request, speeds=speeds, host_speed=host)
         server_memory = ServerMemory(ask, worker, opened, drafts, known_of_program)
         plan = planning.fit(
             request,

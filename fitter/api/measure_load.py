@@ -10,6 +10,7 @@ from fitter.api.call_worker import one_load
 from fitter.api.checked_call import checked_worker_call
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown
+from fitter.machine import tuned
 from fitter.machine.machine import choose, device_speeds, speed_of_host
 from fitter.parameters.table import AnyPath as Path
 from fitter.parameters.table import Estimating, Measuring
@@ -91,6 +92,9 @@ def estimate(
         every = load.worker.devices() if breakdown.devices else ()
         infos = choose(every, breakdown.devices)
         speeds = device_speeds(infos, every, ask.virtual, load.worker.speed, ask.remote_bandwidths)
+        host = speed_of_host(ask.host_bandwidth, is_described=ask.is_described, virtual=ask.virtual)
+        if not ask.is_described:
+            speeds, host = tuned.corrected(speeds, host, infos, load.worker.build().key)
         return price_any_split(
             facts_of(load.model),
             layout,
@@ -100,7 +104,7 @@ def estimate(
                 breakdown.devices,
                 tuple(speeds[info.name] for info in infos),
                 tuple(info.free for info in infos),
-                speed_of_host(ask.host_bandwidth, is_described=ask.is_described, virtual=ask.virtual),
+                host,
                 tuple(info.largest_tensor for info in infos),
             ),
             pinned_by(load.params, load.model, infos, every, load.worker.match),

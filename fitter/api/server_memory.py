@@ -10,12 +10,12 @@ from fitter.api.shared_models import Drafts, drafting_params
 from fitter.errors import LlamaCppError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import LlamaCpp, Params, Row, Skeleton
-from fitter.machine.speed import HostSpeed
+from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.model.header import Model
 from fitter.model.shapes.shape_addresses import note
 from fitter.model.tensors import is_expert, layer_of
 from fitter.parameters.table import PARAMETERS
-from fitter.planning.plan.drafting import Drafting, draft_seconds, drafting_of
+from fitter.planning.plan.drafting import Drafting, drafting_of
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.pool_use import left_for_host, with_host
 from fitter.planning.plan.turns import turns_of
@@ -25,7 +25,7 @@ from fitter.planning.request.request import Request
 from fitter.planning.request.session import Session
 from fitter.planning.request.shared import LATER, later_of
 from fitter.planning.request.summary import SharedUse
-from fitter.planning.speed.cost import reading
+from fitter.planning.speed.cost import token_seconds
 from fitter.programs import PROGRAMS, Facts, LlamaServer, facts
 from fitter.programs.later import Later, ServerCaches, reduce_to, server_caches
 from fitter.programs.outputs import output_bytes
@@ -133,21 +133,25 @@ class ServerMemory:
 
     def _drafting(self, plan: Plan, price: Price, request: Request, host: HostSpeed) -> Drafting | None:
         """Estimate drafts: a draft model reads its weights for each token, MTP its own layers and the output."""
-        of_device = {name: reading(speed) for name, speed in request.speeds.items()}
-        sizes: list[tuple[float, float]] = []
-        for row in (row for use in plan.shared if use.kind == "draft" for row in use.rows):
-            sizes.append((row.model, reading(host) if row.device is None else of_device[row.device]))
-        if not sizes:
+        places: dict[str | None, DeviceSpeed | HostSpeed] = dict(request.speeds.items())
+        places[None] = host
+        if self.drafts is not None:
+            rows = [row for use in plan.shared if use.kind == "draft" for row in use.rows]
+            total = sum(row.model for row in rows) or 1
+            layers_of = {row.device: self.drafts.model.n_layer * row.model / total for row in rows}
+            seconds = sum(token_seconds(row.model, layers_of[row.device], places[row.device]) for row in rows)
+        else:
             facts, computed = request.facts, len(request.facts.layers)
             layers = [each for each in self.model.tensors if (layer_of(each.name) or 0) >= computed]
+            number = facts.n_layer - computed
             used = facts.n_expert_used / facts.n_expert if facts.n_expert else 1.0
             size = sum(each.bytes * (used if is_expert(each.name) else 1.0) for each in layers)
             size += sum(tensor.bytes for tensor in facts.output)
-            devices = plan.breakdown.devices
-            sizes.append((size, of_device[devices[-1]] if devices else reading(host)))
+            last = plan.breakdown.devices[-1] if plan.breakdown.devices else None
+            seconds = token_seconds(size, number, places[last])
         sharing = self.ask.sharing
         depth = sharing.draft_max or self.known.draft_n_max
-        return drafting_of(price, depth, draft_seconds(sizes), sharing.acceptance)
+        return drafting_of(price, depth, seconds, sharing.acceptance)
 
     def _keeping(self, params: Params, session: Session) -> tuple[Callable[[int], float], str]:
         """Return how often a turn finds the one before, for a number of users, and why not always.
@@ -173,7 +177,10 @@ class ServerMemory:
             return lambda users: 1.0, ""
         kept = f"{slots} in slots, {room} in the prompt cache"
         why = f"{session.users} users have more conversations than are kept ({kept})"
-        return lambda users: min(1.0, held / users), f"{why}: -np {session.users} would keep all{more}"
+        remedy = f"-np {session.users} would keep all{more}"
+        if not PROGRAMS[self.ask.program].has_slots:
+            remedy = f"{self.ask.program} keeps one, --for llama-server one for each slot"
+        return lambda users: min(1.0, held / users), f"{why}: {remedy}"
 
     def _logits(self, params: Params) -> tuple[Later, ...]:
         """Return the output buffer of a batch, if the program reads logits."""

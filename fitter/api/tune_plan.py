@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from fitter.api.checked_call import checked_call
 from fitter.api.fit_model import fit
-from fitter.errors import AnswerError, LlamaCppError, PlanError, TimeLimitError, UsageError
-from fitter.llama.client import DEFAULT_TIMEOUT
+from fitter.api.verify_plan import real_load_patience
+from fitter.errors import LlamaCppError, PlanError, TimeLimitError, UsageError
 from fitter.machine import tuned
 from fitter.machine.bandwidth import key_of, this_host
 from fitter.model import location
@@ -45,9 +45,6 @@ from fitter.text import printable
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_LOADED_PER_SECOND = 20 * 10**6
-"""Bytes of a model that a slow disk reads in a second."""
-
 
 @checked_call(Fitting)
 def tune(
@@ -60,12 +57,12 @@ def tune(
     on_log: Callable[[str], None] | None = None,
     **parameters: Unpack[Fitting],
 ) -> Tuning:
-    """TuningRun a plan and changes of it for real, keep the quickest, and have later plans know this machine.
+    """Run a plan and changes of it for real, keep the quickest, and have later plans know this machine.
 
-    ``fit`` makes the plan. A llama-server loads it and is sent turns of the work (``workload``, ``users``), or of one
-    user's requests. Then other numbers of threads, batch sizes, load modes and so on are tried, each on top of what has
-    won so far, and only where every margin is kept. A change stays if it is quicker beyond noise. The measurements of
-    all runs are stored for this machine and build, and later plans correct their estimates by them.
+    ``fit`` makes the plan. A llama-server loads it and is sent turns of the work (``workload``, ``users``) without
+    gaps, or one user's requests. Then other numbers of threads, batch sizes, load modes and so on are tried, each on
+    top of what has won so far, and only where every margin is kept. A change stays if it is quicker beyond noise. The
+    measurements of all runs are stored for this machine and build, and later plans correct their estimates by them.
 
     Args:
         model: Path of a GGUF file.
@@ -178,7 +175,7 @@ class _Tuner:
         seconds = f"{self._deadline - time.monotonic():.0f} s left"
         self._say(Progress(0, f"run {len(self.runs) + 1}: {run.text} ({seconds})"))
         words = ["-m", os.path.abspath(plan.model.path), *arguments(plan), *run.words]
-        patience = self._given.get("timeout", DEFAULT_TIMEOUT) + plan.model.bytes / _LOADED_PER_SECOND
+        patience = real_load_patience(self._given.get("timeout"), plan.model.bytes)
         with running([self._server.path, *words], patience, self._on_log, run.environment) as server:
             taken = take_turns(server, load, text_of_turns(), self._deadline)
         lookups = server.said.lookups
@@ -223,10 +220,11 @@ def export_rows(path: FilePath) -> int:
     """Write the rows of this machine into a file; return their number.
 
     Raises:
-        AnswerError: The file cannot be written, or there is nothing to write.
+        UsageError: There is nothing to write.
+        AnswerError: The file cannot be written.
     """
     if not (rows := tuned.read()):
-        raise AnswerError("nothing was measured on this machine yet: run fitter tune with a model first")
+        raise UsageError("nothing was measured on this machine yet: run fitter tune with a model first")
     replace_document(path, (json.dumps(tuned.document_of(rows), indent=1) + "\n").encode())
     return len(rows)
 

@@ -32,6 +32,11 @@ _LOADED_PER_SECOND = 20 * 10**6  # bytes of a model: a slow disk, and a processo
 _WITH_PLAN = ("timeout", "llama_cpp", "program")  # what can be said beside a plan to verify
 
 
+def real_load_patience(timeout: float | None, size: int) -> float:
+    """Return the seconds to wait for a real load of a model of ``size`` bytes."""
+    return (timeout or DEFAULT_TIMEOUT) + size / _LOADED_PER_SECOND
+
+
 @checked_call(Fitting)
 def verify(
     model: Path | None = None,
@@ -74,7 +79,6 @@ def verify(
     """
     from fitter.planning.checked import verification
 
-    timeout = parameters.get("timeout") or DEFAULT_TIMEOUT
     if model is not None:
         location.check_is_here(os.fsdecode(model))
     if parameters.get("gpus"):
@@ -93,7 +97,7 @@ def verify(
         plan = read_plan(path("plan", plan))
     check_is_here(plan if model is None else replace(plan, model=replace(plan.model, path=os.fsdecode(model))))
     check_can_run(plan)
-    patience = timeout + plan.model.bytes / _LOADED_PER_SECOND
+    patience = real_load_patience(parameters.get("timeout"), plan.model.bytes)
     llama_cpp = parameters.get("llama_cpp")
     with Worker(timeout=patience, on_log=on_log, rpc=plan.rpc, llama_cpp=llama_cpp) as worker:
         check_llama_cpp(plan, worker.build(), "verify it with the one that it was made with, or fit again")

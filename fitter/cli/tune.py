@@ -40,10 +40,11 @@ def tune(
     verbose: int,
     **given: Any,
 ) -> int:
-    """TuningRun a plan of MODEL for real, with other threads, batches, load modes and so on, and keep the quickest.
+    """Run a plan of MODEL for real, with other threads, batches, load modes and so on, and keep the quickest.
 
-    A llama-server gets the turns of --workload and --users, or one user's requests. A change stays if it is quicker
-    beyond noise. What was measured is stored for this machine and this llama.cpp: later plans estimate with it.
+    A llama-server gets the turns of --workload and --users, without gaps, or one user's requests. A change stays if it
+    is quicker beyond noise. What was measured is stored for this machine and this llama.cpp: later plans estimate with
+    it.
     """
     words = options.given(given)
     llama_options.report_ignored(llama_options.used().names)
@@ -51,7 +52,7 @@ def tune(
 
     if imported is not None:
         path, count = tune_plan.import_rows(imported)
-        click.echo(f"{count} runs are in {path} now")
+        click.echo(f"runs read into {path}: {count}", err=bool(as_json))
     if model is None:
         if imported is None and export is None:
             from fitter.errors import UsageError
@@ -78,5 +79,5 @@ def tune(
             click.echo(tune_plan.command_line(tuning))
     if export is not None:
         count = tune_plan.export_rows(export)
-        click.echo(f"{count} runs are in {export}", err=as_json or False)
+        click.echo(f"runs written to {export}: {count}", err=bool(as_json))
     return EXIT_FITS

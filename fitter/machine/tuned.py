@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fitter.errors import AnswerError
-from fitter.machine.speed import Factor, Factors
+from fitter.llama.types import DeviceInfo
+from fitter.machine.speed import DeviceSpeed, Factor, Factors, HostSpeed
 from fitter.storage.files import read_json, write_json
 from fitter.storage.folders import config_folder
 
@@ -157,6 +158,21 @@ def factors_of_here(rows: Sequence[Tuned], llama_cpp: str) -> dict[str, Factor]:
     return factors_of(rows, key_of(this_host()), llama_cpp)
 
 
+def corrected(
+    speeds: Mapping[str, DeviceSpeed], host: HostSpeed, devices: Iterable[DeviceInfo], llama_cpp: str
+) -> tuple[dict[str, DeviceSpeed], HostSpeed]:
+    """Correct the speeds of this machine's devices, by name, and of its host by what was measured with a build."""
+    factors = factors_of_here(read(), llama_cpp)
+    places = {device.name: place_of(device.name, device.description) for device in devices}
+    found = dict(speeds)
+    for name, speed in speeds.items():
+        if of_device := of_place(factors, places.get(name, "")):
+            found[name] = replace(speed, factors=of_device, source=f"{speed.source}, tuned", known=True)
+    if of_host := of_place(factors, HOST):
+        host = replace(host, factors=of_host, source=f"{host.source}, tuned", known=True)
+    return found, host
+
+
 def _fitted(rows: Sequence[tuple[Mapping[str, float], float]]) -> dict[str, float]:
     shares = [({name: seconds / measured for name, seconds in parts.items()}) for parts, measured in rows]
     factors = {name: 1.0 for row in shares for name, share in row.items() if PART in name and share > 0}
@@ -169,6 +185,6 @@ def _fitted(rows: Sequence[tuple[Mapping[str, float], float]]) -> dict[str, floa
     return factors
 
 
-def place_of(backend: str, description: str) -> str:
-    """Name the place of a device: equal devices are one."""
-    return f"{backend.rstrip('0123456789')} {description}"
+def place_of(name: str, description: str) -> str:
+    """Name the place of a device by its name in llama.cpp without the number, and the driver's; equal ones are one."""
+    return f"{name.rstrip('0123456789')} {description}"

@@ -1131,30 +1131,6 @@ class PricingKeywords(TypedDict, total=False):
             unset="512",
         ),
     ]
-    workload: Annotated[
-        str | None,
-        Parameter(
-            Kind("WORK"),
-            options=("--workload",),
-            is_ours=True,
-            section=SPEED,
-            help="The work to optimize for, in place of one request: chat, agent, rag, batch; numbers such as "
-            "prompt=12000,reused=90%,answer=300,turns=20,users=4,gap=10s, also after a name; or a log of llama-server.",
-            unset="one request of --prompt and --generate tokens",
-            brief="agent, chat, rag, batch or numbers; --users for many.",
-        ),
-    ]
-    users: Annotated[
-        int | None,
-        Parameter(
-            Whole(least=1, most=MAX_USERS),
-            options=("--users",),
-            is_ours=True,
-            section=SPEED,
-            help="Users at once, each with a conversation of its own. Without -np, each gets a slot.",
-            unset="1, or as --workload says",
-        ),
-    ]
     host_bandwidth: Annotated[
         float | str | None,
         Parameter(
@@ -1183,6 +1159,30 @@ class PricingKeywords(TypedDict, total=False):
 class ChoosingKeywords(TypedDict, total=False):
     """The goal of a plan."""
 
+    workload: Annotated[
+        str | None,
+        Parameter(
+            Kind("WORK"),
+            options=("--workload",),
+            is_ours=True,
+            section=SPEED,
+            help="The work to optimize for, in place of one request: chat, agent, rag, batch; numbers such as "
+            "prompt=12000,reused=90%,answer=300,turns=20,users=4,gap=10s, also after a name; or a log of llama-server.",
+            unset="one request of --prompt and --generate tokens",
+            brief="agent, chat, rag, batch or numbers; --users for many.",
+        ),
+    ]
+    users: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=MAX_USERS),
+            options=("--users",),
+            is_ours=True,
+            section=SPEED,
+            help="Users at once, each with a conversation of its own. Without -np, each gets a slot.",
+            unset="1, or as --workload says",
+        ),
+    ]
     at_least: Annotated[
         float | None,
         Parameter(

@@ -5,15 +5,16 @@ from __future__ import annotations
 import csv
 import itertools
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fitter.machine.gpu import virtual_devices
-from fitter.machine.speed import default_host, speed_of
+from fitter.machine.speed import Factor, Factors, HostSpeed, default_host, speed_of
 from fitter.planning.plan.drafting import drafting_of, expected, of_each, published
 from fitter.planning.pricing.pricing import Price
-from fitter.planning.speed.cost import Estimate, Layer, Weights, Work, Workload, price, reading
+from fitter.planning.speed.cost import Estimate, Layer, Weights, Work, Workload, default, price, token_seconds
 from tests.support.step_speeds import fitted_on, judged_by, steps
 
 SPECULATION = Path(__file__).resolve().parents[1] / "data" / "speeds" / "speculation.csv"
@@ -63,7 +64,7 @@ def test_how_many_tokens_to_draft_on_a_published_card() -> None:
     work = Work((*layers, Layer(0, ())), 5120, n_splits=(2, 2))
     found = {}
     for row in rows:
-        depth, draft = int(row["depth"]), float(row["draft_gib"]) * 2**30 / reading(card)
+        depth, draft = int(row["depth"]), token_seconds(float(row["draft_gib"]) * 2**30, 1, card)
         check = price(work, [card], default_host(), Workload(0, 2, 256, 1, depth)).generation_seconds
         each = of_each(float(row["accepted"]), depth) if depth else 0.0
         found[depth] = expected(depth, each) / (check + depth * draft)
@@ -99,6 +100,19 @@ def test_speed_with_a_draft_by_hand() -> None:
     assert found.planned.tokens == pytest.approx(1 + each + each**2)
     assert found.planned.each == pytest.approx((1 + each + each**2) / (0.024 + 2 * 0.003))
     assert found.off.each == pytest.approx(50)
+
+
+def test_a_token_through_layers_by_hand() -> None:
+    card = speed_of(virtual_devices(["rtx-4090"])[0])
+    family = default().families["cuda"]
+    read = 1e9 / (family.bandwidth * card.bandwidth)
+    assert token_seconds(1e9, 10, card) == pytest.approx(read + 10 * family.layer)
+    tuned = replace(card, factors=Factors(weights=Factor(1, 2), layers=Factor(1, 3)))
+    assert token_seconds(1e9, 10, tuned) == pytest.approx(2 * read + 3 * 10 * family.layer)
+    host = HostSpeed(60e9, "test", 8)
+    costs = default().host
+    expected_seconds = 1e9 / (costs.bandwidth * 60e9) + 10 * 2 * costs.sync * 8
+    assert token_seconds(1e9, 10, host) == pytest.approx(expected_seconds)
 
 
 def test_without_a_drafter_there_is_nothing_to_say() -> None:

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ from fitter.errors import AnswerError
 from fitter.machine import tuned
 from fitter.machine.speed import DeviceSpeed, Factor, Factors, HostSpeed
 from fitter.machine.tuned import Tuned, factors_of
-from fitter.planning.checked.tuning import TuningChange, TuningRun, best_of, is_quicker
+from fitter.planning.checked.tuning import TuningChange, TuningRun, best_of, is_quicker, tuned_of
 from fitter.planning.placing.layer_sizes import HOST
-from fitter.planning.speed.cost import Attention, Layer, Weights, Work, Workload, price
+from fitter.planning.pricing.pricing import Price
+from fitter.planning.speed.cost import Attention, Estimate, Layer, Part, Weights, Work, Workload, price
 from fitter.programs.turn_runs import Taken, Turn
 
 ROW = Tuned("pc", "build", "model", ("-c", "4096"), 1, (("host: weights", 0.001, 0.02),), 0.002, 0.03, 5.0)
@@ -131,6 +133,22 @@ def test_quicker_is_beyond_noise(seconds: float, spread: float, quicker: bool) -
 def test_the_best_is_the_first_unless_another_is_quicker() -> None:
     runs = [run(1.0, 0.05), run(0.95, 0.05), run(0.7, 0.01), run(0.69, 0.01)]
     assert best_of(runs) is runs[2]
+
+
+def test_only_runs_like_the_best_are_stored() -> None:
+    # later plans are for a server with the best threads, not with those of other runs
+    price = Price(Estimate(0.001, 0.02, 1.0, (Part("host: weights", 0.001, 0.02),)), Workload(), 0.0, (), None)  # type: ignore[arg-type]
+    plan = SimpleNamespace(estimate=price, devices=(), model=SimpleNamespace(name="model"))
+    done = {"seconds": 1.0, "prompt": 0.002, "step": 0.03}
+    plain, threads = (TuningRun(changes, plan, **done) for changes in ((), run(1.0).changes))  # type: ignore[arg-type]
+    batch = TuningRun((TuningChange("batch", (("n_ubatch", 256),)),), plan, **done)  # type: ignore[arg-type]
+    for best, stored in ((plain, (plain, batch)), (threads, (threads,))):
+        rows = [tuned_of(each, best, "pc", "build", ["-c"], {}) for each in (plain, threads, batch)]
+        assert [row is not None for row in rows] == [each in stored for each in (plain, threads, batch)]
+    row = tuned_of(plain, plain, "pc", "build", ["-c"], {"host: weights": (2.0, 4.0)})
+    # as it would be without what was known of the host
+    assert row == Tuned("pc", "build", "model", ("-c",), 1, (("host: weights", 0.0005, 0.005),), 0.002, 0.03, 1.0)
+    assert tuned_of(TuningRun((), plan), plain, "pc", "build", [], {}) is None  # type: ignore[arg-type]
 
 
 def test_times_of_turns() -> None:

@@ -11,6 +11,7 @@ from fitter.machine.tuned import HOST, PART, Tuned, place_of
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.plan.plan import Plan
 from fitter.planning.pricing.pricing import Price
+from fitter.planning.request.shared import DRAFT_MAX
 from fitter.planning.request.summary import DeviceUse
 from fitter.planning.speed.cost import MIN_OFFLOAD_BATCH
 from fitter.text import MIB
@@ -22,11 +23,13 @@ ROUNDS = 5
 """Turns of each user in a run."""
 
 _LEAST_GAIN = 0.01
-"""A smaller gain is noise, however alike the turns of a run are: another start of the same server differs by that."""
+"""A smaller gain is taken for noise, however alike the turns of a run are: turns of one start share its luck."""
 
 _SURE = 2.0
 """Standard errors by which two runs must differ."""
 
+_LEAST_CACHE = 256 * MIB
+"""The least room on a device for which a cache of experts is tried: a smaller one finds few of them."""
 _UBATCHES = (256, 512, 1024, 2048)
 _OFFLOAD = "GGML_OP_OFFLOAD_MIN_BATCH"
 """The variable of ggml's backends for the least tokens of a batch for which a device computes with host weights."""
@@ -156,7 +159,7 @@ def changes_of(plan: Plan, given: Mapping[str, Any], cores: int) -> Iterator[tup
     has_experts = any("exps" in override.pattern for override in plan.params.tensor_buft_overrides)
     if spills and has_experts and "moe_cache_size" not in given:
         room = max((use.left - use.margin for use in plan.devices), default=0) // MIB * MIB
-        caches = (room, room // 2 // MIB * MIB) if room > 256 * MIB else ()
+        caches = (room, room // 2 // MIB * MIB) if room > _LEAST_CACHE else ()
         yield tuple(TuningChange("cache of experts", (("moe_cache_size", size),)) for size in caches)
     if spills and "op_offload" not in given:
         yield (
@@ -167,7 +170,7 @@ def changes_of(plan: Plan, given: Mapping[str, Any], cores: int) -> Iterator[tup
         now = plan.params.n_ubatch
         sizes = tuple(size for size in _UBATCHES if size != now and (has_devices or size <= 2 * now))
         yield tuple(TuningChange("batch", (("n_ubatch", size),)) for size in sizes if size <= plan.params.n_batch)
-    if (most := plan.fit_keywords.get("draft_max") or (3 if plan.fit_keywords.get("mtp") else None)) is not None:
+    if (most := plan.fit_keywords.get("draft_max") or (DRAFT_MAX if plan.drafting else None)) is not None:
         yield tuple(TuningChange("draft", (("draft_max", n),)) for n in (1, 2, 4, 8) if n != most)
     if on_host and "load_mode" not in given:
         mode = dict(plan.params.more).get("load_mode")

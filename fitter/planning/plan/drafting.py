@@ -7,15 +7,13 @@ it would not have made itself, and makes one more.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fitter.planning.pricing.pricing import Price
 from fitter.storage.data_files import read_data
 
 DEEPEST = 8
-"""The most tokens at a time that are estimated: published runs with more of them are slower."""
-
+"""The most tokens at a time that are estimated: no published run (tests/data/speeds/speculation.csv) drafts more."""
 
 _HALVINGS = 50
 """Halvings to the last bits of a share."""
@@ -101,11 +99,6 @@ def of_each(accepted: float, depth: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if expected(depth, middle) - 1 < accepted * depth else (low, middle)
     return high
-
-
-def draft_seconds(bytes_on: Sequence[tuple[float, float]]) -> float:
-    """Add up the seconds to read a drafter's weights: pairs of bytes, and bytes per second that their place reaches."""
-    return sum(size / bandwidth for size, bandwidth in bytes_on)
 
 
 @functools.cache

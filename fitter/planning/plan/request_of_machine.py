@@ -11,9 +11,7 @@ from fitter.llama.types import DeviceInfo, Params, SplitMode
 from fitter.machine.calibrated import Calibrated, outside_of
 from fitter.machine.machine import Machine, check_main_gpu, choose
 from fitter.machine.memory_pools import used_by_default
-from fitter.machine.speed import DeviceSpeed, Factor, HostSpeed
-from fitter.machine.tuned import HOST as HOST_PLACE
-from fitter.machine.tuned import of_place, place_of
+from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.machine.unaccounted import has_half_experts, unaccounted
 from fitter.model.header import Model
 from fitter.model.tensors import is_expert, stays_on_host
@@ -124,20 +122,6 @@ def request_of(
         pools=pools,
         notes=(*_beyond_training(params, model), *(_unused(machine, chosen) if named is None else ())),
     )
-
-
-def with_tuning(request: Request, machine: Machine, factors: Mapping[str, Factor]) -> Request:
-    """Correct the speeds of this machine's devices and host by what ``fitter tune`` measured of their parts."""
-    if not factors:
-        return request
-    places = {device.name: place_of(device.name, device.description) for device in machine.devices}
-    speeds, host = dict(request.speeds), request.host_speed
-    for name, speed in request.speeds.items():
-        if found := of_place(factors, places.get(name, "")):
-            speeds[name] = replace(speed, factors=found, source=f"{speed.source}, tuned", known=True)
-    if host and (found := of_place(factors, HOST_PLACE)):
-        host = replace(host, factors=found, source=f"{host.source}, tuned", known=True)
-    return replace(request, speeds=speeds, host_speed=host)
 
 
 def _beyond_training(params: Params, model: Model) -> tuple[str, ...]:

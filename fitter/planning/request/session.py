@@ -7,10 +7,10 @@ an answer. ``session.toml`` has named kinds of work, with sources.
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 from fitter.errors import UsageError
@@ -144,9 +144,17 @@ def _number(text: str) -> float:
 
 
 def _from_log(text: str) -> Session:
-    if not Path(text).is_file():
-        raise _unknown(text)
-    requests = requests_of(text)
+    try:
+        stamp = os.stat(text)
+    except (OSError, ValueError):
+        raise _unknown(text) from None
+    return _of_requests(text, stamp.st_mtime_ns, stamp.st_size)
+
+
+@functools.lru_cache(maxsize=4)
+def _of_requests(path: str, _changed: int, _size: int) -> Session:
+    """Read a log once, however often it is asked for, until it changes."""
+    requests = requests_of(path)
     prompt = round(sum(each.prompt for each in requests) / len(requests))
     answer = round(sum(each.answer for each in requests) / len(requests))
     later = [each for each in requests if each.cached]

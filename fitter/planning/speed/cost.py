@@ -731,11 +731,17 @@ def family_name(device: DeviceSpeed) -> str:
     raise ValueError(f"no rule for a device of kind {device.kind}")
 
 
-def reading(speed: DeviceSpeed | HostSpeed, costs: Costs | None = None) -> float:
-    """Return the bytes of weights per second that a place reads in generation."""
+def token_seconds(size: float, n_layer: float, speed: DeviceSpeed | HostSpeed, costs: Costs | None = None) -> float:
+    """Compute the seconds of a token through ``n_layer`` layers of ``size`` bytes at one place, without attention."""
     costs = costs or default()
-    reached = costs.host if isinstance(speed, HostSpeed) else costs.families[family_name(speed)]
-    return reached.bandwidth * speed.bandwidth / speed.factors.weights.generation
+    if isinstance(speed, HostSpeed):
+        share, layer = costs.host.bandwidth, 2 * costs.host.sync * (speed.threads or costs.host.threads)
+    else:
+        family = costs.families[family_name(speed)]
+        share, layer = family.bandwidth, family.layer
+    factors = speed.factors
+    read = size / (share * speed.bandwidth) * factors.weights.generation
+    return read + n_layer * layer * factors.layers.generation
 
 
 @functools.cache
