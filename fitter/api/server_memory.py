@@ -171,13 +171,13 @@ class ServerMemory:
                 return lambda users: 0.0, "each turn is computed whole: -ctxcp 32 would keep a context checkpoint"
             one = sum(state.full(session.longest) for state in states)
             room = session.users if limit < 0 else limit * MIB // max(1, one)
-            more = f", -cram {mib_up((session.users - slots) * one)} would"
+            more = f" or -cram {mib_up((session.users - slots) * one)}"
         held = slots + room
         if held >= session.users or not session.reused:
             return lambda users: 1.0, ""
         kept = f"{slots} in slots, {room} in the prompt cache"
         why = f"{session.users} users have more conversations than are kept ({kept})"
-        remedy = f"-np {session.users} would keep all{more}"
+        remedy = f"-np {session.users}{more} would keep all"
         if not PROGRAMS[self.ask.program].has_slots:
             remedy = f"{self.ask.program} keeps one, --for llama-server one for each slot"
         return lambda users: min(1.0, held / users), f"{why}: {remedy}"

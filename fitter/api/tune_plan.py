@@ -73,9 +73,12 @@ def tune(
         on_log: Called with every line of the log.
         parameters: Keywords of ``fit``.
 
+    Returns:
+        All runs, and the best. A plan that does not fit is not run: it is then the only one, and has ``problems``.
+
     Raises:
         UsageError: The devices are virtual, or a keyword makes no sense.
-        PlanError: The plan does not fit, or the llama-server is another build than the plan's.
+        PlanError: The llama-server is another build than the plan's.
         LlamaCppError: The llama-server cannot run the plan.
         AnswerError: The measurements cannot be stored.
         FitterError: As ``fit`` raises it.
@@ -90,6 +93,8 @@ def tune(
     location.check_is_here(os.fsdecode(model))
     tuner = _Tuner(model, server, began + 60 * minutes, parameters, on_progress, on_log)
     tuner.run(())
+    if not tuner.runs[0].plan.fits:
+        return tuner.result(store=False)
     for values in tuner.kinds():
         best, is_in_time = best_of(tuner.runs), True
         for change in values:
@@ -141,7 +146,10 @@ class _Tuner:
             if any(_words(other) == _words(run) for other in self.runs):
                 # the plan has it already
                 return
-            run = self._measured(run)
+            if self.runs:
+                check_fits(run.plan)
+            if run.plan.fits:
+                run = self._measured(run)
         except (PlanError, LlamaCppError, TimeLimitError, UsageError) as error:
             if draft is None:
                 raise
@@ -162,7 +170,6 @@ class _Tuner:
             on_log=self._on_log,
             **{**self._given, **fixed, **keywords, "program": SERVER},
         )
-        check_fits(plan)
         check_can_run(plan)
         check_same_build(plan.llama_cpp, self._server)
         return plan

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from fitter.cli import answers, llama_options, options
-from fitter.errors import EXIT_FITS
+from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS
 from fitter.planning.checked.tuning import MINUTES
 
 _EPILOG = """\
@@ -68,15 +68,18 @@ def tune(
                 **callbacks,
                 **words,
             )
+        answers.report_problems(tuning.plan.problems)
         if as_json:
             from fitter.output.documents.tuning_document import TUNING
 
             answers.print_json(TUNING.write(tuning))
-        else:
+        elif tuning.plan.fits:
             from fitter.output.tables.tuning_table import tuning_table
 
             answers.print_table(tuning_table(tuning))
             click.echo(tune_plan.command_line(tuning))
+        if not tuning.plan.fits:
+            return EXIT_DOES_NOT_FIT
     if export is not None:
         count = tune_plan.export_rows(export)
         click.echo(f"runs written to {export}: {count}", err=bool(as_json))

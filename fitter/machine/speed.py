@@ -33,7 +33,7 @@ _OLDEST_RDNA = AMD_OFFSET + 0x1010
 
 
 class Factor(NamedTuple):
-    """How many times as long something takes as the cost model says, where ``fitter tune`` has measured it."""
+    """Measured time divided by estimated time, from ``fitter tune``; 1 without a measurement."""
 
     prompt: float = 1.0
     """In prompts."""

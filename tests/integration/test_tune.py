@@ -150,6 +150,14 @@ def test_what_is_refused(words: dict[str, Any], why: str, model: Path) -> None:
         tune(model, **words)
 
 
+def test_a_plan_that_does_not_fit_is_not_run(model: Path, server: Path, home: Path) -> None:
+    words = ["--server", str(server), "--host-memory", "8MiB", "-c", "1024", "-cram", "0"]
+    done = run_fitter("tune", str(model), *words)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1].startswith("fitter: does not fit: the host lacks ")
+    assert not home.exists()
+
+
 def test_rows_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "runs.json").write_text(json.dumps({"schema": 1}), encoding="utf-8")
     done = run_fitter("tune", "--import", str(tmp_path / "runs.json"))

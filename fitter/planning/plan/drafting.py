@@ -21,7 +21,7 @@ _HALVINGS = 50
 
 @dataclass(frozen=True)
 class Depth:
-    """So many tokens drafted at a time, and what comes of it."""
+    """Estimated speed with a number of tokens drafted at a time."""
 
     depth: int
     """Tokens drafted at a time; 0 is off."""

@@ -20,7 +20,7 @@ _KNEE = 0.5
 
 @dataclass(frozen=True)
 class UserSpeed:
-    """So many users at once, and what each and all of them get."""
+    """Estimated speed for a number of users at once."""
 
     users: int
     """Their number."""
