@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from fitter.planning.checked.calibration import Calibration, Comparison, DeviceCalibration, Difference
     from fitter.planning.checked.tuning import Tuning, TuningChange, TuningRun
     from fitter.planning.plan.alternative import Alternative
-    from fitter.planning.plan.drafting import Depth, Drafting
+    from fitter.planning.plan.drafting import BestDepth, Depth, Drafting
     from fitter.planning.plan.inspection import Inspection, LayerSize, RoleSize
     from fitter.planning.plan.layer_map import LayerMap, MapCell
     from fitter.planning.plan.turns import Turns, UserSpeed
@@ -111,7 +111,7 @@ _HOMES = {
     "fitter.planning.tables.exploration": ("Exploration", "ExploredAnswer", "ExploredCell"),
     "fitter.planning.checked.tuning": ("Tuning", "TuningChange", "TuningRun"),
     "fitter.planning.plan.alternative": ("Alternative",),
-    "fitter.planning.plan.drafting": ("Depth", "Drafting"),
+    "fitter.planning.plan.drafting": ("BestDepth", "Depth", "Drafting"),
     "fitter.planning.plan.turns": ("Turns", "UserSpeed"),
     "fitter.planning.plan.inspection": ("Inspection", "LayerSize", "RoleSize"),
     "fitter.planning.plan.layer_map": ("LayerMap", "MapCell"),
@@ -167,6 +167,7 @@ __all__ = [
     "Alternative",
     "AnswerError",
     "Array",
+    "BestDepth",
     "Bound",
     "Breakdown",
     "Calibration",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fitter.api.call_worker import one_load
@@ -73,8 +74,8 @@ def estimate(
         on_log: Called with every line of llama.cpp's log.
         worker: A worker to use for many calls; it stays open, and takes the devices of each call.
         parameters: As for ``measure``, with the request's ``prompt`` (2048) and ``generate`` (512) tokens, or what the
-            context holds, and the bandwidths of host and remote devices. ``load_mode`` is ``none`` by default, as in
-            plans.
+            context holds, the number of ``users`` who send one at once, and the bandwidths of host and remote devices.
+            ``load_mode`` is ``none`` by default, as in plans.
 
     Returns:
         Seconds and bytes; ``Price.sources`` says where each speed comes from.
@@ -86,7 +87,8 @@ def estimate(
     check_split_mode(ask.load.split_mode)
     with one_load(ask, os.fsdecode(model), worker, on_log) as load:
         context = context_of_a_sequence(load.params, load.model.n_ctx_train or Workload.prompt + Workload.generate)
-        workload = workload_of(ask.prompt, ask.generate, context, is_set=bool(load.params.n_ctx))
+        one = workload_of(ask.prompt, ask.generate, context, is_set=bool(load.params.n_ctx))
+        workload = replace(one, users=ask.users or 1)
         check_live_tokens(live_tokens, context)
         breakdown, layout = load.measured()
         every = load.worker.devices() if breakdown.devices else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -29,6 +30,7 @@ from fitter.planning.checked.tuning import (
     TuningRun,
     best_of,
     changes_of,
+    joined,
     parts_of,
     tuned_of,
 )
@@ -61,8 +63,9 @@ def tune(
 
     ``fit`` makes the plan. A llama-server loads it and is sent turns of the work (``workload``, ``users``) without
     gaps, or one user's requests. Then other numbers of threads, batch sizes, load modes and so on are tried, each on
-    top of what has won so far, and only where every margin is kept. A change stays if it is quicker beyond noise. The
-    measurements of all runs are stored for this machine and build, and later plans correct their estimates by them.
+    top of what has won so far, and only where every margin is kept. A change stays if it is quicker beyond noise, also
+    when it and the plan are started a second time. The measurements of all runs are stored for this machine and build,
+    and later plans correct their estimates by them.
 
     Args:
         model: Path of a GGUF file.
@@ -103,6 +106,7 @@ def tune(
                 tuner.left.append(change.text)
                 continue
             tuner.run((*best.changes, change))
+    tuner.repeat()
     return tuner.result(store=store)
 
 
@@ -149,6 +153,8 @@ class _Tuner:
             if self.runs:
                 check_fits(run.plan)
             if run.plan.fits:
+                seconds = f"{self._deadline - time.monotonic():.0f} s left"
+                self._say(Progress(0, f"run {len(self.runs) + 1}: {run.text} ({seconds})"))
                 run = self._measured(run)
         except (PlanError, LlamaCppError, TimeLimitError, UsageError) as error:
             if draft is None:
@@ -156,6 +162,17 @@ class _Tuner:
             run = replace(draft, problem=printable(str(error).split("\n")[0], 200))
         self._longest = max(self._longest, time.monotonic() - began)
         self.runs.append(run)
+
+    def repeat(self) -> None:
+        """Start the best and the plan a second time, while there is time: turns of one start share its luck."""
+        best = best_of(self.runs)
+        again = [index for index, run in enumerate(self.runs) if run is best or not index]
+        for index in reversed(again):
+            run = self.runs[index]
+            if self.has_time():
+                self._say(Progress(0, f"again: {run.text}"))
+                with contextlib.suppress(LlamaCppError):
+                    self.runs[index] = joined(run, self._measured(run))
 
     def _plan(self, changes: tuple[TuningChange, ...]) -> Plan:
         keywords = {name: value for change in changes for name, value in change.keywords}
@@ -179,8 +196,6 @@ class _Tuner:
         if price is None:
             raise PlanError("the plan has no estimate to compare runs with: tune another one")
         load = _load_of(plan)
-        seconds = f"{self._deadline - time.monotonic():.0f} s left"
-        self._say(Progress(0, f"run {len(self.runs) + 1}: {run.text} ({seconds})"))
         words = ["-m", os.path.abspath(plan.model.path), *arguments(plan), *run.words]
         patience = real_load_patience(self._given.get("timeout"), plan.model.bytes)
         with running([self._server.path, *words], patience, self._on_log, run.environment) as server:

@@ -1131,6 +1131,17 @@ class PricingKeywords(TypedDict, total=False):
             unset="512",
         ),
     ]
+    users: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=MAX_USERS),
+            options=("--users",),
+            is_ours=True,
+            section=SPEED,
+            help="Users at once, each with a conversation of its own. Without -np, each gets a slot.",
+            unset="1, or as --workload says",
+        ),
+    ]
     host_bandwidth: Annotated[
         float | str | None,
         Parameter(
@@ -1170,17 +1181,6 @@ class ChoosingKeywords(TypedDict, total=False):
             "prompt=12000,reused=90%,answer=300,turns=20,users=4,gap=10s, also after a name; or a log of llama-server.",
             unset="one request of --prompt and --generate tokens",
             brief="agent, chat, rag, batch or numbers; --users for many.",
-        ),
-    ]
-    users: Annotated[
-        int | None,
-        Parameter(
-            Whole(least=1, most=MAX_USERS),
-            options=("--users",),
-            is_ours=True,
-            section=SPEED,
-            help="Users at once, each with a conversation of its own. Without -np, each gets a slot.",
-            unset="1, or as --workload says",
         ),
     ]
     at_least: Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+import re
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,8 @@ def test_what_is_kept(models: dict[str, Path]) -> None:
     )
     needed = few.why.rpartition("-cram ")[2].split()[0]
     enough = turns(cache_ram=int(needed))
-    assert (enough.kept, enough.why) == (1.0, "")
+    assert (enough.kept, enough.why, enough.seconds_if_kept) == (1.0, "", None)
+    assert few.seconds_if_kept == pytest.approx(enough.all.seconds)
     assert turns(n_seq_max=8, cache_ram=0).kept == 1.0
     assert few.computed > enough.computed
     assert few.all.seconds > enough.all.seconds
@@ -113,7 +115,7 @@ def test_what_is_said(models: dict[str, Path]) -> None:
     assert said.startswith("8 users: ")
     assert " each, " in said and " prompt tokens computed" in said
     lines = warnings(plan)
-    assert any(line.startswith("8 users have more conversations") for line in lines)
+    assert any(re.match("8 users have more conversations.* a turn instead of ", line) for line in lines)
     assert any("t/s each, less than 1e+09: not even one alone does" in line for line in lines)
     assert plan.turns is not None
     assert plan.turns.holds == 0
@@ -144,13 +146,36 @@ def test_drafts_of_a_model(models: dict[str, Path]) -> None:
     assert "quickest is no draft" in dict(facts(bad))["drafting"]
 
 
+def test_the_best_draft_depends_on_the_users(models: dict[str, Path]) -> None:
+    words = {"model_draft": str(models["dense"]), "draft_max": 2, "acceptance": 0.9, "users": 4}
+    plan = planned(models["moe"], **words)
+    assert plan.drafting is not None
+    assert plan.estimate is not None
+    assert [each.users for each in plan.drafting.by_users] == [1, 2, 4]
+    assert [each.off for each in plan.drafting.by_users] == [
+        pytest.approx(1 / seconds) for _, seconds in plan.estimate.steps
+    ]
+    every = plan.drafting.by_users[-1]
+    assert (every.depth, every.each) == (plan.drafting.best.depth, plan.drafting.best.each)
+    assert "best to draft at a time: 1 user " in plan_text(plan)
+
+
+def test_an_estimate_for_users(models: dict[str, Path]) -> None:
+    words: dict[str, Any] = {"gpus": "64MiB", "n_ctx": 2048, "n_seq_max": 4, "prompt": 128, "generate": 32}
+    one, four = (fitter.estimate(models["moe"], users=users, **words) for users in (None, 4))
+    assert (one.workload.users, four.workload.users) == (1, 4)
+    assert [users for users, _ in four.steps] == [1, 2, 4]
+    assert four.steps[0][1] == pytest.approx(one.estimate.generation_seconds)
+    assert four.estimate.seconds > one.estimate.seconds
+
+
 def test_drafts_of_the_models_own_layers() -> None:
     # each drafted token reads the layer for prediction, of whose experts it uses some, and the output
     plan = planned(Path("shape://glm-4.5-air"), gpus="96GiB", margin=None, cache_ram=None, n_ctx=4096, mtp=True)
     assert plan.drafting is not None
     assert plan.estimate is not None
     one = plan.drafting.depths[1]
-    draft = one.tokens / one.each - plan.estimate.checks[1]
+    draft = one.tokens / one.each - plan.estimate.checks[-1][1][1]
     layers = fitter.inspect("shape://glm-4.5-air").layers
     output = sum(
         role.bytes for layer in layers if layer.index is None for role in layer.weights if role.role == "output"

@@ -400,14 +400,16 @@ def placed(on_host: int, first: int = 0, used: int = 2000) -> Trial:
     ("on_host", "changed", "expected"),
     [
         # seven layers of 650 MiB, and 1000 MiB are left
-        pytest.param(4, {}, [2950, 1475], id="the room of experts, and what is left"),
-        pytest.param(1, {}, [4550, 2275], id="no more than all experts"),
-        pytest.param(7, {}, [1000, 500], id="what is left alone"),
+        pytest.param(4, {}, [2950, 2212, 1475, 737, 368], id="the room of experts, and what is left"),
+        pytest.param(1, {}, [4550, 3412, 2275, 1137, 568], id="no more than all experts"),
+        pytest.param(7, {}, [1000, 750, 500, 250, 125], id="what is left alone"),
         pytest.param(0, {}, [], id="no experts on the host"),
         pytest.param(4, {"allow": frozenset()}, [], id="not allowed"),
         pytest.param(4, {"fixed": frozenset({"moe_cache_size"})}, [], id="the user's"),
         pytest.param(4, {"params": Params(split_mode="tensor")}, [], id="tensors are split"),
-        pytest.param(4, {"pinned": {"blk.5.ffn_up_exps.weight": HOST}}, [2750, 1375], id="the user's tensor"),
+        pytest.param(
+            4, {"pinned": {"blk.5.ffn_up_exps.weight": HOST}}, [2750, 2062, 1375, 687, 343], id="the user's tensor"
+        ),
     ],
 )
 def test_sizes_of_a_cache_of_experts(on_host: int, changed: dict[str, object], expected: list[int]) -> None:
@@ -432,3 +434,64 @@ def test_a_cache_of_experts_keeps_the_context_and_is_said() -> None:
     assert concessions(made, Candidate(after, replace(placed(4), params=after.params))) == (
         "a cache of 2950 MiB for experts",
     )
+
+
+def cached(made: Request, seconds: float | None, n_ctx: int = 4096) -> Candidate:
+    """A plan with the cache that ``made`` has; it does not fit without ``seconds``."""
+    trial = replace(placed(4), params=replace(made.params, n_ctx=n_ctx))
+    if seconds is None:
+        return Candidate(made, replace(trial, missing=(("CUDA0", MIB),)))
+    return Candidate(made, trial, Price(Estimate(1.0, 1.0, seconds), made.workload, 0, (), trial.breakdown))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "attempted", "best"),
+    [
+        pytest.param([8.0, 9.0], [2950, 2212], 2950, id="the largest"),
+        pytest.param([8.0, 7.0, 6.0, 6.5], [2950, 2212, 1475, 737], 1475, id="until one is slower"),
+        pytest.param([None, 7.0, 8.0], [2950, 2212, 1475], 2212, id="the largest does not fit"),
+        pytest.param([12.0, 13.0], [2950, 2212], 0, id="slower than none"),
+        pytest.param([8.0, 7.0, 6.0, 5.0, 4.0], [2950, 2212, 1475, 737, 368], 368, id="the smallest"),
+    ],
+)
+def test_smaller_caches_of_experts_are_tried_while_they_are_faster(
+    seconds: list[float | None], attempted: list[int], best: int
+) -> None:
+    made = replace(request(MOE, limits(3000)), allow=frozenset({"moe-cache"}), fixed=frozenset({"n_ctx"}))
+    times = iter(seconds)
+    found_, attempts, _ = pulled(made, cached(made, 10.0), lambda changed: cached(changed, next(times)))
+    assert [each.params.moe_cache_size // MIB for each in attempts] == attempted
+    assert found_.trial.params.moe_cache_size == best * MIB
+
+
+def test_a_llama_cpp_without_a_cache_of_experts_is_asked_once() -> None:
+    made = replace(request(MOE, limits(3000)), allow=frozenset({"moe-cache"}))
+    first = cached(made, 10.0)
+    best, attempts, _ = pulled(made, first, lambda changed: None)
+    assert best is first and len(attempts) == 1
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "seconds", "expected"),
+    [
+        pytest.param(16384, 8.7, 16384, id="longer and little slower"),
+        pytest.param(16384, 8.9, 4096, id="longer and slower"),
+        pytest.param(2048, 7.0, 4096, id="shorter"),
+        pytest.param(4352, 8.7, 4096, id="hardly longer and slower"),
+    ],
+)
+def test_an_open_context_is_planned_with_the_cache_of_experts(n_ctx: int, seconds: float, expected: int) -> None:
+    made = replace(request(MOE, limits(3000)), allow=frozenset({"moe-cache"}), context_cost=0.1)
+
+    def answer(changed: Request) -> Candidate:
+        if "n_ctx" not in changed.fixed:
+            return cached(changed, seconds, n_ctx)
+        return cached(changed, 8.0 if changed.params.moe_cache_size == 2950 * MIB else 9.0)
+
+    best, attempts, _ = pulled(made, cached(made, 10.0), answer)
+    assert [("n_ctx" in each.fixed, each.params.moe_cache_size // MIB) for each in attempts] == [
+        (True, 2950),
+        (True, 2212),
+        (False, 2950),
+    ]
+    assert best.trial.params.n_ctx == expected

@@ -73,7 +73,7 @@ def test_how_many_tokens_to_draft_on_a_published_card() -> None:
 
 
 def priced(checks: tuple[float, ...]) -> Price:
-    return Price(Estimate(0.0, checks[0], 1.0), Workload(), 0.0, (), None, checks=checks)  # type: ignore[arg-type]
+    return Price(Estimate(0.0, checks[0], 1.0), Workload(), 0.0, (), None, checks=((1, checks),))  # type: ignore[arg-type]
 
 
 CHEAP, DEAR = tuple(0.02 + 0.001 * n for n in range(9)), tuple(0.02 * (1 + n) for n in range(9))

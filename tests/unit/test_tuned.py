@@ -17,7 +17,7 @@ from fitter.errors import AnswerError
 from fitter.machine import tuned
 from fitter.machine.speed import DeviceSpeed, Factor, Factors, HostSpeed
 from fitter.machine.tuned import Tuned, factors_of
-from fitter.planning.checked.tuning import TuningChange, TuningRun, best_of, is_quicker, tuned_of
+from fitter.planning.checked.tuning import TuningChange, TuningRun, best_of, is_quicker, joined, tuned_of
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.speed.cost import Attention, Estimate, Layer, Part, Weights, Work, Workload, price
@@ -160,3 +160,19 @@ def test_times_of_turns() -> None:
     assert taken.prompt == pytest.approx(0.8 / 400)
     assert taken.step == pytest.approx(0.02)
     assert taken.acceptance == 0.75
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "seconds", "spread"),
+    [
+        pytest.param((1.0, 0.1), (1.0, 0.1), 1.0, 0.1 / math.sqrt(2), id="alike"),
+        pytest.param((1.0, 0.0), (1.2, 0.0), 1.1, 0.1, id="starts differ"),
+        pytest.param((1.0, 0.3), (1.2, 0.4), 1.1, 0.25, id="turns differ more"),
+    ],
+)
+def test_two_starts_are_one_run(
+    first: tuple[float, float], second: tuple[float, float], seconds: float, spread: float
+) -> None:
+    both = joined(replace(run(*first), prompt=0.1, step=0.2), replace(run(*second), prompt=0.3, step=0.4))
+    assert (both.seconds, both.spread) == (pytest.approx(seconds), pytest.approx(spread))
+    assert (both.prompt, both.step) == (pytest.approx(0.2), pytest.approx(0.3))

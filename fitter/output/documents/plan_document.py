@@ -9,7 +9,7 @@ from fitter.llama.types import LlamaCpp, Params, Row
 from fitter.output.arguments import arguments
 from fitter.output.documents.document import Key, document, four_digits, rounded
 from fitter.parameters.table import of_a_load
-from fitter.planning.plan.drafting import Depth, Drafting
+from fitter.planning.plan.drafting import BestDepth, Depth, Drafting
 from fitter.planning.plan.plan import Alternative, Plan, resolved
 from fitter.planning.plan.turns import Turns, UserSpeed
 from fitter.planning.pricing.pricing import Price
@@ -54,6 +54,7 @@ _DRAFTING = document(
     rounded("acceptance"),
     Key("assumed", "is_assumed"),
     Key("depths", of=document(Depth, "depth", *map(rounded, ("tokens", "each")))),
+    Key("by_users", of=document(BestDepth, "users", "depth", *map(rounded, ("each", "off")))),
 )
 _SESSION = document(Session, "prompt", "answer", "reused", "turns", "users", "gap")
 _TURNS = document(
@@ -66,6 +67,7 @@ _TURNS = document(
     "at_least",
     "holds",
     "why",
+    rounded("seconds_if_kept"),
 )
 _CHOICE = document(Choice, "subject", "chosen", rounded("seconds"), "runner_up", rounded("runner_up_seconds"))
 _BOUND = document(

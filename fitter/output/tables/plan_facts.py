@@ -70,9 +70,20 @@ def drafting_text(drafting: Drafting) -> str:
     return f"{text}; quickest is {how}: {speed(best.each)} t/s"
 
 
+def best_depths_text(drafting: Drafting) -> str:
+    """Write how many tokens at a time are best for each number of users."""
+    best = (
+        f"{_users(each.users)} {each.depth or 'none'} ({speed(each.each)} t/s each, off {speed(each.off)})"
+        for each in drafting.by_users
+    )
+    return f"best to draft at a time: {', '.join(best)}"
+
+
 def turns_warnings(turns: Turns) -> list[str]:
     """List why turns are slower than they could be, and whether users get what was asked for."""
-    lines = [turns.why] if turns.why else []
+    if_kept = turns.seconds_if_kept
+    saved = "" if if_kept is None else f" ({duration(if_kept)} a turn instead of {duration(turns.all.seconds)})"
+    lines = [turns.why + saved] if turns.why else []
     if turns.at_least is not None and turns.holds is not None and turns.holds < turns.session.users:
         most = f"at most {turns.holds} at once do" if turns.holds else "not even one alone does"
         each = f"{speed(turns.all.each)} t/s each, less than {turns.at_least:g}"

@@ -17,6 +17,7 @@ from fitter.output.tables.alternatives import alternative_lines
 from fitter.output.tables.explanation import explain_lines, far_lines
 from fitter.output.tables.narrow import Indented, table_of, too_narrow
 from fitter.output.tables.plan_facts import (
+    best_depths_text,
     cut_short,
     drafting_text,
     facts,
@@ -145,6 +146,8 @@ def _details(plan: Plan) -> Iterator[RenderableType]:
         yield Text(f"drafting: {drafting_text(plan.drafting)}", overflow="fold")
         depths = (f"{each.depth}: {speed(each.each)} t/s" for each in plan.drafting.depths)
         yield Text(f"drafted at a time: {', '.join(depths)}", overflow="fold")
+        if len(plan.drafting.by_users) > 1:
+            yield Text(best_depths_text(plan.drafting), overflow="fold")
     if plan.turns is not None:
         yield from _folded([f"work: {work_text(plan.turns.session)}", *turns_warnings(plan.turns)])
         yield users_table(plan.turns)

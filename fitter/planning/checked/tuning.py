@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fitter.machine.tuned import HOST, PART, Tuned, place_of
@@ -140,6 +140,18 @@ def best_of(runs: Sequence[TuningRun]) -> TuningRun:
         if is_quicker(run, best):
             best = run
     return best
+
+
+def joined(run: TuningRun, again: TuningRun) -> TuningRun:
+    """Join two starts of the same server: averages, which are off by half of what the starts differ, or more."""
+    spread = math.hypot(run.spread, again.spread) / 2
+    return replace(
+        run,
+        seconds=(run.seconds + again.seconds) / 2,
+        spread=max(spread, abs(run.seconds - again.seconds) / 2),
+        prompt=(run.prompt + again.prompt) / 2,
+        step=(run.step + again.step) / 2,
+    )
 
 
 def changes_of(plan: Plan, given: Mapping[str, Any], cores: int) -> Iterator[tuple[TuningChange, ...]]:

@@ -7,6 +7,7 @@ it would not have made itself, and makes one more.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fitter.planning.pricing.pricing import Price
@@ -32,6 +33,20 @@ class Depth:
 
 
 @dataclass(frozen=True)
+class BestDepth:
+    """Estimated speed of some users at once with the number of tokens drafted at a time that is best for them."""
+
+    users: int
+    """Their number."""
+    depth: int
+    """Tokens drafted at a time; 0 is off."""
+    each: float
+    """Tokens per second of each user."""
+    off: float
+    """The same without drafts."""
+
+
+@dataclass(frozen=True)
 class Drafting:
     """Estimated speeds with drafts of different lengths."""
 
@@ -42,7 +57,9 @@ class Drafting:
     is_assumed: bool
     """Whether the acceptance is a published one, not the user's."""
     depths: tuple[Depth, ...]
-    """No draft, one token at a time, two, and so on."""
+    """No draft, one token at a time, two, and so on: for all users of the work."""
+    by_users: tuple[BestDepth, ...] = ()
+    """One user, twice as many and so on, and all."""
 
     @property
     def off(self) -> Depth:
@@ -72,13 +89,18 @@ def drafting_of(price: Price, depth: int, draft: float, accepted: float | None) 
     if not price.checks:
         return None
     each = published() if accepted is None else of_each(accepted, depth)
-    depths = tuple(_depth(number, check, number * draft, each) for number, check in enumerate(price.checks))
-    return Drafting(depth, each, accepted is None, depths)
 
+    def depths_of(checks: Sequence[float]) -> tuple[Depth, ...]:
+        tokens = [expected(number, each) for number in range(len(checks))]
+        return tuple(
+            Depth(number, count, count / (check + number * draft))
+            for number, (count, check) in enumerate(zip(tokens, checks, strict=True))
+        )
 
-def _depth(depth: int, check: float, draft: float, acceptance: float) -> Depth:
-    tokens = expected(depth, acceptance)
-    return Depth(depth, tokens, tokens / (check + draft))
+    depths = {users: depths_of(checks) for users, checks in price.checks}
+    best = {users: max(found, key=lambda one: one.each) for users, found in depths.items()}
+    by_users = tuple(BestDepth(users, one.depth, one.each, depths[users][0].each) for users, one in best.items())
+    return Drafting(depth, each, accepted is None, depths[max(depths)], by_users)
 
 
 def expected(depth: int, acceptance: float) -> float:

@@ -48,6 +48,8 @@ class Turns:
     """Why not all is kept, and what would keep it."""
     at_least: float | None = None
     """Tokens per second that each user should get."""
+    seconds_if_kept: float | None = None
+    """Seconds of a turn of all users if all were kept; ``None`` where it is."""
 
     @property
     def all(self) -> UserSpeed:
@@ -94,12 +96,13 @@ def turns_of(
     steps = price.steps or ((1, price.estimate.generation_seconds),)
     prompt = price.estimate.prompt_seconds
 
-    def of(users: int) -> UserSpeed:
-        return _users(session, users, slots, prompt * session.computed(kept(users)), steps)
+    def of(users: int, share: float) -> UserSpeed:
+        return _users(session, users, slots, prompt * session.computed(share), steps)
 
-    points = tuple(map(of, _numbers(session.users)))
+    points = tuple(of(users, kept(users)) for users in _numbers(session.users))
     share = kept(session.users)
-    return Turns(session, session.computed(share), share, points, why, at_least)
+    if_kept = of(session.users, 1.0).seconds if share < 1 else None
+    return Turns(session, session.computed(share), share, points, why, at_least, if_kept)
 
 
 def _numbers(users: int) -> list[int]:

@@ -65,8 +65,9 @@ class Price:
     """Bytes that llama.cpp measured for the same parameters."""
     steps: tuple[tuple[int, float], ...] = ()
     """For one user, and more up to all of ``workload``: seconds of a step that makes a token for each of them."""
-    checks: tuple[float, ...] = ()
-    """Seconds of a step that checks no drafted token for each user, one, two, and so on; empty without drafting."""
+    checks: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    """For the same numbers of users: seconds of a step that checks no drafted token for each of them, one, two, and so
+    on; empty without drafting."""
 
     @property
     def prompt_tokens_per_second(self) -> float:
@@ -359,16 +360,19 @@ def price_of(
         return speeds.names[int(match[1])] + part[match.end() :] if match else part
 
     parts = tuple(replace(part, name=name(part.name)) for part in average.parts)
-    steps = tuple((n, estimate(replace(workload, users=n)).generation_seconds) for n in _numbers_of_users(workload))
-    depths = range(most_drafted + 1 if most_drafted else 0)
-    checks = tuple(estimate(replace(workload, drafted=depth)).generation_seconds for depth in depths)
+    numbers = _numbers_of_users(workload)
+
+    def step(users: int, drafted: int = 0) -> float:
+        return estimate(replace(workload, users=users, drafted=drafted)).generation_seconds
+
+    steps = tuple((n, step(n)) for n in numbers if workload.users > 1)
+    depths = range(most_drafted + 1)
+    checks = tuple((n, tuple(step(n, depth) for depth in depths)) for n in numbers if most_drafted)
     return Price(replace(average, parts=parts), workload, live, sources, breakdown, steps, checks)
 
 
 def _numbers_of_users(workload: Workload) -> tuple[int, ...]:
-    """List powers of two below the users of ``workload``, and their number; nothing for one user."""
-    if workload.users == 1:
-        return ()
+    """List powers of two below the users of ``workload``, and their number."""
     return (*(1 << power for power in range((workload.users - 1).bit_length())), workload.users)
 
 

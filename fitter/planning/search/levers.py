@@ -14,7 +14,7 @@ from typing import Any
 
 from fitter.llama.types import Layout, Params
 from fitter.planning.placing.layer_sizes import HOST
-from fitter.planning.pricing.objective import does_as_well, justifies_concession, objective_seconds
+from fitter.planning.pricing.objective import best_of, does_as_well, justifies_concession, objective_seconds
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.pricing.trial import Trial, missing_of
 from fitter.planning.request.context_limit import Excess
@@ -23,8 +23,8 @@ from fitter.planning.speed.expert_cache import least_size
 from fitter.planning.speed.explain import Bound, Choice
 from fitter.text import MIB
 
-_CACHE_SHARES = (1.0, 0.5)
-"""Sizes of a cache of experts that are tried, as shares of the room that devices have for experts.
+_CACHE_SHARES = (1.0, 0.75, 0.5, 0.25, 0.125)
+"""Sizes of a cache of experts, as shares of the room that devices have for experts: smaller ones while they are faster.
 
 Half of it is best for Qwen3 30B-A3B on a 3060, with prompts of 4000 tokens and answers of 256."""
 
@@ -154,7 +154,6 @@ def improve(
         on_better: gets every new best candidate.
     """
     request, best = first.request, first
-    every = (*expert_caches(request, first.trial), *changes(request))
     made: tuple[Change, ...] = ()
     others = [first]
 
@@ -167,16 +166,37 @@ def improve(
         others.append(candidate)
         return candidate
 
-    for change in every:
+    def tried(change: Change, *, for_context: bool = False) -> Candidate | None:
+        nonlocal best, made
         if _is_idle(change, best):
-            continue
+            return None
         more = (*_without_change(made, change), change)
         candidate = attempted(more)
-        if candidate is not None and justifies_concession(
-            candidate.request, candidate.priced, best.priced, gives_context=change.kind == "n_ctx"
-        ):
+        if candidate is None:
+            return None
+        if for_context:
+            is_better = _has_better_context(candidate, best)
+        else:
+            is_context = change.kind == "n_ctx"
+            is_better = justifies_concession(candidate.request, candidate.priced, best.priced, gives_context=is_context)
+        if is_better:
             made, best = more, candidate
             on_better(best)
+        return candidate
+
+    latest = math.inf
+    for change in expert_caches(request, first.trial):
+        candidate = tried(change)
+        seconds = math.inf if candidate is None or candidate.seconds is None else candidate.seconds
+        if candidate is None or seconds > latest:
+            # llama.cpp has none, or a smaller one is slower still
+            break
+        latest = seconds
+    if made and "n_ctx" not in request.fixed:
+        # with a cache, a longer context may cost little
+        tried(replace(made[0], params=made[0].params[:1]), for_context=True)
+    for change in changes(request):
+        tried(change)
     for change in made[:-1] if best.trial.fits else ():
         # a later change can make an earlier one superfluous
         fewer = _without_change(made, change)
@@ -186,6 +206,12 @@ def improve(
             on_better(best)
     chosen = _describe_choice(request, best, others)
     return best if chosen is None else replace(best, choices=(*best.choices, chosen))
+
+
+def _has_better_context(candidate: Candidate, than: Candidate) -> bool:
+    """Whether ``candidate`` has more context than a plan with the same concessions, and takes little longer."""
+    is_larger = candidate.trial.params.n_ctx > than.trial.params.n_ctx
+    return is_larger and best_of((than.priced, candidate.priced), candidate.request).params == candidate.trial.params
 
 
 def _describe_choice(request: Request, best: Candidate, others: Sequence[Candidate]) -> Choice | None:
