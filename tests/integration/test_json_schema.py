@@ -47,7 +47,15 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "several users": (
         "llama-3.1-8b.gguf",
-        {"gpus": "rtx-4090", "workload": "chat", "users": 3, "at_least": 20, "program": "llama-server"},
+        {
+            "gpus": "rtx-4090",
+            "workload": "chat",
+            "users": 3,
+            "at_least": 20,
+            "n_seq_max": 1,
+            "cache_ram": 0,
+            "program": "llama-server",
+        },
     ),
     "memory that is shared": ("qwen3-30b-a3b.gguf", {"gpus": "m4-pro:24GiB"}),
     "with alternatives": ("qwen3-30b-a3b.gguf", {"gpus": "12GiB", "alternatives": True}),
