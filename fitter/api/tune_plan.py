@@ -94,7 +94,7 @@ def tune(
     if parameters.get("program") not in (None, SERVER):
         raise UsageError(f"only a {SERVER} can be tuned: leave --for out")
     location.check_is_here(os.fsdecode(model))
-    tuner = _Tuner(model, server, began + 60 * minutes, parameters, on_progress, on_log)
+    tuner = Tuner(model, server, began + 60 * minutes, parameters, on_progress, on_log)
     tuner.run(())
     if not tuner.runs[0].plan.fits:
         return tuner.result(store=False)
@@ -110,7 +110,7 @@ def tune(
     return tuner.result(store=store)
 
 
-class _Tuner:
+class Tuner:
     """Runs plans, and remembers what they took."""
 
     def __init__(
