@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import fitter
 from fitter.api.tune_plan import Tuner, text_of_turns, tune
@@ -39,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, help="layers on it")
     parser.add_argument("--only", choices=["users", "every"], help="one of the two comparisons")
     args = parser.parse_args(argv)
-    asked: Fitting = {"prompt": args.prompt, "generate": args.generate, "n_ctx": 8192, "rpc": args.rpc}
+    asked: dict[str, Any] = {"prompt": args.prompt, "generate": args.generate, "n_ctx": 8192, "rpc": args.rpc}
     asked["n_gpu_layers"] = args.layers
     worst = 0.0
     with tempfile.TemporaryDirectory() as home:
@@ -59,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     return int(worst > OFF_BY)
 
 
-def _users(model: Path, server: Path, asked: Fitting) -> float:
+def _users(model: Path, server: Path, asked: dict[str, Any]) -> float:
     """Compare the turns of several users; return the largest error."""
     # a second number of users tells what each of them costs
     tune(model, server=server, minutes=MINUTES, users=USERS[-2], **asked)
@@ -67,7 +68,7 @@ def _users(model: Path, server: Path, asked: Fitting) -> float:
     for users in USERS:
         plan = fitter.fit(model, program="llama-server", users=users, **asked)
         assert plan.turns is not None
-        load = Load(0, int(asked["prompt"] or 0), int(asked["generate"] or 0), users, ROUNDS)
+        load = Load(0, asked["prompt"], asked["generate"], users, ROUNDS)
         with running([str(server.resolve()), "-m", str(model.resolve()), *arguments(plan)], 120.0) as started:
             taken = take_turns(started, load, text_of_turns(), time.monotonic() + 120)
         estimated = plan.turns.all.seconds
@@ -79,9 +80,9 @@ def _users(model: Path, server: Path, asked: Fitting) -> float:
     return max(errors)
 
 
-def _every(model: Path, server: Path, asked: Fitting, chosen: TuningRun) -> None:
+def _every(model: Path, server: Path, asked: dict[str, Any], chosen: TuningRun) -> None:
     """Run all combinations, and start the quickest and the chosen one twice more."""
-    tuner = Tuner(model, server, time.monotonic() + 60 * MINUTES, asked, None, None)
+    tuner = Tuner(model, server, time.monotonic() + 60 * MINUTES, cast(Fitting, asked), None, None)
     tuner.run(())
     kinds = [((), *((change,) for change in values)) for values in tuner.kinds()]
     for several in itertools.product(*kinds):
@@ -95,11 +96,11 @@ def _every(model: Path, server: Path, asked: Fitting, chosen: TuningRun) -> None
     print(f"slowest: {runs[-1].text}: {_measured(runs[-1])}")
 
 
-def _again(model: Path, server: Path, asked: Fitting, changes: tuple[TuningChange, ...]) -> str:
+def _again(model: Path, server: Path, asked: dict[str, Any], changes: tuple[TuningChange, ...]) -> str:
     """Start it twice more: the quickest of many runs was lucky, too."""
     found = []
     for _ in range(2):
-        tuner = Tuner(model, server, time.monotonic() + 60 * MINUTES, asked, None, None)
+        tuner = Tuner(model, server, time.monotonic() + 60 * MINUTES, cast(Fitting, asked), None, None)
         tuner.run(())
         tuner.run(changes)
         found.append(tuner.runs[-1])
