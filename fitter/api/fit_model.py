@@ -13,7 +13,7 @@ from fitter.api import choose_split_mode, early_load
 from fitter.api.call_worker import answering, fetch_all, limited, questions_of, with_addresses, worker_for
 from fitter.api.checked_call import checked_worker_call
 from fitter.api.server_memory import ServerMemory, facts_of_program
-from fitter.api.shared_models import check_mtp, choices, open_draft
+from fitter.api.shared_models import check_mtp, choices, open_draft, other_plans
 from fitter.llama.client import Worker
 from fitter.llama.types import RPC
 from fitter.machine import calibrated, tuned
@@ -119,6 +119,7 @@ def fit(
         if not ask.is_described and request.host_speed is not None:
             speeds, host = tuned.corrected(request.speeds, request.host_speed, machine.devices, llama_cpp.key)
             request = replace(request, speeds=speeds, host_speed=host)
+        beside = other_plans(ask.sharing.beside, machine.devices, ask.rpc)
         server_memory = ServerMemory(ask, worker, opened, drafts, known_of_program)
         plan = planning.fit(
             request,
@@ -126,7 +127,7 @@ def fit(
             early_load.llama_for(worker, second, opened, ask.skeleton, drafts),
             on_progress or (lambda _: None),
             ask.is_described,
-            choices(ask.sharing, worker, opened, drafts, machine, request, server_memory.reserved(request)),
+            choices(ask.sharing, worker, opened, drafts, machine, request, (*server_memory.reserved(request), *beside)),
             limits_beside(ask, opened, machine, request, calibrations),
             deadline,
             alternatives,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
-from fitter.errors import ModelError
+from fitter.errors import ModelError, UsageError
 from fitter.llama.client import Worker
-from fitter.llama.types import Breakdown, FlashAttn, Params, Row
+from fitter.llama.types import Breakdown, DeviceInfo, FlashAttn, Params, Row
 from fitter.machine.machine import Machine
+from fitter.machine.speed import named
 from fitter.model import location
 from fitter.model.files.source import show
 from fitter.model.header import Model, open_model
+from fitter.planning.plan.plan import Plan
 from fitter.planning.request.ask import Sharing
 from fitter.planning.request.request import Request
 from fitter.planning.request.request_limits import layers_on_devices
@@ -27,6 +30,7 @@ from fitter.planning.request.shared import (
     reservation,
 )
 from fitter.planning.request.summary import SharedUse
+from fitter.text import mib
 
 _HEADS = ("eagle3", "dflash", "gemma4-assistant")
 """Architectures of draft models that run only with a context of the main model."""
@@ -35,6 +39,58 @@ _HEADS = ("eagle3", "dflash", "gemma4-assistant")
 _TABLE = (Row("ngram-mod", None, True, 0, 0, 4 * 2**22),)
 """The table of 2**22 tokens of 4 bytes (``common_speculative_impl_ngram_mod``); other n-gram tables grow with prompts.
 """
+
+
+def other_plans(paths: Sequence[str], devices: Sequence[DeviceInfo], rpc: Sequence[str]) -> tuple[SharedUse, ...]:
+    """Read plans of other models that run at the same time; return their memory.
+
+    Each process takes memory of a card for itself, which no plan counts: as much as an idle card of its kind lacks.
+
+    Raises:
+        UsageError: A file is no plan, or the plan does not fit or is for other devices.
+    """
+    if not paths:
+        return ()
+    from fitter.output.plan_file import read_plan
+
+    known = {device.name: device for device in devices}
+    uses = []
+    for path in paths:
+        plan, name = read_plan(path), show(Path(path))
+        if not plan.fits:
+            raise UsageError(f"--beside {name}: that plan does not fit, so it cannot run beside another one")
+        if plan.rpc and plan.rpc != tuple(rpc):
+            raise UsageError(f"--beside {name} has other rpc-servers: give --rpc {','.join(plan.rpc)} here, too")
+        uses.append(_other(plan, name, known))
+    return tuple(uses)
+
+
+def _other(plan: Plan, name: str, devices: Mapping[str, DeviceInfo]) -> SharedUse:
+    rows = []
+    for use in plan.devices:
+        if not use.used:
+            continue
+        if use.name not in devices:
+            there = ", ".join(devices) or "none"
+            raise UsageError(f"--beside {name} has memory on {use.name}, which is not here; there are: {there}")
+        if use.total != (here := devices[use.name]).total:
+            raise UsageError(
+                f"--beside {name} is for a {use.name} of {mib(use.total)} MiB, but here it has {mib(here.total)} MiB: "
+                "plan that model for this machine first"
+            )
+        compute = max(use.compute, plan.breakdown.real.on(use.name).compute)
+        rows.append(Row(use.name, use.name, False, use.model, use.context, compute + use.shared + _of_a_process(here)))
+    host = plan.host
+    compute = max(host.compute, plan.breakdown.real.host.compute) + host.shared + host.later
+    rows.append(Row("Host", None, True, host.model, host.context, compute))
+    return SharedUse("beside", plan.model.path, tuple(rows))
+
+
+def _of_a_process(device: DeviceInfo) -> int:
+    cards = named(device.description)
+    if any(card.unified for card in cards):
+        return 0
+    return max(((card.usable or card.total) - card.free for card in cards), default=max(0, device.total - device.free))
 
 
 class Drafts:

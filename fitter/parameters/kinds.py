@@ -669,6 +669,14 @@ class Paths(Texts):
 
 
 @dataclass(frozen=True)
+class PlanFiles(Paths):
+    """Files that ``fitter --json`` wrote."""
+
+    metavar: str | None = "FILE"
+    commas: bool = False
+
+
+@dataclass(frozen=True)
 class Adapters(Paths):
     """Files with LoRA adapters; ``Params`` has each with its scale."""
 

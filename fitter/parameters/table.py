@@ -972,6 +972,19 @@ class BesideKeywords(TypedDict, total=False):
             help="Memory to keep free for anything else, such as CUDA0=2GiB or host=8GiB. Repeatable.",
         ),
     ]
+    beside: Annotated[
+        AnyPath | Sequence[AnyPath] | None,
+        Parameter(
+            kinds.PlanFiles(),
+            (),
+            options=("--beside",),
+            is_ours=True,
+            section=SHARED,
+            help="Plan of another model that will run at the same time, a file that --json wrote: its memory stays "
+            "free. Repeatable.",
+            brief="Plans of other models that run at once.",
+        ),
+    ]
     model_draft: Annotated[
         AnyPath | None,
         Parameter(

@@ -52,6 +52,7 @@ _KINDS = {
     "projector": "projector",
     "lora": "LoRA adapter",
     "reserve": "reserved",
+    "beside": "beside it",
 }
 _FOR_SERVER = ("draft", "mtp", "projector")
 

@@ -137,7 +137,7 @@ class Plan:
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
         """Devices whose margin and reservations leave no byte for the plan."""
-        rows = [row for shared in self.shared if shared.kind != "reserve" for row in shared.rows if row.used]
+        rows = [row for shared in self.shared if not shared.is_of_others for row in shared.rows if row.used]
         busy = {row.device for row in rows}
         return tuple(
             LeftOut(use.name, "margin", _why_left_out(use))

@@ -41,6 +41,7 @@ class Sharing:
     """Models and memory that share the devices with the model; named as the keywords of ``fit``."""
 
     reserve: Mapping[str, int] | tuple[str, ...] = DEFAULTS["reserve"]
+    beside: tuple[str, ...] = DEFAULTS["beside"]
     model_draft: str | None = DEFAULTS["model_draft"]
     devices_draft: tuple[str, ...] | None = DEFAULTS["devices_draft"]
     n_gpu_layers_draft: int | None = DEFAULTS["n_gpu_layers_draft"]

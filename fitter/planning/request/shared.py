@@ -317,7 +317,7 @@ def lowered(request: Request, fixed: Sequence[SharedUse], others: Sequence[Devic
 
 def occupied_by(uses: Sequence[SharedUse]) -> set[str]:
     """Return the devices on which llama.cpp itself puts something."""
-    rows = (row for use in uses if use.kind != "reserve" for row in use.rows)
+    rows = (row for use in uses if not use.is_of_others for row in use.rows)
     return {row.device for row in rows if row.device is not None and row.used}
 
 

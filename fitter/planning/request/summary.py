@@ -30,16 +30,21 @@ class ModelSummary:
 
 @dataclass(frozen=True)
 class SharedUse:
-    """Memory of something beside the model: a draft model, a projector, adapters, or a reservation."""
+    """Memory of something beside the model: a draft model, a projector, adapters, a reservation, or another plan."""
 
     kind: str
-    """``projector``, ``draft``, ``mtp``, ``ngram``, ``lora`` or ``reserve``."""
+    """``projector``, ``draft``, ``mtp``, ``ngram``, ``lora``, ``reserve`` or ``beside``."""
     name: str
     """Its file, or the purpose of a reservation."""
     rows: tuple[Row, ...]
     """Bytes by device; ``device`` is ``None`` for the host."""
     arguments: tuple[str, ...] = ()
     """llama-server's arguments that reproduce the measured memory."""
+
+    @property
+    def is_of_others(self) -> bool:
+        """Whether another process has it."""
+        return self.kind in ("reserve", "beside")
 
     def on(self, device: str | None) -> int:
         """Add up its bytes on a device, or on the host (``None``)."""
