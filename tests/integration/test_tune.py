@@ -59,10 +59,11 @@ def test_later_plans_know_what_was_measured(model: Path, server: Path, home: Pat
     assert before.estimate is not None
     assert after.estimate is not None
     assert tuning.tuned == pytest.approx(after.estimate.seconds, rel=1e-6)
-    # the plan's own run says what the estimate should be
+    # the plan's own run says what the estimate should be; one that was right by luck may become a little worse
     own = tuning.runs[0]
     measured = ASKED["prompt"] * own.prompt + ASKED["generate"] * own.step
-    assert abs(after.estimate.seconds - measured) <= abs(before.estimate.seconds - measured)
+    errors = [abs(plan.estimate.seconds / measured - 1) for plan in (before, after) if plan.estimate is not None]
+    assert errors[1] <= max(errors[0], 0.3)
     assert [source.text.endswith(", tuned") for source in after.estimate.sources] == [True]
     price = fitter.estimate(
         model, program=SERVER, devices=["none"], **{k: ASKED[k] for k in ("n_ctx", "prompt", "generate")}
@@ -109,6 +110,17 @@ def test_a_change_that_crashes_is_passed_over(model: Path, server: Path, tmp_pat
     assert all("no such threads" in run.problem and run.words[:1] == ("-t",) for run in failed)
     assert not tuning.best.words
     assert tuning.stored == ""
+
+
+def test_the_best_and_the_plan_are_started_twice(model: Path, server: Path, tmp_path: Path) -> None:
+    log = tmp_path / "starts"
+    counted = wrapper(tmp_path / SERVER, server, 'echo "$*" | grep -q -- "--port"', f'echo "$*" >>{log}')
+    tuning = tune(model, server=counted, minutes=5, store=False, load_mode="none", n_ubatch=512, **ASKED)
+    assert not any(run.problem for run in tuning.runs)
+    starts = log.read_text(encoding="utf-8").splitlines()
+    again = len(starts) - len(tuning.runs)
+    # the best until then may turn out not to be the best
+    assert again == 2 or (again == 1 and tuning.best is tuning.runs[0])
 
 
 def test_a_plan_that_crashes_is_an_error(model: Path, server: Path, home: Path, tmp_path: Path) -> None:
