@@ -28,6 +28,7 @@ from fitter.planning.request.shared import (
     places,
     remembered,
     reservation,
+    taken,
 )
 from fitter.planning.request.summary import SharedUse
 from fitter.text import mib
@@ -66,9 +67,12 @@ def other_plans(paths: Sequence[str], devices: Sequence[DeviceInfo], rpc: Sequen
 
 
 def _other(plan: Plan, name: str, devices: Mapping[str, DeviceInfo]) -> SharedUse:
+    # a plan that was itself made beside others, or with reservations, has their memory among its own
+    own = [use for use in plan.shared if not use.is_of_others]
     rows = []
     for use in plan.devices:
-        if not use.used:
+        compute = max(use.compute, plan.breakdown.real.on(use.name).compute) + taken(own, use.name)
+        if not use.model + use.context + compute:
             continue
         if use.name not in devices:
             there = ", ".join(devices) or "none"
@@ -78,10 +82,9 @@ def _other(plan: Plan, name: str, devices: Mapping[str, DeviceInfo]) -> SharedUs
                 f"--beside {name} is for a {use.name} of {mib(use.total)} MiB, but here it has {mib(here.total)} MiB: "
                 "plan that model for this machine first"
             )
-        compute = max(use.compute, plan.breakdown.real.on(use.name).compute)
-        rows.append(Row(use.name, use.name, False, use.model, use.context, compute + use.shared + _of_a_process(here)))
+        rows.append(Row(use.name, use.name, False, use.model, use.context, compute + _of_a_process(here)))
     host = plan.host
-    compute = max(host.compute, plan.breakdown.real.host.compute) + host.shared + host.later
+    compute = max(host.compute, plan.breakdown.real.host.compute) + taken(own, None) + host.later
     rows.append(Row("Host", None, True, host.model, host.context, compute))
     return SharedUse("beside", plan.model.path, tuple(rows))
 

@@ -10,7 +10,9 @@ import pytest
 
 import fitter
 from fitter.errors import UsageError
+from fitter.output.formats.python import fit_kwargs
 from fitter.output.tables.plan_facts import facts
+from fitter.planning.request.shared import parse_reserve
 from tests.support.command import run_fitter
 from tools import shapes
 
@@ -62,6 +64,34 @@ def test_several_plans_add_up(models: dict[str, Path], tmp_path: Path) -> None:
     small = written(planned(models["llama-3.1-8b"]), tmp_path / "small.json")
     once, twice = (planned(models["qwen3-30b-a3b"], beside=[small] * count) for count in (1, 2))
     assert sum(use.on("CUDA0") for use in twice.shared) == 2 * sum(use.on("CUDA0") for use in once.shared)
+
+
+def test_a_plan_beside_others_does_not_bring_them_along(models: dict[str, Path], tmp_path: Path) -> None:
+    first = written(planned(models["llama-3.1-8b"]), tmp_path / "first.json")
+    words: list[dict[str, Any]] = [{}, {"beside": first, "reserve": "host=1GiB"}]
+    plain, beside = (planned(models["llama-3.1-8b"], **each) for each in words)
+    assert beside.devices[0].shared > 0
+    uses = [
+        planned(models["qwen3-30b-a3b"], beside=written(plan, tmp_path / "second.json")).shared[0]
+        for plan in (plain, beside)
+    ]
+    assert uses[0].rows == uses[1].rows
+
+
+def test_a_script_keeps_the_memory_free(models: dict[str, Path], tmp_path: Path) -> None:
+    first = written(planned(models["llama-3.1-8b"], host_memory="64GiB"), tmp_path / "first.json")
+    words: dict[str, Any] = {"host_memory": "64GiB", "beside": first, "reserve": "CUDA0=1GiB"}
+    plan = planned(models["qwen3-30b-a3b"], **words)
+    kept = parse_reserve(fit_kwargs(plan)["reserve"])
+    assert kept == {"CUDA0": plan.devices[0].shared, "host": plan.host.shared}
+
+
+def test_other_rpc_servers_are_refused(models: dict[str, Path], tmp_path: Path) -> None:
+    document = planned(models["llama-3.1-8b"]).to_dict() | {"rpc": ["127.0.0.1:50052"]}
+    path = tmp_path / "remote.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(UsageError, match=r"has other rpc-servers: give --rpc 127\.0\.0\.1:50052 here, too"):
+        planned(models["llama-3.1-8b"], beside=path)
 
 
 def test_memory_that_is_shared_with_the_host(models: dict[str, Path], tmp_path: Path) -> None:

@@ -70,9 +70,9 @@ def _shared_kwargs(plan: Plan) -> dict[str, Any]:
         keywords["mtp"] = True
     if ngrams := [way for way in ways if not way.startswith("draft-")]:
         keywords["spec_type"] = ngrams
-    for use in plan.shared:
-        if use.kind == "reserve":
-            keywords["reserve"] = [f"{row.device or 'host'}={row.used}B" for row in use.rows]
+    others = [row for use in plan.shared if use.is_of_others for row in use.rows]
+    if others:
+        keywords["reserve"] = [f"{row.device or 'host'}={row.used}B" for row in others]
     return keywords
 
 

@@ -26,7 +26,8 @@ from fitter.text import MIB
 _CACHE_SHARES = (1.0, 0.75, 0.5, 0.25, 0.125)
 """Sizes of a cache of experts, as shares of the room that devices have for experts: smaller ones while they are faster.
 
-Half of it is best for Qwen3 30B-A3B on a 3060, with prompts of 4000 tokens and answers of 256."""
+Half of it is best for Qwen3 30B-A3B on a 3060, with prompts of 4000 tokens and answers of 256; an eighth for gpt-oss
+120B on two RTX 3090."""
 
 MIN_UBATCH = 64
 """The smallest tested micro batch. With less than 32 tokens no device computes with weights of the host."""
