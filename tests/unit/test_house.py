@@ -32,6 +32,7 @@ ROOMS = (
     "fitter.output.tables",
     "fitter.output",
     "fitter.planning.tables",
+    "fitter.planning.fleet",
     "fitter.planning.checked",
     "fitter.planning.search",
     "fitter.planning.plan",
