@@ -31,6 +31,12 @@ def load_keywords(plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
     return without_timeout({**load, **raw, **machine})
 
 
+def fit_keywords_of(plan: Plan) -> dict[str, Any]:
+    """Return the keywords of ``fit`` that fix every parameter of ``plan``; margins and reservations are left out."""
+    others = ("margin", "host_margin", "reserve", "rpc", "allow")
+    return {name: value for name, value in fit_kwargs(plan).items() if name not in others and value is not None}
+
+
 def without_timeout(told: Mapping[str, Any]) -> dict[str, Any]:
     """Drop the keyword that a worker has itself."""
     return {name: value for name, value in told.items() if name != "timeout"}

@@ -30,7 +30,7 @@ from fitter.planning.request.shared import (
     reservation,
     taken,
 )
-from fitter.planning.request.summary import SharedUse
+from fitter.planning.request.summary import DeviceUse, SharedUse
 from fitter.text import mib
 
 _HEADS = ("eagle3", "dflash", "gemma4-assistant")
@@ -62,18 +62,14 @@ def other_plans(paths: Sequence[str], devices: Sequence[DeviceInfo], rpc: Sequen
             raise UsageError(f"--beside {name}: that plan does not fit, so it cannot run beside another one")
         if plan.rpc and plan.rpc != tuple(rpc):
             raise UsageError(f"--beside {name} has other rpc-servers: give --rpc {','.join(plan.rpc)} here, too")
-        uses.append(_other(plan, name, known))
+        running = use_of(plan)
+        _check_is_here(running, plan, name, known)
+        uses.append(running)
     return tuple(uses)
 
 
-def _other(plan: Plan, name: str, devices: Mapping[str, DeviceInfo]) -> SharedUse:
-    # a plan that was itself made beside others, or with reservations, has their memory among its own
-    own = [use for use in plan.shared if not use.is_of_others]
-    rows = []
-    for use in plan.devices:
-        compute = max(use.compute, plan.breakdown.real.on(use.name).compute) + taken(own, use.name)
-        if not use.model + use.context + compute:
-            continue
+def _check_is_here(running: SharedUse, plan: Plan, name: str, devices: Mapping[str, DeviceInfo]) -> None:
+    for use in (use for use in plan.devices if running.on(use.name)):
         if use.name not in devices:
             there = ", ".join(devices) or "none"
             raise UsageError(f"--beside {name} has memory on {use.name}, which is not here; there are: {there}")
@@ -82,14 +78,27 @@ def _other(plan: Plan, name: str, devices: Mapping[str, DeviceInfo]) -> SharedUs
                 f"--beside {name} is for a {use.name} of {mib(use.total)} MiB, but here it has {mib(here.total)} MiB: "
                 "plan that model for this machine first"
             )
-        rows.append(Row(use.name, use.name, False, use.model, use.context, compute + _of_a_process(here)))
+
+
+def use_of(plan: Plan) -> SharedUse:
+    """Return all that a plan's process takes while it runs: the larger of dummy and real compute buffers, everything
+    beside the model, what the program takes later, and what a process takes of each card for itself.
+    """
+    # a plan that was itself made beside others, or with reservations, has their memory among its own
+    own = [use for use in plan.shared if not use.is_of_others]
+    rows = []
+    for use in plan.devices:
+        compute = max(use.compute, plan.breakdown.real.on(use.name).compute) + taken(own, use.name)
+        if use.model + use.context + compute:
+            rows.append(Row(use.name, use.name, False, use.model, use.context, compute + bytes_of_a_process(use)))
     host = plan.host
     compute = max(host.compute, plan.breakdown.real.host.compute) + taken(own, None) + host.later
     rows.append(Row("Host", None, True, host.model, host.context, compute))
     return SharedUse("beside", plan.model.path, tuple(rows))
 
 
-def _of_a_process(device: DeviceInfo) -> int:
+def bytes_of_a_process(device: DeviceInfo | DeviceUse) -> int:
+    """Return the bytes of a card that a process takes for itself: as many as an idle card of its kind lacks."""
     cards = named(device.description)
     if any(card.unified for card in cards):
         return 0

@@ -29,6 +29,7 @@ COMMANDS = {
     "verify": "Load a plan for real and compare its memory.",
     "tune": "Run a plan and changes of it, keep the quickest.",
     "calibrate": "Compare real devices with virtual ones.",
+    "fleet": "Plan several models on one machine.",
     "lock": "Record what the cases of fitter.toml take.",
     "check": "Fail if a case takes more than was recorded.",
     "diff": "Compare two plans, or two builds of llama.cpp.",

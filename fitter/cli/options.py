@@ -20,9 +20,11 @@ from fitter.errors import UsageError
 from fitter.llama.worker import process
 from fitter.model.shapes.shape_addresses import CONFIG, DEFAULT_TYPE, SHAPE, named
 from fitter.output.formats import FORMATS
+from fitter.output.formats.fleets import FORMATS as FLEET_FORMATS
 from fitter.parameters import kinds, table
 from fitter.parameters.kinds import Kind
 from fitter.parameters.table import DEVICES, OUTPUT, USEFUL_SPEED, Parameter
+from fitter.planning.fleet import OBJECTIVES
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -346,6 +348,35 @@ regression_options = stacked(
         help=f"{table.PARAMETERS['llama_cpp'].help} [default: what the cases name, or python]",
     ),
     _trust_option,
+)
+
+fleet_options = stacked(
+    _file("cases_file", "--cases", "The file with the cases and the fleet. [default: fitter.toml]"),
+    _option(
+        _CASES,
+        "objective",
+        "--objective",
+        type=click.Choice(OBJECTIVES),
+        metavar="OBJECTIVE",
+        brief=f"{', '.join(OBJECTIVES)}.",
+        help="time: the least seconds of a request, with loads; resident: the most models in memory; alone: each as "
+        "fast as alone, in turns. [default: what the file says, or time]",
+    ),
+    _flag(DEVICES, "is_here", "--here", help="Plan for the devices of this machine, whatever the cases name."),
+    rpc_option,
+    parameter("llama_cpp"),
+    _jobs("How many models to measure at the same time. [default: one per processor; 1 on this machine's devices]"),
+    _trust_option,
+    _option(
+        OUTPUT,
+        "output_format",
+        "--format",
+        type=click.Choice(tuple(FLEET_FORMATS)),
+        metavar="FORMAT",
+        brief=f"{', '.join(FLEET_FORMATS)}.",
+        help="The file of another program on stdout. [default: tables]\n\n\b\n"
+        + "\n".join(f"{name}: {text}" for name, text in FLEET_FORMATS.items()),
+    ),
 )
 
 builds_option = _option(

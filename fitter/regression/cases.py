@@ -129,15 +129,15 @@ def read_cases(path: Path) -> tuple[Case, ...]:
     """Read the cases of ``fitter.toml`` by name. Raises ``UsageError``."""
     document = read_toml(path, f"write one, such as {_EXAMPLE}")
     try:
-        _check_keys(document, ("cases", "defaults", "history"), "")
-        defaults = _table(document.get("defaults", {}), "defaults")
-        _check_keys(defaults, (*of_a_case(), *_LIMITS), "defaults")
-        tables = _table(document.get("cases", {}), "cases")
+        check_keys(document, ("cases", "defaults", "history", "fleet"), "")
+        defaults = read_table(document.get("defaults", {}), "defaults")
+        check_keys(defaults, (*of_a_case(), *_LIMITS), "defaults")
+        tables = read_table(document.get("cases", {}), "cases")
         if not tables:
             raise UsageError(f"there are no cases: add {_EXAMPLE}")
         cases: dict[str, Case] = {}
         for name, table in tables.items():
-            for case in make_cases(name, {**defaults, **_table(table, f"cases.{name}")}, path.absolute().parent):
+            for case in make_cases(name, {**defaults, **read_table(table, f"cases.{name}")}, path.absolute().parent):
                 if case.name in cases:
                     raise UsageError(f"there are two cases '{case.name}': rename one of them")
                 cases[case.name] = case
@@ -153,8 +153,8 @@ def read_builds(path: Path, *, is_trusted: bool = False) -> tuple[str, ...]:
     """
     document = read_toml(path, f"write one, such as {_EXAMPLE}")
     try:
-        table = _table(document.get("history", {}), "history")
-        _check_keys(table, ("llama_cpp",), "history")
+        table = read_table(document.get("history", {}), "history")
+        check_keys(table, ("llama_cpp",), "history")
         builds = table.get("llama_cpp", [])
         if not isinstance(builds, list) or not all(isinstance(each, str) and each for each in builds):
             raise UsageError(f'history.llama_cpp is {shown_in_file(builds)}: give a list such as ["old", "new"]')
@@ -177,7 +177,7 @@ def make_cases(name: str, table: Mapping[str, Any], directory: Path) -> tuple[Ca
     if is_test(name):
         raise UsageError(f"a case cannot be called {name!r}: names with '::' are for pytest tests")
     settable = of_a_case()
-    _check_keys(table, ("model", *settable, *_LIMITS, "budget"), where)
+    check_keys(table, ("model", *settable, *_LIMITS, "budget"), where)
     model = table.get("model")
     if not isinstance(model, str) or not model:
         raise UsageError(f'{where} has no model: add model = "model.gguf", a path or a pattern such as models/*.gguf')
@@ -187,7 +187,7 @@ def make_cases(name: str, table: Mapping[str, Any], directory: Path) -> tuple[Ca
     llama_cpp = settings.pop("llama_cpp", None)
     build = None if llama_cpp is None else place_of_build(str(llama_cpp), directory)
     limits = {key: read(table[key], f"{where}.{key}") for key, read in _LIMITS.items() if key in table}
-    budget = _budget(_table(table.get("budget", {}), f"{where}.budget"), settings, f"{where}.budget")
+    budget = _budget(read_table(table.get("budget", {}), f"{where}.budget"), settings, f"{where}.budget")
     models = _models(model, directory, where)
     case = Case(
         name, Path(), settings, budget=budget, directory=directory, llama_cpp=build, needs_trust=needs_trust, **limits
@@ -278,14 +278,16 @@ def suggest(word: str, words: Collection[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"choose from {', '.join(words)}"
 
 
-def _check_keys(table: Mapping[str, Any], allowed: Collection[str], where: str) -> None:
+def check_keys(table: Mapping[str, Any], allowed: Collection[str], where: str) -> None:
+    """Raise ``UsageError`` for a key of ``table`` that is not ``allowed``."""
     for key in table:
         if key not in allowed:
             place = f" in {where}" if where else ""
             raise UsageError(f"unknown key '{key}'{place}: {suggest(key, allowed)}")
 
 
-def _table(value: object, where: str) -> dict[str, Any]:
+def read_table(value: object, where: str) -> dict[str, Any]:
+    """Return ``value`` as a table. Raises ``UsageError``."""
     if not isinstance(value, dict):
         raise UsageError(f"{where} must be a table: write [{where}] above its keys")
     return value
@@ -362,7 +364,7 @@ def _budget(table: Mapping[str, Any], settings: Mapping[str, CaseValue], where: 
     names = [device.name.lower() for device in parse_gpus(list(map(str, gpus)))]
     speeds = ("prompt_tokens_per_second", "generation_tokens_per_second")
     limits = {key.lower(): value for key, value in table.items()}
-    _check_keys(limits, (*names, "host", "n_ctx", *speeds), where)
+    check_keys(limits, (*names, "host", "n_ctx", *speeds), where)
     return Budget(
         {name: read_size(f"{where}.{name}", limits[name]) for name in (*names, "host") if name in limits},
         PARAMETERS["fit_ctx"].kind.read(f"{where}.n_ctx", limits["n_ctx"]) if "n_ctx" in limits else None,

@@ -12,6 +12,8 @@ from fitter.llama.client import DEFAULT_TIMEOUT
 from fitter.model.files.source import show
 from fitter.regression.cases import Case, check_trusted, is_test, read_cases, select_named, suggest, with_build
 from fitter.regression.compare import CaseComparison, compare
+from fitter.regression.fleet_sets import FLEET, compare_sets, locked_fleet
+from fitter.regression.fleets import fleet, has_fleet, read_fleet
 from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, alone, check_can_be_written, read_lock, write_lock
 from fitter.regression.measuring import Measured, OnDone, measure_cases
 
@@ -74,9 +76,13 @@ def lock(
     measured = measure_cases(cases, {}, jobs=jobs, timeout=timeout, on_done=on_done)
     snapshots = {each.case.name: each.snapshot for each in measured if each.snapshot}
     if len(snapshots) == len(measured):
+        planned = None
+        if has_fleet(cases_file) and not update:
+            planned = locked_fleet(fleet(cases_file, llama_cpp=llama_cpp, trust=trust, jobs=jobs))
         with alone(path):
             # Read only now, with what others have written while these were measured.
-            write_lock(path, Lock((_unchanged_snapshots(path, update) if update else _of_tests(path)) | snapshots))
+            others = _unchanged_snapshots(path, update) if update else _of_tests(path)
+            write_lock(path, Lock(others | snapshots, read_lock(path).fleet if update else planned))
     return measured
 
 
@@ -90,11 +96,13 @@ def prune(cases_file: Path, lock_file: Path | None = None) -> tuple[str, ...]:
     _check_is_another(path, cases_file)
     names = {case.name for case in read_cases(cases_file)}
     with alone(path):
-        locked = read_lock(path).cases
-        gone = tuple(name for name in sorted(locked) if name not in names and not is_test(name))
-        if gone:
-            write_lock(path, Lock({name: snapshot for name, snapshot in locked.items() if name not in gone}))
-    return gone
+        lock = read_lock(path)
+        gone = tuple(name for name in sorted(lock.cases) if name not in names and not is_test(name))
+        planned = lock.fleet if has_fleet(cases_file) else None
+        if gone or planned != lock.fleet:
+            left = {name: snapshot for name, snapshot in lock.cases.items() if name not in gone}
+            write_lock(path, Lock(left, planned))
+    return gone if planned == lock.fleet else (*gone, FLEET)
 
 
 def check(
@@ -132,7 +140,26 @@ def check(
     cases = with_build(cases, llama_cpp)
     check_trusted(cases, cases_file, trust)
     measured = measure_cases(cases, locked, jobs=jobs, timeout=timeout, on_done=on_done) if cases else ()
-    return (*(_result(each, locked.get(each.case.name)) for each in measured), *unmatched)
+    of_fleet = _check_fleet(cases_file, path, llama_cpp) if expression is None else ()
+    return (*(_result(each, locked.get(each.case.name)) for each in measured), *of_fleet, *unmatched)
+
+
+def _check_fleet(cases_file: Path, path: Path, llama_cpp: str | None) -> tuple[CaseResult, ...]:
+    """Compare the fleet of ``cases_file``, if it has one, with that in the lock: a result for each set of models."""
+    lock = read_lock(path) if path.exists() else Lock({})
+    locked = lock.fleet
+    if not has_fleet(cases_file):
+        return () if locked is None else tuple(_removed([FLEET], path, cases_file))
+    try:
+        table = read_fleet(cases_file)
+        if locked is None or locked.models.keys() != {case.name for case in table.cases}:
+            how = "is not in" if locked is None else "has other models than"
+            why = f"the fleet in {show(cases_file)} {how} {show(path)}: run 'fitter lock'"
+            return (CaseResult(FLEET, None, UsageError(why), "added"),)
+        compared = compare_sets(table, lock, llama_cpp)
+    except FitterError as error:
+        return (CaseResult(FLEET, None, error),)
+    return tuple(CaseResult(each.name, each) for each in compared)
 
 
 def _added(names: Iterable[str], path: Path, cases_file: Path) -> Iterator[CaseResult]:

@@ -32,7 +32,7 @@ _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 def causes(outcome: CaseResult) -> tuple[str, ...]:
     """List the changes that may explain the case's differences; one line that says so if none is known."""
     comparison = outcome.comparison
-    if comparison is None or comparison.locked is None:
+    if comparison is None or (comparison.locked is None and not comparison.causes):
         return ()
     if not comparison.causes and any(not move.is_budget for move in comparison.moves):
         return (_UNKNOWN_CAUSE,)

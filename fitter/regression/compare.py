@@ -68,12 +68,12 @@ class CaseComparison:
     """One case, compared with its lock and its budget.
 
     ``moves``: the numbers that changed. ``causes``: changes that may explain them. ``chosen``: parameters that were
-    fitted differently. ``locked`` is ``None`` if the case has a budget but no lock.
+    fitted differently. ``locked`` is ``None`` if the case has a budget but no lock; both are for a set of a fleet.
     """
 
     name: str
     locked: Snapshot | None
-    measured: Snapshot
+    measured: Snapshot | None
     moves: tuple[Move, ...]
     causes: tuple[Cause, ...]
     chosen: tuple[Cause, ...] = ()
@@ -82,6 +82,11 @@ class CaseComparison:
     def failures(self) -> tuple[str, ...]:
         """One sentence for each limit that the case exceeds."""
         return tuple(move.failure for move in self.moves if move.failure)
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits now."""
+        return not self.failures if self.measured is None else self.measured.fits
 
     @property
     def status(self) -> Literal["failed", "changed", "same"]:

@@ -163,10 +163,27 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
+class LockedMember:
+    """A model of a fleet. ``keywords``: those of ``fit`` that repeat its plan. ``needs``: its bytes by place."""
+
+    keywords: Mapping[str, CaseValue]
+    needs: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class LockedFleet:
+    """The plan of a fleet. ``sets``: the names of the models that fit together."""
+
+    sets: tuple[tuple[str, ...], ...]
+    models: Mapping[str, LockedMember]
+
+
+@dataclass(frozen=True)
 class Lock:
-    """The snapshots of all cases by name."""
+    """The snapshots of all cases by name, and the fleet."""
 
     cases: Mapping[str, Snapshot]
+    fleet: LockedFleet | None = None
 
 
 def read_lock(path: Path) -> Lock:
@@ -181,9 +198,21 @@ def read_lock(path: Path) -> Lock:
             f"{show(path)} has schema {schema}, but this fitter reads schema {SCHEMA}: install a newer fitter"
         )
     cases = document.get("cases", {})
-    if schema < 1 or document.keys() - {"schema", "cases"} or not isinstance(cases, dict):
+    if schema < 1 or document.keys() - {"schema", "cases", "fleet"} or not isinstance(cases, dict):
         raise UsageError(f"{show(path)} is damaged: run 'fitter lock' to make it again")
-    return Lock({name: _snapshot(path, name, table) for name, table in sorted(cases.items())})
+    snapshots = {name: _snapshot(path, name, table) for name, table in sorted(cases.items())}
+    return Lock(snapshots, _fleet(path, document["fleet"]) if "fleet" in document else None)
+
+
+def _fleet(path: Path, table: Any) -> LockedFleet:
+    try:
+        fleet: LockedFleet = wire.decode(LockedFleet, table)
+        if any(name not in fleet.models for names in fleet.sets for name in names):
+            raise TypeError("a set has a model that is not there")
+    except (TypeError, AttributeError, RecursionError) as error:
+        why = " ".join(str(error).split())
+        raise UsageError(f"{show(path)}: the fleet is damaged ({why[:120]}): run 'fitter lock'") from None
+    return fleet
 
 
 def check_is_file(path: Path, error: type[FitterError] = UsageError, what: str = "is") -> None:
@@ -262,7 +291,8 @@ def dumps(lock: Lock) -> str:
     import tomli_w
 
     cases = {name: _document(snapshot) for name, snapshot in sorted(lock.cases.items())}
-    return _HEAD + "\n" + tomli_w.dumps({"schema": SCHEMA, "cases": cases})
+    fleet = {} if lock.fleet is None else {"fleet": wire.encode(lock.fleet)}
+    return _HEAD + "\n" + tomli_w.dumps({"schema": SCHEMA, "cases": cases, **fleet})
 
 
 def _safe_value(value: Any) -> Any:

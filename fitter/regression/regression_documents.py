@@ -72,7 +72,7 @@ CHECK = document(
             Key(
                 "fits",
                 "comparison",
-                change=lambda comparison: comparison.measured.fits,
+                change=lambda comparison: comparison.fits,
                 hint=bool | None,
                 about="Whether the plan fits; null if it was not measured.",
             ),

@@ -17,7 +17,8 @@ from fitter.output.formats.format_options import MODEL, OptionValue, split_files
 from fitter.planning.plan.plan import Plan
 
 _IMAGE = "ghcr.io/ggml-org/llama.cpp:server"
-_PORT = 8080
+PORT = 8080
+"""llama-server's own port."""
 _DRI = ["devices:", '  - "/dev/dri"']
 _NVIDIA = [
     "deploy:",
@@ -41,9 +42,19 @@ _DEVICES = ("-dev", "-devd", "-mmdev")
 
 
 def text(plan: Plan) -> str:
+    """Write a file with one service. Raises :class:`PlanError` as ``service``."""
+    return "\n".join(["services:", "  llama-server:", *(f"    {line}" for line in service(plan))])
+
+
+def service(plan: Plan, port: int = PORT) -> list[str]:
     """Write a service with the image for the plan's devices, each file of the model mounted, and the plan's arguments.
 
-    Raises :class:`PlanError` if no image has the plan's devices.
+    Args:
+        plan: The plan.
+        port: The port on this machine. In the container it is always ``PORT``, where the image checks the health.
+
+    Raises:
+        PlanError: No image has the plan's devices.
     """
     values, files = with_absolute_paths(plan), _Files()
     named = [name for each in values if each.option.name in _DEVICES for name in each.value.split(",")]
@@ -51,20 +62,19 @@ def text(plan: Plan) -> str:
     options = [files.mounted(each).words for each in values]
     for words in options:
         check_line(words)
-    options += [["--host", "0.0.0.0"], ["--port", str(_PORT)]]
-    lines = [
+    options += [["--host", "0.0.0.0"], ["--port", str(PORT)]]
+    return [
         f"image: {_scalar(_IMAGE + ending)}",
         "command:",
         "  [",
         *(f"    {', '.join(map(_scalar, words))}," for words in options),
         "  ]",
         "ports:",
-        f'  - "127.0.0.1:{_PORT}:{_PORT}"',
+        f'  - "127.0.0.1:{port}:{PORT}"',
         "volumes:",
         *(f"  {line}" for line in files.volumes()),
         *devices,
     ]
-    return "\n".join(["services:", "  llama-server:", *(f"    {line}" for line in lines)])
 
 
 def _backend(names: Iterable[str]) -> tuple[str, list[str]]:

@@ -15,17 +15,25 @@ def text(plan: Plan) -> str:
 
     Raises :class:`PlanError` for a value that llama-server would not read completely.
     """
-    lines = [f"{each.option.key} = {_value(each)}" for each in with_absolute_paths(plan)]
-    return "\n".join(["version = 1", "", f"[{section(plan.model.path)}]", *lines])
+    return "\n".join(["version = 1", "", *model(section(plan.model.path), plan)])
+
+
+def model(name: str, plan: Plan) -> list[str]:
+    """Write the section ``name`` of a preset. Raises :class:`PlanError` as ``text``."""
+    return [f"[{name}]", *(f"{each.option.key} = {_value(each)}" for each in with_absolute_paths(plan))]
 
 
 def section(path: str) -> str:
-    """Return the name under which llama-server offers the model at ``path``: its file name without special characters.
+    """Return the name under which llama-server offers the model at ``path``: its file name as ``safe_name``."""
+    return safe_name(re.sub(r"-\d{5}-of-\d{5}$", "", Path(path).name.removesuffix(".gguf")))
+
+
+def safe_name(name: str) -> str:
+    """Replace special characters of a model's name.
 
     In a preset ``]`` ends the name, ``:`` begins a tag, and ``*`` stands for all models.
     """
-    stem = re.sub(r"-\d{5}-of-\d{5}$", "", Path(path).name.removesuffix(".gguf"))
-    return re.sub(r"[^\w.+-]+", "-", stem) or "model"
+    return re.sub(r"[^\w.+-]+", "-", name) or "model"
 
 
 def _value(argument: OptionValue) -> str:

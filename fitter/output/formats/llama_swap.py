@@ -19,19 +19,37 @@ from fitter.planning.plan.plan import Plan
 def text(plan: Plan) -> str:
     """Write ``models`` of a config.yaml with one model, named as in a preset of llama-server.
 
-    llama-swap puts a free port in place of ``${PORT}``, and sends requests there. Raises :class:`PlanError` for a value
-    that llama-swap would change.
+    Raises :class:`PlanError` as ``model``.
     """
+    return "\n".join(["models:", *model(section(plan.model.path), plan)])
+
+
+def model(name: str, plan: Plan) -> list[str]:
+    """Write the lines of a model below ``models``.
+
+    llama-swap puts a free port in place of ``${PORT}``, and sends requests there.
+
+    Args:
+        name: Its name in requests.
+        plan: Its plan.
+
+    Raises:
+        PlanError: llama-swap would change the name or a value.
+    """
+    if "${" in name:
+        raise PlanError(f"llama-swap would take '${{' in '{name}' for a macro: rename the model")
     options = [each.words for each in with_absolute_paths(plan)]
     for words in options:
         check_line(words)
         if macro := next((word for word in words if "${" in word), None):
             raise PlanError(f"llama-swap would take '${{' in '{macro}' for a macro: rename the file")
     lines = ["llama-server --port ${PORT}", *(" ".join(map(_quoted, words)) for words in options)]
-    return "\n".join(
-        ["models:", f"  {json.dumps(section(plan.model.path), ensure_ascii=False)}:", "    cmd: |"]
-        + [f"      {line}" for line in lines]
-    )
+    return [f"  {scalar(name)}:", "    cmd: |", *(f"      {line}" for line in lines)]
+
+
+def scalar(word: str) -> str:
+    """Quote a text without control characters for YAML."""
+    return json.dumps(word, ensure_ascii=False)
 
 
 def _quoted(word: str) -> str:

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 
 from fitter.planning.fleet.members import Way
 from fitter.planning.fleet.residency import Residency, Rules, Runs
-
-OBJECTIVES = ("time", "resident", "alone")
-"""Least time of a request; most models in memory; each as fast as alone, in turns."""
 
 MOST_TRIED = 4000
 """The most combinations that are all tried."""
@@ -96,7 +93,7 @@ def assign(rules: Rules, ways: Sequence[Sequence[Way]], objective: str = "time")
     Args:
         rules: The models and the room.
         ways: The ways of each model, at least one each.
-        objective: One of ``OBJECTIVES``.
+        objective: One of ``fitter.planning.fleet.OBJECTIVES``.
 
     Returns:
         The choice; ``None`` where no choice lets every model run beside those that stay.
@@ -150,11 +147,13 @@ class _Knapsack:
         self._members = range(len(ways))
         options: list[list[tuple[float, int | None, list[int]]]] = []
         for model, each in enumerate(ways):
-            rows = [(shares[model] * way.seconds, index, rules.room.row(way.needs)) for index, way in enumerate(each)]
+            rows: list[tuple[float, int | None, list[int]]] = [
+                (shares[model] * way.seconds, index, rules.room.row(way.needs)) for index, way in enumerate(each)
+            ]
             if not rules.members[model].stays:
                 least = min(shares[model] * (way.seconds + way.reload_seconds) for way in each)
-                rows.append((least, None, [0] * len(self._places)))  # type: ignore[arg-type]
-            options.append(sorted(rows, key=lambda row: (row[0], sum(row[2]))))  # type: ignore[arg-type]
+                rows.append((least, None, [0] * len(self._places)))
+            options.append(sorted(rows, key=lambda row: (row[0], sum(row[2]))))
         # where most is at stake first
         self._order = sorted(self._members, key=lambda model: options[model][0][0] - options[model][-1][0])
         self._options = options
@@ -180,7 +179,9 @@ class _Knapsack:
         seen = set()
         for cost, index, needs in self._options[model]:
             if index is not None:
-                if any(need > left for need, left in zip(needs, room, strict=True)) or self._is_forbidden(model, chosen):
+                if any(need > left for need, left in zip(needs, room, strict=True)) or self._is_forbidden(
+                    model, chosen
+                ):
                     continue
                 # devices that are the same and as full are tried once
                 key = self._key(cost, needs, room)
@@ -188,7 +189,7 @@ class _Knapsack:
                     continue
                 seen.add(key)
             chosen[model] = index
-            self._visit(at + 1, seconds + cost, [l - n for l, n in zip(room, needs, strict=True)], chosen)
+            self._visit(at + 1, seconds + cost, [left - need for left, need in zip(room, needs, strict=True)], chosen)
             del chosen[model]
 
     def _key(self, cost: float, needs: list[int], room: list[int]) -> tuple[object, ...]:
@@ -224,8 +225,3 @@ def _most_valuable(rules: Rules, ways: Sequence[Sequence[Way]]) -> tuple[float, 
         starts.append(tuple(quickest[model] if (at := chosen[model]) is None else at for model in range(len(ways))))
     alone = sum(share * ways[model][quickest[model]].seconds for model, share in enumerate(rules.shares))
     return (knapsack.seconds if knapsack.is_complete and knapsack.found else alone), starts
-
-
-def with_bound(choice: Choice, bound: float) -> Choice:
-    """Return ``choice`` with another bound."""
-    return replace(choice, bound=bound)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fitter.planning.plan.plan import Plan
@@ -25,6 +26,8 @@ class FleetModel:
     """Seconds to load it from the disk."""
     lost_seconds: float
     """Seconds to compute again what the caches of a running model keep of the turn before."""
+    needs: Mapping[str, int]
+    """Bytes of its whole process at each place: a device, ``host``, or a pool that they share."""
     miss: float
     """The share of its requests before which it must be loaded."""
     evict_cost: int

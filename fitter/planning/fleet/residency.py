@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from fitter.planning.fleet.members import Member, Numbers, Room, Way
 
@@ -143,6 +144,10 @@ class Runs:
         largest = [int(mask) for mask in masks[is_largest]]
         return tuple(sorted(largest, key=lambda mask: (-mask.bit_count(), mask)))
 
+    def holds(self, models: Sequence[int]) -> bool:
+        """Whether these models fit together, beside those that stay."""
+        return bool(self._fits[mask_of(models)])
+
     def residency(self, evict_costs: Sequence[int]) -> Residency:
         """Follow random requests, and evict what costs least."""
         rules, n = self._rules, self._n
@@ -216,14 +221,13 @@ def _whole(costs: Sequence[float]) -> tuple[int, ...]:
 def _shares_of_time(moves: Numbers, shares: Sequence[float]) -> Sequence[float]:
     """Return the share of requests that find each state; the chain begins in the first."""
     n_states = len(moves)
-    now = np.zeros(n_states)
-    now[0] = 1.0
+    now: npt.NDArray[np.float64] = np.bincount([0], minlength=n_states).astype(np.float64)
     used = [model for model, share in enumerate(shares) if share]
     columns = np.concatenate([moves[:, model] for model in used])
     weights = np.repeat([shares[model] for model in used], n_states)
     for _ in range(_MOST_STEPS):
-        then = np.bincount(columns, weights * np.tile(now, len(used)), n_states)
-        if float(np.abs(then - now).sum()) < _STILL:
+        before = now
+        now = np.bincount(columns, weights * np.tile(now, len(used)), n_states).astype(np.float64)
+        if float(np.abs(now - before).sum()) < _STILL:
             break
-        now = then
-    return [float(share) for share in then / then.sum()]
+    return [float(share) for share in now / now.sum()]

@@ -1,0 +1,257 @@
+"""The ways to run one model of a fleet: plans with all of a machine, with some of its devices, and with less memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import le
+from typing import Any
+
+from fitter.api.fit_model import fit
+from fitter.api.shared_models import bytes_of_a_process, use_of
+from fitter.errors import UsageError
+from fitter.llama.worker.remembered_loads import RememberingWorker
+from fitter.planning.fleet.members import Member, Room, Way
+from fitter.planning.plan.plan import Plan
+from fitter.planning.request.request import DEFAULT_FIT_CTX
+from fitter.planning.request.shared import HOST_NAME, parse_reserve
+from fitter.planning.request.summary import DeviceUse
+
+SERVER = "llama-server"
+"""The program that runs a fleet."""
+
+_PARTS = (1.0, 0.75, 0.5, 0.25)
+"""Shares of the memory of its devices that a model is planned with."""
+
+_PLACING = ("devices", "n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "override_tensor")
+"""Keywords with which the user places a model."""
+
+
+@dataclass(frozen=True)
+class FleetCase:
+    """A model of a fleet, as ``fitter.toml`` describes it."""
+
+    member: Member
+    model: str
+    """Path or address."""
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    """Keywords of ``fit``, without a worker."""
+    memory: Mapping[str, int] = field(default_factory=dict)
+    """The most bytes that it may take on a device, by its name in lower case, or on ``host``."""
+    n_ctx: int = 0
+    """The smallest context, in tokens."""
+    prompt_tokens_per_second: float = 0.0
+    """The lowest speed of prompts."""
+    generation_tokens_per_second: float = 0.0
+    """The lowest speed of generation."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan as a way to run a model."""
+
+    plan: Plan = field(repr=False)
+    way: Way
+    devices: tuple[str, ...] | None = None
+    """The devices that it was planned with; ``None`` for all."""
+    instead: Mapping[str, str] = field(default_factory=dict)
+    """Devices by those of the plan in whose place they stand, where it was planned with others that are the same."""
+
+
+class Modeler:
+    """A model of a fleet, and the worker that has measured it."""
+
+    def __init__(self, case: FleetCase, disk: float) -> None:
+        self.case = case
+        self.worker = RememberingWorker(is_alone=True, llama_cpp=case.keywords.get("llama_cpp"))
+        self._disk = disk
+        self._n_ctx: int | None = None
+        self.alone: Planned | None = None
+        """The quickest plan with the whole machine, with the smallest context."""
+        self.with_context: Plan | None = None
+        """The plan with the whole machine and its own choice of a context."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the fleet."""
+        return self.case.member.name
+
+    def plan_alone(self) -> Planned:
+        """Plan the model with the whole machine.
+
+        Raises:
+            FitterError: As ``fit``.
+        """
+        first = self.with_context = self.fit({})
+        params = first.params
+        session = first.turns.session if first.turns else None
+        holds = session.longest * (session.users if params.kv_unified else 1) if session else 0
+        streams = 1 if params.kv_unified else params.n_seq_max
+        least = max(self._given("fit_ctx", DEFAULT_FIT_CTX), self.case.n_ctx, holds) * streams
+        if self._given("n_ctx", None) is None:
+            self._n_ctx = min(least, params.n_ctx or first.breakdown.n_ctx)
+        self.alone = self.planned(self.fit({}, is_least=True) if self._n_ctx else first)
+        return self.alone
+
+    def fit(self, reserve: Mapping[str, int], devices: Sequence[str] | None = None, *, is_least: bool = False) -> Plan:
+        """Plan the model with ``reserve`` bytes kept free by place.
+
+        Args:
+            reserve: Bytes by device, or on ``host``.
+            devices: Devices to choose from; all by default.
+            is_least: Whether the context is the smallest one.
+        """
+        words = dict(self.case.keywords)
+        if devices is not None:
+            words["devices"] = tuple(devices) or ("none",)
+        if is_least and self._n_ctx:
+            words["n_ctx"] = self._n_ctx
+        return self._fit(words, reserve)
+
+    def _fit(self, words: dict[str, Any], reserve: Mapping[str, int]) -> Plan:
+        own = parse_reserve(words.get("reserve") or {})
+        both = {place: own.get(place, 0) + reserve.get(place, 0) for place in {**own, **reserve}}
+        words = {"program": SERVER} | words
+        words["reserve"] = {place: size for place, size in both.items() if size > 0}
+        try:
+            return fit(self.case.model, worker=self.worker, **words)
+        finally:
+            if self.worker.rpc:
+                # an rpc-server talks to one process only
+                self.worker.release()
+
+    def repeat(self, keywords: Mapping[str, Any], reserve: Mapping[str, int] | None = None) -> Plan:
+        """Plan the model with ``keywords`` that fix its parameters, and with ``reserve`` bytes kept free by place."""
+        return self._fit({**self.case.keywords, **keywords}, reserve or {})
+
+    def planned(self, plan: Plan, devices: tuple[str, ...] | None = None) -> Planned:
+        """Count what ``plan`` needs while it runs."""
+        rows = use_of(plan).rows
+        needs = {row.device or HOST_NAME: row.used for row in rows}
+        for pool in plan.pools:
+            needs[pool.name] = sum(needs.get(member, 0) for member in pool.members)
+        price = plan.estimate
+        seconds = (plan.turns.all.seconds if plan.turns else price.seconds) if price else 0.0
+        return Planned(plan, Way(needs, seconds, self.load_seconds(plan) + self.lost_seconds(plan)), devices)
+
+    def load_seconds(self, plan: Plan) -> float:
+        """Return the seconds to read the model, and what is loaded with it, from the disk."""
+        beside = sum(row.model for use in plan.shared if not use.is_of_others for row in use.rows)
+        return (plan.model.bytes + beside) / self._disk
+
+    def lost_seconds(self, plan: Plan) -> float:
+        """Return the seconds to compute again what the caches keep of the turn before."""
+        if plan.turns is None or plan.estimate is None:
+            return 0.0
+        session = plan.turns.session
+        lost = max(0.0, session.prompt - session.computed(plan.turns.kept)) if session.reused else 0.0
+        return lost * plan.estimate.estimate.prompt_seconds
+
+    def is_good(self, plan: Plan) -> bool:
+        """Whether ``plan`` fits and has all that the user wants of it."""
+        case, price = self.case, plan.estimate
+        if not plan.fits or price is None:
+            return False
+        used = {use.name.lower(): use.used - use.shared for use in plan.devices} | {HOST_NAME: plan.host.used}
+        return (
+            price.generation_tokens_per_second >= case.generation_tokens_per_second
+            and price.prompt_tokens_per_second >= case.prompt_tokens_per_second
+            and (plan.params.n_ctx or plan.breakdown.n_ctx) >= case.n_ctx
+            and all(used.get(place, 0) <= most for place, most in case.memory.items())
+        )
+
+    def ways(self, room: Room, longest: float) -> list[Planned]:
+        """Plan the model in several ways, of which none needs as much as another one everywhere and is slower.
+
+        Args:
+            room: The machine's room.
+            longest: Seconds of a request beyond which a way helps nobody.
+        """
+        assert self.alone is not None
+        found = [self.alone] if self.is_good(self.alone.plan) else []
+        free = {use.name: use for use in self.alone.plan.devices}
+        for names in self._choices(room):
+            for part in _PARTS:
+                kept = {name: round((1 - part) * max(0, free[name].free - free[name].margin)) for name in names}
+                try:
+                    plan = self.fit(kept, names, is_least=True)
+                except UsageError:
+                    # these devices contradict what the user has fixed
+                    break
+                if not plan.fits:
+                    break
+                one = self.planned(plan, names)
+                if self.is_good(plan):
+                    found += [one, *_elsewhere(one, names, room)]
+                if one.way.seconds > longest:
+                    break
+        return _useful(found, room)
+
+    def _choices(self, room: Room) -> Iterator[tuple[str, ...]]:
+        """Yield devices to choose from: of devices that are the same 1, 2, 4 ... of them; all; none."""
+        assert self.alone is not None
+        names = tuple(use.name for use in self.alone.plan.devices)
+        if any(self._given(word, None) is not None for word in _PLACING):
+            yield names
+            return
+        chosen = []
+        for group in room.alike:
+            size = 1
+            while size < len(group):
+                chosen.append(group[:size])
+                size *= 2
+            chosen.append(group)
+        yield from dict.fromkeys((names, *chosen, ()))
+
+    def _given(self, name: str, default: Any) -> Any:
+        value = self.case.keywords.get(name)
+        return default if value is None else value
+
+
+def room_of(plans: Sequence[Plan]) -> Room:
+    """Return the room for several processes: of each place what is free, without the largest margin.
+
+    Every process counts what it takes of a card for itself; the free memory is without one already.
+    """
+    room: dict[str, int] = {}
+    for plan in plans:
+        for use in plan.devices:
+            _least(room, use.name, max(0, use.free - use.margin) + bytes_of_a_process(use))
+        if plan.host.free is not None:
+            _least(room, HOST_NAME, max(0, plan.host.free - plan.host.margin))
+        for pool in plan.pools:
+            _least(room, pool.name, max(0, pool.free - pool.margin))
+    groups: dict[tuple[str, int, int, int], list[str]] = {}
+    for use in plans[0].devices if plans else ():
+        groups.setdefault(_kind(use), []).append(use.name)
+    return Room(room, tuple(map(tuple, groups.values())))
+
+
+def _least(room: dict[str, int], place: str, size: int) -> None:
+    room[place] = min(size, room.get(place, size))
+
+
+def _kind(use: DeviceUse) -> tuple[str, int, int, int]:
+    return use.description, use.total, use.free, use.margin
+
+
+def _elsewhere(planned: Planned, names: Sequence[str], room: Room) -> Iterator[Planned]:
+    """Yield the same way on other devices that are the same, in groups of the same size."""
+    group = next((group for group in room.alike if names and set(names) < set(group)), None)
+    if group is None:
+        return
+    for begin in range(len(names), len(group) - len(names) + 1, len(names)):
+        others = group[begin : begin + len(names)]
+        instead = dict(zip(names, others, strict=True))
+        needs = {instead.get(place, place): size for place, size in planned.way.needs.items()}
+        yield replace(planned, way=replace(planned.way, needs=needs), devices=others, instead=instead)
+
+
+def _useful(found: Sequence[Planned], room: Room) -> list[Planned]:
+    """Leave out what needs as much as another one everywhere, and is no quicker."""
+    kept: list[tuple[list[int], Planned]] = []
+    for one in sorted(found, key=lambda one: (one.way.seconds, sum(room.row(one.way.needs)))):
+        row = room.row(one.way.needs)
+        if not any(all(map(le, less, row)) for less, _ in kept):
+            kept.append((row, one))
+    return [one for _, one in kept]

@@ -1,0 +1,439 @@
+"""Plan several models on one machine: which are in memory together, with which parameters, and what makes room.
+
+Each model is measured in several ways (``fleet_ways``), one way is chosen for each (``planning.fleet``), and what a set
+leaves is given to its models. Then each model is measured again beside the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from typing import TypeVar
+
+from fitter.api.fleet_ways import FleetCase, Modeler, Planned, room_of
+from fitter.api.repeat_load import fit_keywords_of
+from fitter.errors import LlamaCppError, UsageError
+from fitter.llama.worker.process import processors
+from fitter.machine.disk import default_bandwidth, read_bandwidth
+from fitter.model.files.source import show
+from fitter.model.location import is_address, model_files
+from fitter.planning.fleet import OBJECTIVES
+from fitter.planning.fleet.assignment import Choice, assign
+from fitter.planning.fleet.fleet import Disk, Fleet, FleetModel, PlaceUse, ResidentSet, Swap
+from fitter.planning.fleet.members import Room, Way
+from fitter.planning.fleet.residency import MOST_MODELS, Residency, Rules, Runs, models_of
+from fitter.planning.pricing.objective import GAIN
+from fitter.planning.request.shared import HOST_NAME
+from fitter.text import mib_up
+
+OnStep = Callable[[int, int, str], None]
+"""Called with the steps done, all steps, and the step's name."""
+
+_T = TypeVar("_T")
+
+_UNUSED = 1e-9
+"""Shares of requests below this are none."""
+
+
+@dataclass(frozen=True)
+class FleetRequest:
+    """What a fleet must achieve.
+
+    Attributes:
+        cases: The models, all on the same machine.
+        objective: ``time``, ``resident`` or ``alone``.
+        disk: Bytes per second that models are loaded with; ``None`` to measure this machine's, or to take a common one.
+        is_here: Whether the machine is this one.
+    """
+
+    cases: tuple[FleetCase, ...]
+    objective: str = "time"
+    disk: float | None = None
+    is_here: bool = False
+
+
+def plan_fleet(request: FleetRequest, *, on_step: OnStep | None = None, jobs: int | None = None) -> Fleet:
+    """Choose parameters for every model, and which are in memory together.
+
+    Args:
+        request: What the fleet must achieve.
+        on_step: Called after each step.
+        jobs: Models that are measured at the same time; by default one per processor.
+
+    Raises:
+        UsageError: The request makes no sense.
+        FitterError: As ``fit`` raises it.
+    """
+    cases = request.cases
+    _check(request)
+    disk = _disk(request)
+    with ExitStack() as stack:
+        modelers = [Modeler(case, disk.bandwidth) for case in cases]
+        for modeler in modelers:
+            stack.callback(modeler.worker.close)
+        return _Planner(request, modelers, disk, on_step or (lambda done, total, text: None), jobs).plan()
+
+
+def _check(request: FleetRequest) -> None:
+    if not 2 <= len(request.cases) <= MOST_MODELS:
+        raise UsageError(f"a fleet has 2 to {MOST_MODELS} models, and this one {len(request.cases)}")
+    if request.objective not in OBJECTIVES:
+        raise UsageError(f"'{request.objective}' is no objective of a fleet: choose from {', '.join(OBJECTIVES)}")
+    for case in request.cases:
+        if not is_address(case.model) and not Path(case.model).exists():
+            raise UsageError(f"the model of '{case.member.name}' is gone: {show(Path(case.model))} does not exist")
+
+
+def _disk(request: FleetRequest) -> Disk:
+    if request.disk is not None:
+        return Disk(request.disk, "given")
+    if request.is_here:
+        local = [file for case in request.cases if not is_address(case.model) for file in model_files(case.model)]
+        for file in sorted(local, key=lambda file: -file.stat().st_size):
+            if measured := read_bandwidth(file):
+                return Disk(measured, f"measured with {file.name}")
+    return Disk(*default_bandwidth())
+
+
+class _Planner:
+    """The steps of one fleet."""
+
+    def __init__(
+        self, request: FleetRequest, modelers: Sequence[Modeler], disk: Disk, on_step: OnStep, jobs: int | None
+    ) -> None:
+        self._request, self._modelers, self._disk, self._say = request, modelers, disk, on_step
+        is_shared = request.is_here or any(case.keywords.get("rpc") for case in request.cases)
+        # the free memory of real devices must not change while another load looks at it
+        self._jobs = 1 if is_shared else min(jobs or processors(), len(modelers))
+        self._done, self._steps = 0, 4 * len(modelers)
+        self._members = tuple(case.member for case in request.cases)
+
+    def plan(self) -> Fleet:
+        """Plan the fleet."""
+        alone = self._each(Modeler.plan_alone, "alone")
+        problems = [
+            f"'{modeler.name}' does not fit on this machine, even alone: {one.plan.problems[0].message}"
+            for modeler, one in zip(self._modelers, alone, strict=True)
+            if one.plan.problems
+        ]
+        if problems:
+            return self._failed(problems)
+        self._rules = Rules(self._members, room_of([one.plan for one in alone]))
+        rules = self._rules
+        longest = max(one.way.seconds for one in alone) + sum(one.way.reload_seconds for one in alone)
+        self._found = [[one] for one in alone]
+        has_all = all(modeler.is_good(one.plan) for modeler, one in zip(self._modelers, alone, strict=True))
+        is_enough = has_all and rules.room.holds([one.way for one in alone])
+        if not is_enough:
+            self._found = self._each(lambda modeler: modeler.ways(rules.room, longest), "with parts of the machine")
+        if problems := [self._too_slow(modeler) for modeler, ways in self._by_model() if not ways]:
+            return self._failed(problems)
+        choice = self._choose()
+        if choice is None:
+            return self._failed(self._why_not())
+        chosen = [ways[index] for ways, index in zip(self._found, choice.ways, strict=True)]
+        chosen = self._grown(self._realized(chosen))
+        chosen = self._confirmed(chosen)
+        return self._fleet(chosen, self._runs(chosen).best(), alone)
+
+    def _by_model(self) -> list[tuple[Modeler, list[Planned]]]:
+        return list(zip(self._modelers, self._found, strict=True))
+
+    def _choose(self) -> Choice | None:
+        return assign(self._rules, [[one.way for one in ways] for ways in self._found], self._request.objective)
+
+    def _each(self, ask: Callable[[Modeler], _T], text: str) -> list[_T]:
+        """Ask about every model, several at a time."""
+        with ThreadPoolExecutor(self._jobs) as pool:
+            asked = [pool.submit(ask, modeler) for modeler in self._modelers]
+            try:
+                found = []
+                for modeler, one in zip(self._modelers, asked, strict=True):
+                    found.append(one.result())
+                    self._step(f"{modeler.name} {text}")
+                return found
+            except BaseException:
+                for one in asked:
+                    one.cancel()
+                for modeler in self._modelers:
+                    modeler.worker.dismiss()
+                raise
+
+    def _step(self, text: str) -> None:
+        self._done += 1
+        self._say(self._done, self._steps, text)
+
+    # --- what each set leaves
+
+    def _realized(self, chosen: list[Planned]) -> list[Planned]:
+        """Plan each model on the very devices that were chosen for it."""
+        real = []
+        for modeler, one in zip(self._modelers, chosen, strict=True):
+            if one.instead:
+                one = modeler.planned(modeler.fit({}, one.devices, is_least=True), one.devices)
+            real.append(one)
+        return real
+
+    def _grown(self, chosen: list[Planned]) -> list[Planned]:
+        """Give what the sets leave to their models: first where more memory saves most, then for longer contexts."""
+        chosen = list(chosen)
+        if self._request.objective == "alone":
+            return chosen
+        order = sorted(range(len(chosen)), key=lambda model: -self._lost(model, chosen[model]))
+        for is_least in (True, False):
+            slow = [model for model in order if self._lost(model, chosen[model]) > 0]
+            waiting = set(slow if is_least else order)
+            for model in slow if is_least else order:
+                modeler, now = self._modelers[model], chosen[model]
+                reserve = self._others(chosen, model, waiting)
+                plan = modeler.fit(reserve, is_least=is_least)
+                waiting.discard(model)
+                one = modeler.planned(plan)
+                if not modeler.is_good(plan) or not self._keeps_sets(chosen, model, one.way):
+                    continue
+                is_quicker = one.way.seconds < now.way.seconds * (1 - GAIN)
+                has_more = _context(one) > _context(now) and one.way.seconds <= now.way.seconds * (1 + GAIN)
+                if is_quicker or has_more:
+                    chosen[model] = one
+        return chosen
+
+    def _lost(self, model: int, now: Planned) -> float:
+        alone = self._modelers[model].alone
+        assert alone is not None
+        return self._members[model].share * (now.way.seconds - alone.way.seconds)
+
+    def _runs(self, chosen: Sequence[Planned]) -> Runs:
+        return Runs(self._rules, [one.way for one in chosen])
+
+    def _others(self, chosen: Sequence[Planned], model: int, waiting: set[int]) -> dict[str, int]:
+        """Return the bytes at each place that the model must leave to the others of its sets.
+
+        What is left is divided among those that are ``waiting`` for it.
+        """
+        most: dict[str, int] = {}
+        for each in self._runs(chosen).sets:
+            if not each >> model & 1:
+                continue
+            others = [other for other in models_of(each) if other != model]
+            n_waiting = 1 + sum(other in waiting for other in others)
+            for place, size in self._rules.room.bytes.items():
+                taken = sum(chosen[other].way.needs.get(place, 0) for other in others)
+                left = size - taken - chosen[model].way.needs.get(place, 0)
+                most[place] = max(most.get(place, 0), taken + left - left // n_waiting)
+        return {place: size for place, size in most.items() if place not in self._pools(chosen)}
+
+    def _keeps_sets(self, chosen: Sequence[Planned], model: int, way: Way) -> bool:
+        """Whether the same sets fit if the model runs in another ``way``."""
+        ways = [way if index == model else one.way for index, one in enumerate(chosen)]
+        return Runs(self._rules, ways).sets == self._runs(chosen).sets
+
+    # --- the answer
+
+    def _confirmed(self, chosen: Sequence[Planned]) -> list[Planned]:
+        """Measure each model again with its final parameters, beside what the others of its sets take.
+
+        Raises:
+            LlamaCppError: llama.cpp measures something else than before.
+        """
+        confirmed = []
+        for model, (modeler, one) in enumerate(zip(self._modelers, chosen, strict=True)):
+            for reserve in self._beside(chosen, model):
+                plan = modeler.repeat(fit_keywords_of(one.plan), reserve)
+                again = modeler.planned(plan)
+                if not plan.fits or again.way.needs != one.way.needs:
+                    raise LlamaCppError(
+                        f"llama.cpp measures '{modeler.name}' differently beside the other models: plan it alone, and "
+                        "report this model"
+                    )
+            confirmed.append(replace(one, plan=plan))
+            self._step(f"{modeler.name} beside the others")
+        return confirmed
+
+    def _beside(self, chosen: Sequence[Planned], model: int) -> list[dict[str, int]]:
+        """List what the others take: the most at each place, or with pools of memory each set by itself."""
+        if not any(one.plan.pools for one in chosen):
+            return [self._others(chosen, model, set())]
+        found = []
+        for each in self._runs(chosen).sets:
+            others = [other for other in models_of(each) if other != model]
+            places = {place for other in others for place in chosen[other].way.needs} - self._pools(chosen)
+            if each >> model & 1:
+                sums = {place: sum(chosen[other].way.needs.get(place, 0) for other in others) for place in places}
+                found.append(sums)
+        return found
+
+    def _pools(self, chosen: Sequence[Planned]) -> set[str]:
+        return {pool.name for one in chosen for pool in one.plan.pools}
+
+    def _fleet(self, chosen: Sequence[Planned], residency: Residency, alone: Sequence[Planned]) -> Fleet:
+        shares = self._rules.shares
+        names = [member.name for member in self._members]
+        models = tuple(
+            FleetModel(
+                member.name,
+                one.plan,
+                member.share,
+                one.way.seconds,
+                first.way.seconds,
+                modeler.load_seconds(one.plan),
+                modeler.lost_seconds(one.plan),
+                one.way.needs,
+                residency.misses[index],
+                residency.evict_costs[index],
+                member.is_resident,
+                member.may_be_evicted,
+            )
+            for index, (member, modeler, one, first) in enumerate(
+                zip(self._members, self._modelers, chosen, alone, strict=True)
+            )
+        )
+        together = self._runs(chosen)
+        sets = tuple(
+            ResidentSet(tuple(names[model] for model in models_of(each)), self._uses(chosen, models_of(each)))
+            for each in residency.sets
+        )
+        return Fleet(
+            self._request.objective,
+            models,
+            sets,
+            _swaps(residency, shares, names),
+            residency.seconds,
+            sum(share * one.way.seconds for share, one in zip(shares, alone, strict=True)),
+            min(residency.seconds, self._bound(alone)),
+            _any_together(together, len(names)),
+            self._disk,
+            sum(modeler.worker.dummy_loads for modeler in self._modelers),
+        )
+
+    def _uses(self, chosen: Sequence[Planned], models: Sequence[int]) -> tuple[PlaceUse, ...]:
+        room = self._rules.room.bytes
+        places = list(dict.fromkeys((*room, HOST_NAME)))
+        return tuple(
+            PlaceUse(place, sum(chosen[model].way.needs.get(place, 0) for model in models), room.get(place))
+            for place in places
+        )
+
+    def _bound(self, alone: Sequence[Planned]) -> float:
+        """Return seconds that no way to run these models beats: each as quick as any placement on the whole machine.
+
+        A set of models whose weights are larger than the machine's whole memory cannot stay in memory.
+        """
+        rules = self._rules
+        quickest = []
+        for one in alone:
+            plan, price = one.plan, one.plan.estimate
+            share = plan.bound.seconds / price.seconds if plan.bound and price else 1.0
+            weights = {HOST_NAME: plan.model.bytes}
+            quickest.append(Way(weights, share * one.way.seconds, one.way.reload_seconds))
+        room = rules.room.bytes
+        pools = {pool.name for one in alone for pool in one.plan.pools}
+        all_of_it = {HOST_NAME: sum(size for place, size in room.items() if place not in pools)}
+        whole = Room(all_of_it if HOST_NAME in room or pools else {})
+        return Runs(Rules(rules.members, whole), quickest).static_seconds
+
+    # --- what does not fit
+
+    def _failed(self, problems: Sequence[str]) -> Fleet:
+        return Fleet(self._request.objective, (), (), (), 0.0, 0.0, 0.0, 0, self._disk, problems=tuple(problems))
+
+    def _too_slow(self, modeler: Modeler) -> str:
+        """Say that a model fits, but not as quickly, with such a context or in so little memory as the user wants."""
+        assert modeler.alone is not None
+        plan, case = modeler.alone.plan, modeler.case
+        price = plan.estimate
+        if price and price.generation_tokens_per_second < case.generation_tokens_per_second:
+            return (
+                f"'{modeler.name}' makes {price.generation_tokens_per_second:.3g} tokens/s alone on this machine, and "
+                f"its budget wants {case.generation_tokens_per_second:g}: lower that, or choose a smaller quantization"
+            )
+        if price and price.prompt_tokens_per_second < case.prompt_tokens_per_second:
+            return (
+                f"'{modeler.name}' reads {price.prompt_tokens_per_second:.4g} tokens/s of prompts alone on this "
+                f"machine, and its budget wants {case.prompt_tokens_per_second:g}: lower that"
+            )
+        if (n_ctx := _context(modeler.alone)) < case.n_ctx:
+            return f"'{modeler.name}' has a context of {n_ctx} at most, and its budget wants {case.n_ctx}: lower that"
+        return f"'{modeler.name}' takes more memory than its budget allows, however it is placed: raise the budget"
+
+    def _why_not(self) -> list[str]:
+        """Say which models cannot be in memory beside those that must stay, and what would help."""
+        staying = [index for index, member in enumerate(self._members) if member.stays]
+        names = [self._members[index].name for index in staying]
+        forbidden = [
+            (one, other)
+            for one in staying
+            for other, member in enumerate(self._members)
+            if member.name in self._members[one].never_with or self._members[one].name in member.never_with
+        ]
+        if forbidden:
+            one, other = (self._members[index].name for index in forbidden[0])
+            return [f"'{one}' always stays in memory, but must never be with '{other}': let it be evicted"]
+        for count in range(1, len(staying) + 1):
+            for group in combinations(staying, count):
+                if lack := self._lack(group):
+                    group_names = ", ".join(self._members[index].name for index in group)
+                    return [
+                        f"the models that always stay ({group_names}) do not fit together: {lack}{self._help(staying)}"
+                    ]
+        for index, member in enumerate(self._members):
+            if index not in staying and (lack := self._lack((*staying, index))):
+                stay = ", ".join(names)
+                return [
+                    f"'{member.name}' does not fit beside the models that always stay ({stay}): {lack}"
+                    f"{self._help(staying)}"
+                ]
+        return ["no way was found to run all models beside those that always stay: let one of them be evicted"]
+
+    def _lack(self, group: Sequence[int]) -> str:
+        """Say what a group lacks in the ways that need least; empty if it has a way to fit."""
+        members = tuple(replace(self._members[index], is_resident=True, share=1.0) for index in group)
+        rules = Rules(members, self._rules.room)
+        ways = [[one.way for one in self._found[index]] for index in group]
+        if assign(rules, ways):
+            return ""
+        least = [min(each, key=lambda way: sum(rules.room.row(way.needs))) for each in ways]
+        lacks = {
+            place: sum(way.needs.get(place, 0) for way in least) - size for place, size in rules.room.bytes.items()
+        }
+        place, size = max(lacks.items(), key=lambda item: item[1])
+        if size <= 0:
+            return "no combination of their placements has room"
+        return f"{place} lacks {mib_up(size)} MiB"
+
+    def _help(self, staying: Sequence[int]) -> str:
+        for index in staying:
+            rest = tuple(
+                replace(member, is_resident=False, may_be_evicted=True) if at == index else member
+                for at, member in enumerate(self._members)
+            )
+            if assign(Rules(rest, self._rules.room), [[one.way for one in ways] for ways in self._found]):
+                return f"; it fits if '{self._members[index].name}' may be evicted"
+        return "; take smaller quantizations or contexts"
+
+
+def _context(one: Planned) -> int:
+    return one.plan.params.n_ctx or one.plan.breakdown.n_ctx
+
+
+def _any_together(runs: Runs, n: int) -> int:
+    """Return the largest number of models of which any so many fit together."""
+    count = 1
+    while count < n and all(runs.holds(group) for group in combinations(range(n), count + 1)):
+        count += 1
+    return count
+
+
+def _swaps(residency: Residency, shares: Sequence[float], names: Sequence[str]) -> tuple[Swap, ...]:
+    """List what makes room for what, the most frequent first; sets that are passed once at the start are left out."""
+    swaps = []
+    for (state, part), after in zip(residency.states, residency.next, strict=True):
+        for model, then in enumerate(after):
+            share = part * shares[model]
+            if not state >> model & 1 and share > _UNUSED:
+                gone = tuple(names[each] for each in models_of(state & ~then))
+                swaps.append(Swap(names[model], tuple(names[each] for each in models_of(state)), gone, share))
+    return tuple(sorted(swaps, key=lambda swap: -swap.share))

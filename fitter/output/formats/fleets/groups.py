@@ -1,0 +1,127 @@
+"""Groups of llama-swap in which only models are in memory together that fit together.
+
+Its rules (``internal/router/group.go``): a model that is loaded unloads the others of its group if the group swaps, and
+the models of all groups that are not persistent if its group is exclusive. A model of a group that is not exclusive
+unloads nothing of other groups, so it is beside whatever was there. Two kinds of groups suffice: exclusive ones, of
+which one is in memory, and persistent ones beside them. Seconds.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import combinations, product
+
+from fitter.planning.fleet.fleet import Fleet
+
+_LEAST_GAIN = 1e-9
+_Models = frozenset[str]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of models."""
+
+    members: tuple[str, ...]
+    """Their names, in the order of the fleet."""
+    swap: bool
+    """Whether only one of them is in memory."""
+    exclusive: bool
+    """Whether it unloads other exclusive groups; a group that does not is persistent: no other group unloads it."""
+
+    @property
+    def kind(self) -> str:
+        """Its kind in a word."""
+        if self.exclusive:
+            return "turns" if self.swap else "together"
+        return "beside" if self.swap else "stay"
+
+    @property
+    def largest(self) -> list[_Models]:
+        """The largest sets of its members that are in memory together."""
+        return [frozenset({name}) for name in self.members] if self.swap else [frozenset(self.members)]
+
+
+def largest_together(groups: Iterable[Group]) -> Iterator[_Models]:
+    """Yield the largest sets of models that are in memory together at some time."""
+    groups = list(groups)
+    turns = [each for group in groups if group.exclusive for each in group.largest] or [frozenset[str]()]
+    for parts in product(turns, *(group.largest for group in groups if not group.exclusive)):
+        yield frozenset[str]().union(*parts)
+
+
+def choose_groups(fleet: Fleet) -> tuple[Group, ...]:
+    """Choose groups with few seconds of loading, in each of whose combinations all models fit together.
+
+    Models that stay, and those that every set has, are in one group that keeps them all. The others begin as exclusive
+    groups of one, and the change with the largest gain is made until none gains anything: two groups become one, or one
+    group is beside all others.
+    """
+    return _Choice(fleet).groups()
+
+
+class _Choice:
+    def __init__(self, fleet: Fleet) -> None:
+        self._sets = [frozenset(each.models) for each in fleet.sets]
+        self._share = {each.name: each.share for each in fleet.models}
+        self._load = {each.name: each.load_seconds + each.lost_seconds for each in fleet.models}
+        self._always = [each.name for each in fleet.models if each.stays or all(each.name in one for one in self._sets)]
+        self._order = list(self._share)
+        self._fits = functools.cache(self._fits_together)
+
+    def groups(self) -> tuple[Group, ...]:
+        """Choose the groups."""
+        stay = [self._group(self._always, swap=False, exclusive=False)] if self._always else []
+        others = [self._group([name], swap=True, exclusive=True) for name in self._order if name not in self._always]
+        seconds = self._seconds(others)
+        while True:
+            better = [
+                (self._seconds(changed), index, changed)
+                for index, changed in enumerate(self._changes(others))
+                if all(map(self._fits, largest_together([*stay, *changed])))
+            ]
+            least, _, changed = min(better, default=(seconds, 0, others))
+            if least > seconds - _LEAST_GAIN:
+                return tuple(self._merged([*stay, *others]))
+            seconds, others = least, changed
+
+    def _fits_together(self, models: _Models) -> bool:
+        return any(models <= one for one in self._sets)
+
+    def _group(self, names: Iterable[str], *, swap: bool, exclusive: bool) -> Group:
+        return Group(tuple(sorted(names, key=self._order.index)), swap, exclusive)
+
+    def _changes(self, groups: list[Group]) -> Iterator[list[Group]]:
+        for chosen in (*combinations(groups, 1), *combinations(groups, 2)):
+            names = [name for group in chosen for name in group.members]
+            rest = [group for group in groups if group not in chosen]
+            yield [*rest, self._group(names, swap=True, exclusive=False)]
+            yield [*rest, self._group(names, swap=False, exclusive=True)]
+
+    def _seconds(self, groups: list[Group]) -> float:
+        """Return the seconds of loading before a request, on average over random requests."""
+        return sum(
+            share * self._load[name] * self._miss(name, group, groups)
+            for group in groups
+            for name in group.members
+            if (share := self._share[name])
+        )
+
+    def _miss(self, name: str, group: Group, groups: list[Group]) -> float:
+        """Return the share of a model's requests before which another model took its place."""
+        rivals = set(group.members) - {name} if group.swap else set[str]()
+        if group.exclusive:
+            rivals |= {other for each in groups if each.exclusive and each != group for other in each.members}
+        asked = sum(self._share[other] for other in rivals)
+        return asked / (asked + self._share[name])
+
+    def _merged(self, groups: list[Group]) -> Iterator[Group]:
+        """Write groups that say the same as one: those that stay, and exclusive groups of one."""
+        kept = [group for group in groups if not group.exclusive and (not group.swap or len(group.members) == 1)]
+        turns = [group for group in groups if group.exclusive and (group.swap or len(group.members) == 1)]
+        for same, swap in ((kept, False), (turns, True)):
+            if same:
+                names = [name for group in same for name in group.members]
+                yield self._group(names, swap=swap, exclusive=swap)
+        yield from (group for group in groups if group not in kept and group not in turns)

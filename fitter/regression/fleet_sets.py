@@ -1,0 +1,90 @@
+"""A fleet in the lock: which sets of its models fit together, and whether they still do. Bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+from fitter.api.fleet_ways import Modeler, Planned, room_of
+from fitter.api.repeat_load import fit_keywords_of
+from fitter.errors import PlanError
+from fitter.parameters.table import of_a_case
+from fitter.planning.fleet.fleet import Fleet
+from fitter.regression.cases import Case, CaseValue, with_build
+from fitter.regression.compare import CaseComparison, Cause, Move, sizes
+from fitter.regression.fleets import FleetTable, fleet_case
+from fitter.regression.lockfile import Lock, LockedFleet, LockedMember, Snapshot
+from fitter.text import human
+
+FLEET = "fleet"
+"""The name of the fleet among the cases of a lock."""
+
+
+def locked_fleet(fleet: Fleet) -> LockedFleet:
+    """Return what a lock records of ``fleet``. Raises ``PlanError`` if the models do not fit."""
+    if not fleet.fits:
+        raise PlanError(f"the fleet does not fit: {fleet.problems[0]}")
+    members = {model.name: LockedMember(_recorded(fit_keywords_of(model.plan)), model.needs) for model in fleet.models}
+    return LockedFleet(tuple(each.models for each in fleet.sets), members)
+
+
+def _recorded(keywords: Mapping[str, Any]) -> dict[str, CaseValue]:
+    """Return the keywords without paths of this machine, which the case has."""
+    files = {each.name for each in of_a_case().values() if each.kind.is_file}
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in keywords.items()
+        if value is not None and name not in files
+    }
+
+
+def compare_sets(table: FleetTable, lock: Lock, llama_cpp: str | None) -> tuple[CaseComparison, ...]:
+    """Measure every model of the fleet with its locked parameters, and compare each set with the machine's room.
+
+    A setting that has changed since in ``fitter.toml`` replaces the locked parameter.
+
+    Raises:
+        FitterError: As ``fit``.
+    """
+    locked = lock.fleet
+    assert locked is not None
+    now: dict[str, Planned] = {}
+    for case, member in zip(with_build(table.cases, llama_cpp), table.members, strict=True):
+        modeler = Modeler(fleet_case(case, member), 1.0)
+        with closing(modeler.worker):
+            keywords = locked.models[case.name].keywords
+            changed = _changed(case, lock.cases.get(case.name))
+            now[case.name] = modeler.planned(
+                modeler.repeat({name: value for name, value in keywords.items() if name not in changed})
+            )
+    room = room_of([one.plan for one in now.values()]).bytes
+    return tuple(_compared(names, locked, now, room) for names in locked.sets)
+
+
+def _changed(case: Case, snapshot: Snapshot | None) -> set[str]:
+    """Return the keywords of settings that are not as they were locked."""
+    before = {} if snapshot is None else snapshot.settings
+    return {of_a_case()[key].name for key, value in case.settings.items() if before.get(key) != value}
+
+
+def _compared(
+    names: Sequence[str], locked: LockedFleet, now: Mapping[str, Planned], room: Mapping[str, int]
+) -> CaseComparison:
+    moves, causes = [], []
+    for place in dict.fromkeys(place for name in names for place in (*locked.models[name].needs, *now[name].way.needs)):
+        before = sum(locked.models[name].needs.get(place, 0) for name in names)
+        after = sum(now[name].way.needs.get(place, 0) for name in names)
+        failure = ""
+        if place in room and after > room[place]:
+            failure = (
+                f"{', '.join(names)} no longer fit together: {place} takes {human(after)} and has room for "
+                f"{human(room[place])}"
+            )
+        if before != after or failure:
+            moves.append(Move(place, before, after, "bytes", failure=failure))
+        for name in names:
+            old, new = locked.models[name].needs.get(place, 0), now[name].way.needs.get(place, 0)
+            if old != new:
+                causes.append(Cause("model", f"{name} on {place}", *sizes(old, new)))
+    return CaseComparison(f"{FLEET}/{'+'.join(names)}", None, None, tuple(moves), tuple(causes))

@@ -1,0 +1,245 @@
+"""``[fleet]`` of ``fitter.toml``: which of its cases share a machine, and what each of them needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fitter.api.fleet_ways import FleetCase
+from fitter.api.plan_fleet import FleetRequest, OnStep, plan_fleet
+from fitter.errors import UsageError
+from fitter.machine.bandwidth import parse_bandwidth
+from fitter.model.files.source import show
+from fitter.parameters.values import shown_in_file
+from fitter.planning.fleet import OBJECTIVES
+from fitter.planning.fleet.fleet import Fleet
+from fitter.planning.fleet.members import Member
+from fitter.programs.model_log import shares_of
+from fitter.regression.cases import CASES_FILE, Case, check_keys, check_trusted, read_cases, read_table, with_build
+from fitter.regression.toml import read_toml
+
+_EXAMPLE = '[fleet] with objective = "time"'
+_MACHINE = ("gpu", "profile", "host_memory", "llama_cpp")
+"""Keys of the machine, which all models of a fleet have in common."""
+_KEYS = ("cases", "objective", "log", "disk_bandwidth", "models")
+_MODEL_KEYS = ("share", "resident", "evict", "never_with")
+_MOST_SHARE = 1e12
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What the user wants of a model of the fleet."""
+
+    share: float | None = None
+    is_resident: bool = False
+    may_be_evicted: bool = True
+    never_with: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class FleetTable:
+    """The table ``[fleet]``."""
+
+    cases: tuple[Case, ...]
+    """The cases that are its models."""
+    members: tuple[Member, ...]
+    """The models as the user wants them, in the same order."""
+    objective: str = "time"
+    """``time``, ``resident`` or ``alone``."""
+    disk: float | None = None
+    """Bytes per second that models are loaded with, if given."""
+
+
+def has_fleet(path: Path) -> bool:
+    """Whether ``fitter.toml`` has a fleet. Raises ``UsageError``."""
+    return "fleet" in read_toml(path, "write one")
+
+
+def read_fleet(path: Path) -> FleetTable:
+    """Read the fleet of ``fitter.toml``, and count the requests of its log. Raises ``UsageError``."""
+    document = read_toml(path, f"write one, with cases and {_EXAMPLE}")
+    if "fleet" not in document:
+        raise UsageError(f"{show(path)} has no fleet: add {_EXAMPLE}")
+    cases = read_cases(path)
+    try:
+        table = read_table(document["fleet"], "fleet")
+        check_keys(table, _KEYS, "fleet")
+        chosen = _chosen(cases, table.get("cases"))
+        objective = table.get("objective", OBJECTIVES[0])
+        if objective not in OBJECTIVES:
+            raise UsageError(f"fleet.objective is {shown_in_file(objective)}: choose from {', '.join(OBJECTIVES)}")
+        _check_one_machine(chosen)
+        members = _members(chosen, read_table(table.get("models", {}), "fleet.models"))
+        if "log" in table:
+            members = _counted(members, table, path)
+    except UsageError as error:
+        raise UsageError(f"{show(path)}: {error}") from None
+    return FleetTable(chosen, members, objective, _disk(table, path))
+
+
+def fleet(
+    cases_file: str | os.PathLike[str] = CASES_FILE,
+    *,
+    is_here: bool = False,
+    rpc: str | Sequence[str] = (),
+    llama_cpp: str | None = None,
+    objective: str | None = None,
+    trust: bool = False,
+    jobs: int | None = None,
+    on_step: OnStep | None = None,
+) -> Fleet:
+    """Plan the fleet of ``fitter.toml``: which models are in memory together, with which parameters.
+
+    Every byte is measured by dummy loads of llama.cpp, and every set that can be in memory is within the margin of
+    every device and of the host.
+
+    Args:
+        cases_file: A ``fitter.toml`` with ``[fleet]``.
+        is_here: Whether to plan for this machine's devices, whatever the cases name.
+        rpc: Addresses (``host:port``) of rpc-servers whose devices stand before all others.
+        llama_cpp: The llama.cpp to measure with, in place of what the cases name.
+        objective: ``time``, ``resident`` or ``alone``, in place of the file's.
+        trust: Whether the file may name native code.
+        jobs: Models that are measured at the same time; by default one per processor.
+        on_step: Called after each step with the steps done, all steps and a text.
+
+    Returns:
+        The fleet; ``Fleet.fits`` is false where the models cannot run, and ``Fleet.problems`` says why.
+
+    Raises:
+        UsageError: The file, or a parameter, makes no sense.
+        FitterError: As ``fit`` raises it.
+    """
+    path = Path(cases_file)
+    table = read_fleet(path)
+    cases = with_build(table.cases, llama_cpp)
+    check_trusted(cases, path, trust)
+    more: dict[str, Any] = {"rpc": rpc} if rpc else {}
+    request = FleetRequest(
+        tuple(
+            fleet_case(case, member, is_here=is_here, **more) for case, member in zip(cases, table.members, strict=True)
+        ),
+        objective or table.objective,
+        table.disk,
+        is_here,
+    )
+    return plan_fleet(request, on_step=on_step, jobs=jobs)
+
+
+def fleet_case(case: Case, member: Member, *, is_here: bool = False, **more: Any) -> FleetCase:
+    """Make the model of a fleet from its case; ``more``: keywords of ``fit``."""
+    keywords = case.keywords()
+    if "program" not in case.settings:
+        # a fleet is what servers run
+        del keywords["program"]
+    if is_here:
+        keywords.pop("gpus", None)
+    budget = case.budget
+    return FleetCase(
+        member,
+        str(case.model),
+        {**keywords, **more},
+        budget.memory,
+        budget.n_ctx or 0,
+        budget.prompt_tokens_per_second or 0.0,
+        budget.generation_tokens_per_second or 0.0,
+    )
+
+
+def _chosen(cases: Sequence[Case], names: Any) -> tuple[Case, ...]:
+    if names is None:
+        return tuple(cases)
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise UsageError(f'fleet.cases is {shown_in_file(names)}: give a list of cases, such as ["chat", "embed"]')
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"fleet.cases names '{twice}' twice: a fleet has one model of a name")
+    found = []
+    for name in names:
+        of = [case for case in cases if _is_of(case.name, name)]
+        if not of:
+            raise UsageError(f"fleet.cases names '{name}', but there is no [cases.{name}]: add it, or leave it out")
+        found += of
+    return tuple(found)
+
+
+def _is_of(name: str, table: str) -> bool:
+    """Whether a case is that of a table, or one match of its pattern."""
+    return name == table or name.startswith(table + "/")
+
+
+def _check_one_machine(cases: Sequence[Case]) -> None:
+    for key in _MACHINE:
+        values = {case.name: case.llama_cpp if key == "llama_cpp" else case.settings.get(key) for case in cases}
+        first = next(iter(values.values()))
+        for name, value in values.items():
+            if value != first:
+                one = next(iter(values))
+                raise UsageError(
+                    f"a fleet is on one machine, but '{one}' and '{name}' differ in {key}: write it once, in [defaults]"
+                )
+
+
+def _members(cases: Sequence[Case], table: Mapping[str, Any]) -> tuple[Member, ...]:
+    names = [case.name for case in cases]
+    wishes: dict[str, _Wish] = {}
+    for key, value in table.items():
+        of = [name for name in names if _is_of(name, key)]
+        if not of:
+            raise UsageError(f"fleet.models.{key} is no model of the fleet: there are {', '.join(names)}")
+        wish = _wish(read_table(value, f"fleet.models.{key}"), f"fleet.models.{key}", names)
+        wishes |= dict.fromkeys(of, wish)
+    shares = [1.0 if (share := wishes.get(name, _Wish()).share) is None else share for name in names]
+    if not sum(shares):
+        raise UsageError("fleet.models gives every model a share of 0: nothing would be asked for")
+    return tuple(
+        Member(name, share / sum(shares), wish.is_resident, wish.may_be_evicted, wish.never_with - {name})
+        for name, share in zip(names, shares, strict=True)
+        for wish in (wishes.get(name, _Wish()),)
+    )
+
+
+def _wish(table: Mapping[str, Any], where: str, names: Collection[str]) -> _Wish:
+    check_keys(table, _MODEL_KEYS, where)
+    share = table.get("share")
+    is_number = isinstance(share, int | float) and not isinstance(share, bool)
+    if share is not None and not (is_number and 0 <= share <= _MOST_SHARE):
+        raise UsageError(f"{where}.share is {shown_in_file(share)}: give a number, such as 3 or 0.6")
+    for key in ("resident", "evict"):
+        if not isinstance(table.get(key, False), bool):
+            raise UsageError(f"{where}.{key} is {shown_in_file(table[key])}: give true or false")
+    never = table.get("never_with", [])
+    if not isinstance(never, list) or not all(isinstance(name, str) for name in never):
+        raise UsageError(f"{where}.never_with is {shown_in_file(never)}: give a list of models")
+    apart = frozenset(name for each in never for name in names if _is_of(name, each))
+    if unknown := next((each for each in never if not any(_is_of(name, each) for name in names)), None):
+        raise UsageError(
+            f"{where}.never_with names '{unknown}', which is no model of the fleet: there are {', '.join(names)}"
+        )
+    return _Wish(None if share is None else float(share), table.get("resident", False), table.get("evict", True), apart)
+
+
+def _counted(members: Sequence[Member], table: Mapping[str, Any], path: Path) -> tuple[Member, ...]:
+    """Take the shares from the log of a server."""
+    log = table["log"]
+    if not isinstance(log, str) or not log:
+        raise UsageError(f"fleet.log is {shown_in_file(log)}: give the log of a llama-server or of llama-swap")
+    if given := next((name for name, each in table.get("models", {}).items() if "share" in each), None):
+        raise UsageError(f"fleet.models.{given} has a share, and fleet.log counts the requests: leave one of them out")
+    counts = shares_of(path.absolute().parent / os.path.expanduser(log), [member.name for member in members])
+    total = sum(counts.values())
+    return tuple(replace(member, share=counts.get(member.name, 0) / total) for member in members)
+
+
+def _disk(table: Mapping[str, Any], path: Path) -> float | None:
+    value = table.get("disk_bandwidth")
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise UsageError(f'{show(path)}: fleet.disk_bandwidth is {shown_in_file(value)}: give a text such as "3.4GB/s"')
+    try:
+        return parse_bandwidth(value)
+    except UsageError as error:
+        raise UsageError(f"{show(path)}: fleet.disk_bandwidth: {error}") from None

@@ -1,0 +1,157 @@
+"""The preset of a fleet in the real llama-server as a router: what it loads, what it unloads, and its memory."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import fitter
+from fitter.output.formats.fleets import render
+from fitter.planning.fleet.fleet import Fleet
+from fitter.programs.resident import resident
+from tests.support.fleets import make_fleet
+from tests.support.patience import SECONDS, all_end, until
+from tools import upstream
+from tools.rpc_servers import free_port
+from tools.tiny import TinyModel, write_tiny
+
+MIB = 2**20
+WIDE = TinyModel("tiny wide", n_layer=4, n_embd=64, n_head=8, n_head_kv=8, n_embd_head=128, n_ff=64, n_expert=0)
+"""A model with few weights and 32 KiB of f32 cache for each token."""
+NAMES = {"chat": "chat", "code": "code", "modèle": "modèle", "a:b": "a-b"}
+"""The models, and what their sections are called."""
+OF_ITS_CODE = 64 * MIB
+"""More than a llama-server has of its own beside what is counted: see ``test_verify_server``."""
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    """Four models of 256 MiB, any three of which fit; the first one is loaded at the start."""
+    model = write_tiny(tmp_path_factory.mktemp("models") / "wide.gguf", WIDE)
+    words: dict[str, Any] = {
+        "program": "llama-server",
+        "n_seq_max": 1,
+        "devices": ["none"],
+        "cache_ram": 0,
+        "type_k": "f32",
+        "type_v": "f32",
+    }
+    plan = fitter.fit(model, n_ctx=8192, **words)
+    assert plan.breakdown.host.context == 256 * MIB
+    made = make_fleet(dict.fromkeys(NAMES, 1), 3, plans=dict.fromkeys(NAMES, plan))
+    assert made.any_together == 3
+    return replace(made, models=(replace(made.models[0], is_resident=True), *made.models[1:]))
+
+
+@dataclass(frozen=True)
+class Router:
+    """A running router."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+
+    def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+        """The status and the JSON of an answer; 0 where nobody answers yet."""
+        assert self.process.poll() is None, "the router ended"
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
+        try:
+            headers = {"Content-Type": "application/json"}
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        except ConnectionError:
+            return 0, None
+        finally:
+            connection.close()
+
+    def generate(self, name: str) -> None:
+        """Ask a model for two tokens; returns once they are there."""
+        status, answer = self.ask("POST", "/completion", {"model": name, "prompt": "ba lu mi", "n_predict": 2})
+        assert status == 200, answer
+        assert answer["tokens_predicted"] == 2
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        """The state of each model."""
+        status, answer = self.ask("GET", "/models")
+        return {each["id"]: each["status"]["value"] for each in answer["data"]} if status == 200 else {}
+
+    @property
+    def loaded(self) -> set[str]:
+        """The models that are in memory."""
+        return {name for name, state in self.states.items() if state != "unloaded"}
+
+    @property
+    def servers(self) -> list[psutil.Process]:
+        """The processes that have the models."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+@contextmanager
+def router(words: list[str], folder: Path) -> Iterator[Router]:
+    """Start a router by its command, and end all of its processes."""
+    port = free_port()
+    # no models of this machine's cache, and one thread each: many wait for each other where processors are shared
+    environment = {**os.environ, "LLAMA_CACHE": str(folder), "HF_HOME": str(folder), "LLAMA_ARG_THREADS": "1"}
+    command = [str(upstream.tool(words[0])), *words[1:], "--host", "127.0.0.1", "--port", str(port)]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    started, children = Router(process, port), list[psutil.Process]()
+    try:
+        until(lambda: started.ask("GET", "/health")[0] == 200, "the router never answers")
+        yield started
+    finally:
+        if process.poll() is None:
+            children = started.servers
+            process.terminate()
+        try:
+            process.wait(SECONDS)
+            assert all_end(children), "a llama-server is left"
+        finally:
+            for each in (process, *children):
+                if each.poll() is None if isinstance(each, subprocess.Popen) else each.is_running():
+                    each.kill()
+
+
+def test_the_router_keeps_as_many_models_as_fit(fleet: Fleet, tmp_path: Path) -> None:
+    text = render(fleet, "ini")
+    file = tmp_path / "models.ini"
+    file.write_text(text, encoding="utf-8")
+    words = text.splitlines()[0].removeprefix("# ").split()
+    assert words == ["llama-server", "--models-preset", "FILE", "--models-max", "3"]
+    words[words.index("FILE")] = str(file)
+
+    with router(words, tmp_path) as running:
+        assert set(running.states) == set(NAMES.values())
+        until(lambda: running.states["chat"] == "loaded", "what is loaded at the start never is")
+        assert running.loaded == {"chat"}
+        for name in ("code", "modèle"):
+            running.generate(name)
+        assert running.loaded == {"chat", "code", "modèle"}
+
+        # the least recently used one is not the first one that was loaded
+        running.generate("chat")
+        running.generate("a-b")
+        assert running.loaded == {"chat", "modèle", "a-b"}
+        assert {running.states[name] for name in running.loaded} == {"loaded"}
+
+        servers = running.servers
+        assert len(servers) == 3
+        memory = [resident(each.pid) for each in servers]
+        own = sum(each.own for each in memory if each is not None)
+        plans = [model.plan for model in fleet.models[:3]]
+        assert own >= sum(plan.breakdown.host.context for plan in plans)
+        # a fourth model would exceed it
+        most = sum(plan.host.used + OF_ITS_CODE for plan in plans)
+        assert own <= most < sum(model.plan.breakdown.host.context for model in fleet.models)
+    assert not any(map(psutil.pid_exists, (each.pid for each in servers)))

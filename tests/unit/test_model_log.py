@@ -1,0 +1,108 @@
+"""Requests of each model in logs of llama-server's router and of llama-swap."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fitter.errors import UsageError
+from fitter.programs.model_log import shares_of
+
+COLOURED = "\x1b[34m0.03.031.900\x1b[0m \x1b[32mI \x1b[0msrv  proxy_reques: proxying request to model {} on port 44761"
+"""As llama-server b11739 writes it with ``--log-colors on --log-timestamps --log-prefix``."""
+PLAIN = "srv  proxy_reques: proxying request to model {} on port 55879"
+JSON = (
+    '{{"type":"log","time":3031900,"level":"I","msg":"srv  proxy_reques: proxying request to model {} on port 1\\n"}}'
+)
+SWAP = "[DEBUG] dispatch: using local process for model: {}"
+SWAP_TIMED = "2026-11-26T20:00:00Z [DEBUG] dispatch: using local process for model: {}"
+
+
+def log(folder: Path, lines: list[str], end: str = "\n") -> Path:
+    path = folder / "server.log"
+    path.write_bytes("".join(line + end for line in lines).encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        pytest.param(COLOURED, "\n", id="router with colours"),
+        pytest.param(PLAIN, "\n", id="router"),
+        pytest.param(PLAIN, "\r\n", id="router on Windows"),
+        pytest.param(JSON, "\n", id="router as JSON"),
+        pytest.param(SWAP, "\n", id="llama-swap"),
+        pytest.param(SWAP, " \r\n", id="llama-swap on Windows"),
+        pytest.param(SWAP_TIMED, "\n", id="llama-swap with times"),
+    ],
+)
+def test_requests_are_counted_by_model(tmp_path: Path, template: str, end: str) -> None:
+    asked = ["chat", "org/embed:Q8_0", "chat", "a b", "other", "chat on port 80"]
+    path = log(tmp_path, [line for name in asked for line in (template.format(name), "srv  log_server_r: done")], end)
+    counts = shares_of(path, ("embed", "a b", "chat", "org/embed:Q8_0", "chat on port 80"))
+    assert counts == {"embed": 0, "a b": 1, "chat": 2, "org/embed:Q8_0": 1, "chat on port 80": 1}
+    assert next(iter(counts)) == "embed"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srv          load: spawning server instance with name=chat on port 44761",
+        "[DEBUG] dispatch: using peer for model: chat",
+        "[44761] slot get_availabl: id  3 | task -1 | selected slot by LRU, t_last = -1",
+    ],
+)
+def test_other_lines_are_no_requests(tmp_path: Path, line: str) -> None:
+    assert shares_of(log(tmp_path, [line, PLAIN.format("chat")]), ["chat"]) == {"chat": 1}
+
+
+def test_bytes_that_are_no_text_do_not_end_a_log(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_bytes(b"\xff\xfe broken \xc3\n" + PLAIN.format("chat").encode() + b"\n" + b"x\0" * 5000)
+    assert shares_of(path, ["chat"]) == {"chat": 1}
+
+
+def test_a_log_without_line_ends_is_read_in_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_bytes(b"x" * 300_000 + b"\n" + PLAIN.format("chat").encode())
+    assert shares_of(path, ["chat"]) == {"chat": 1}
+
+
+NO_REQUEST = "give the log of a llama-server that routes to models, or of llama-swap with logLevel: debug"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param(None, "{} does not exist: give the log of a server", id="missing"),
+        pytest.param("folder", "{} is a directory: give the log in it", id="directory"),
+        pytest.param(b"GGUF\x03\0\0\0", "{} is no text in UTF-8: give the log as the server wrote it", id="binary"),
+        pytest.param(
+            "proxying request to model chat on port 1".encode("utf-16"),
+            "{} is no text in UTF-8: give the log as the server wrote it",
+            id="UTF-16",
+        ),
+        pytest.param(b"", "{} has no request for chat, embed: " + NO_REQUEST, id="empty"),
+        pytest.param(b"[INFO] ready\n", "{} has no request for chat, embed: " + NO_REQUEST, id="no debug level"),
+        pytest.param(
+            b"".join(PLAIN.format(name).encode() + b"\n" for name in ("x", "y", "x", "z", "w")),
+            "{} has requests for x, y, z and none for chat, embed: name the models as the server does",
+            id="other names",
+        ),
+    ],
+)
+def test_what_is_no_log_of_these_models_is_refused(tmp_path: Path, content: bytes | str | None, message: str) -> None:
+    path = tmp_path / "server.log"
+    if isinstance(content, str):
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        shares_of(path, ["chat", "embed"])
+    assert str(caught.value) == message.format(path)
+
+
+def test_a_path_that_no_system_takes_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"cannot be read \(embedded null byte\): give a log that you may read$"):
+        shares_of(Path("a\0b"), ["chat"])
