@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fitter.api.compare_builds import OnBuild, compare_builds
     from fitter.api.explore.explore_grid import explore
     from fitter.api.fitted_llama import Llama
+    from fitter.api.plan_fleet import fleet
     from fitter.api.plan_repository import repository
     from fitter.api.planner import Planner
     from fitter.api.quantizations import quants
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from fitter.model.shapes.listing import ShapeInfo, shapes
     from fitter.planning.checked.calibration import Calibration, Comparison, DeviceCalibration, Difference
     from fitter.planning.checked.tuning import Tuning, TuningChange, TuningRun
+    from fitter.planning.fleet.fleet import Disk, Fleet, FleetModel, PlaceUse, ResidentSet, Swap
     from fitter.planning.plan.alternative import Alternative
     from fitter.planning.plan.drafting import BestDepth, Depth, Drafting
     from fitter.planning.plan.inspection import Inspection, LayerSize, RoleSize
@@ -145,6 +147,8 @@ _HOMES = {
     "fitter.api.report_plan": ("report",),
     "fitter.api.tune_plan": ("tune",),
     "fitter.api.plan_repository": ("repository",),
+    "fitter.api.plan_fleet": ("fleet",),
+    "fitter.planning.fleet.fleet": ("Disk", "Fleet", "FleetModel", "PlaceUse", "ResidentSet", "Swap"),
 }
 """The module of each public name; the errors are imported above."""
 
@@ -179,6 +183,7 @@ __all__ = [
     "DeviceInfo",
     "DeviceUse",
     "Difference",
+    "Disk",
     "Drafting",
     "Estimate",
     "Exploration",
@@ -186,6 +191,8 @@ __all__ = [
     "ExploredCell",
     "FileStamp",
     "FitterError",
+    "Fleet",
+    "FleetModel",
     "HostUse",
     "Inspection",
     "Later",
@@ -207,6 +214,7 @@ __all__ = [
     "OutOfMemoryError",
     "Params",
     "Part",
+    "PlaceUse",
     "Plan",
     "PlanError",
     "PlanWarning",
@@ -221,6 +229,7 @@ __all__ = [
     "RemoteError",
     "Repository",
     "RepositoryFile",
+    "ResidentSet",
     "RoleSize",
     "Row",
     "Search",
@@ -232,6 +241,7 @@ __all__ = [
     "SharedUse",
     "SideFile",
     "SpeedSource",
+    "Swap",
     "TensorBuftOverride",
     "TimeLimitError",
     "Tuning",
@@ -253,6 +263,7 @@ __all__ = [
     "estimate",
     "explore",
     "fit",
+    "fleet",
     "inspect",
     "measure",
     "quants",

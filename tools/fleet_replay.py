@@ -240,7 +240,7 @@ def _zipf(random: Random, models: Sequence[ReplayModel]) -> Drawn:
 def _rare_large(random: Random, models: Sequence[ReplayModel]) -> Drawn:
     """Ask for the largest model once in fifty requests."""
     largest = max(models, key=lambda model: model.predicted)
-    return _uniform(random, models, [len(models) - 1 if each is largest else 49 for each in models])
+    return _uniform(random, models, [max(1, len(models) - 1) if each is largest else 49 for each in models])
 
 
 def _sessions(random: Random, models: Sequence[ReplayModel]) -> Drawn:

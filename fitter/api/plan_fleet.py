@@ -6,29 +6,38 @@ leaves is given to its models. Then each model is measured again beside the othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from fitter.api.checked_call import checked_call
 from fitter.api.fleet_ways import FleetCase, Modeler, Planned, room_of
 from fitter.api.repeat_load import fit_keywords_of
 from fitter.errors import LlamaCppError, UsageError
 from fitter.llama.worker.process import processors
+from fitter.machine.bandwidth import parse_bandwidth
 from fitter.machine.disk import default_bandwidth, read_bandwidth
 from fitter.model.files.source import show
 from fitter.model.location import is_address, model_files
-from fitter.planning.fleet import OBJECTIVES
+from fitter.parameters.table import Fitting
+from fitter.parameters.values import items, shown
+from fitter.planning.fleet import GOALS
 from fitter.planning.fleet.assignment import Choice, assign
 from fitter.planning.fleet.fleet import Disk, Fleet, FleetModel, PlaceUse, ResidentSet, Swap
-from fitter.planning.fleet.members import Room, Way
+from fitter.planning.fleet.members import Member, Room, Way
 from fitter.planning.fleet.residency import MOST_MODELS, Residency, Rules, Runs, models_of
+from fitter.planning.plan.result_methods import provide
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.request.shared import HOST_NAME
 from fitter.text import mib_up
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 OnStep = Callable[[int, int, str], None]
 """Called with the steps done, all steps, and the step's name."""
@@ -45,15 +54,82 @@ class FleetRequest:
 
     Attributes:
         cases: The models, all on the same machine.
-        objective: ``time``, ``resident`` or ``alone``.
+        goal: ``time``, ``resident`` or ``alone``.
         disk: Bytes per second that models are loaded with; ``None`` to measure this machine's, or to take a common one.
         is_here: Whether the machine is this one.
     """
 
     cases: tuple[FleetCase, ...]
-    objective: str = "time"
+    goal: str = "time"
     disk: float | None = None
     is_here: bool = False
+
+
+@checked_call(Fitting)
+def fleet(
+    models: Mapping[str, Mapping[str, Any]],
+    *,
+    goal: str = GOALS[0],
+    disk_bandwidth: float | str | None = None,
+    jobs: int | None = None,
+    on_step: OnStep | None = None,
+    **parameters: Unpack[Fitting],
+) -> Fleet:
+    """Plan several models on one machine: which are in memory together, and what makes room for what.
+
+    Each model gets one plan. Every set of models that can be in memory is within the margin of every device and of the
+    host, by the bytes that llama.cpp measured for each.
+
+    Args:
+        models: For each name ``model``, a path or an address, and keywords of ``fit``; also ``share`` of the requests
+            (relative to the others, 1), ``resident`` (always in memory, false), ``evict`` (may make room, true) and
+            ``never_with`` (names of models that are never in memory at the same time).
+        goal: ``time``: the least seconds of a request, with loads; ``resident``: the most models in memory;
+            ``alone``: each as fast as alone, in turns.
+        disk_bandwidth: How fast models are loaded, in bytes per second or as ``3.4GB/s``; by default measured on this
+            machine, or that of a common disk for devices that are described.
+        jobs: Models that are measured at the same time; by default one per processor.
+        on_step: Called after each step with the steps done, all steps and a text.
+        parameters: Keywords of ``fit`` for all models, such as those of the machine.
+
+    Returns:
+        The fleet; ``Fleet.fits`` is false where the models cannot run, and ``Fleet.problems`` says why.
+
+    Raises:
+        UsageError: A keyword makes no sense.
+        FitterError: As ``fit`` raises it.
+    """
+    rate = parse_bandwidth(disk_bandwidth) if isinstance(disk_bandwidth, str) else disk_bandwidth
+    if not isinstance(models, Mapping) or not all(isinstance(each, Mapping) for each in models.values()):
+        raise UsageError('models are keywords by name: give a mapping such as {"chat": {"model": "chat.gguf"}}')
+    shares = {name: _share(name, each.get("share", 1)) for name, each in models.items()}
+    if models and not sum(shares.values()):
+        raise UsageError("every model has a share of 0: nothing would be asked for")
+    cases = []
+    for name, each in models.items():
+        words = {**parameters, **{word: value for word, value in each.items() if word != "share"}}
+        if not words.get("model"):
+            raise UsageError(f"'{name}' has no model: give a path or an address as model")
+        never = items(f"never_with of '{name}'", words.pop("never_with", ()), "names")
+        if unknown := next((other for other in never if other not in models), None):
+            raise UsageError(f"'{name}' is never with '{unknown}', which is no model of the fleet")
+        member = Member(
+            name,
+            shares[name] / sum(shares.values()),
+            bool(words.pop("resident", False)),
+            bool(words.pop("evict", True)),
+            frozenset(never) - {name},
+        )
+        cases.append(FleetCase(member, os.fsdecode(words.pop("model")), words))
+    is_here = not any(case.keywords.get("gpus") for case in cases)
+    request = FleetRequest(tuple(cases), goal, rate, is_here)
+    return plan_fleet(request, on_step=on_step, jobs=jobs)
+
+
+def _share(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise UsageError(f"the share of '{name}' is {shown(value)}: give a number of at least 0")
+    return float(value)
 
 
 def plan_fleet(request: FleetRequest, *, on_step: OnStep | None = None, jobs: int | None = None) -> Fleet:
@@ -81,8 +157,8 @@ def plan_fleet(request: FleetRequest, *, on_step: OnStep | None = None, jobs: in
 def _check(request: FleetRequest) -> None:
     if not 2 <= len(request.cases) <= MOST_MODELS:
         raise UsageError(f"a fleet has 2 to {MOST_MODELS} models, and this one {len(request.cases)}")
-    if request.objective not in OBJECTIVES:
-        raise UsageError(f"'{request.objective}' is no objective of a fleet: choose from {', '.join(OBJECTIVES)}")
+    if request.goal not in GOALS:
+        raise UsageError(f"'{request.goal}' is no goal of a fleet: choose from {', '.join(GOALS)}")
     for case in request.cases:
         if not is_address(case.model) and not Path(case.model).exists():
             raise UsageError(f"the model of '{case.member.name}' is gone: {show(Path(case.model))} does not exist")
@@ -144,7 +220,7 @@ class _Planner:
         return list(zip(self._modelers, self._found, strict=True))
 
     def _choose(self) -> Choice | None:
-        return assign(self._rules, [[one.way for one in ways] for ways in self._found], self._request.objective)
+        return assign(self._rules, [[one.way for one in ways] for ways in self._found], self._request.goal)
 
     def _each(self, ask: Callable[[Modeler], _T], text: str) -> list[_T]:
         """Ask about every model, several at a time."""
@@ -153,7 +229,7 @@ class _Planner:
             try:
                 found = []
                 for modeler, one in zip(self._modelers, asked, strict=True):
-                    found.append(one.result())
+                    found.append(_named(modeler.name, one))
                     self._step(f"{modeler.name} {text}")
                 return found
             except BaseException:
@@ -181,7 +257,7 @@ class _Planner:
     def _grown(self, chosen: list[Planned]) -> list[Planned]:
         """Give what the sets leave to their models: first where more memory saves most, then for longer contexts."""
         chosen = list(chosen)
-        if self._request.objective == "alone":
+        if self._request.goal == "alone":
             return chosen
         order = sorted(range(len(chosen)), key=lambda model: -self._lost(model, chosen[model]))
         for is_least in (True, False):
@@ -291,20 +367,19 @@ class _Planner:
                 zip(self._members, self._modelers, chosen, alone, strict=True)
             )
         )
-        together = self._runs(chosen)
         sets = tuple(
             ResidentSet(tuple(names[model] for model in models_of(each)), self._uses(chosen, models_of(each)))
             for each in residency.sets
         )
         return Fleet(
-            self._request.objective,
+            self._request.goal,
             models,
             sets,
             _swaps(residency, shares, names),
             residency.seconds,
             sum(share * one.way.seconds for share, one in zip(shares, alone, strict=True)),
             min(residency.seconds, self._bound(alone)),
-            _any_together(together, len(names)),
+            self._runs(chosen).any_together,
             self._disk,
             sum(modeler.worker.dummy_loads for modeler in self._modelers),
         )
@@ -338,7 +413,7 @@ class _Planner:
     # --- what does not fit
 
     def _failed(self, problems: Sequence[str]) -> Fleet:
-        return Fleet(self._request.objective, (), (), (), 0.0, 0.0, 0.0, 0, self._disk, problems=tuple(problems))
+        return Fleet(self._request.goal, (), (), (), 0.0, 0.0, 0.0, 0, self._disk, problems=tuple(problems))
 
     def _too_slow(self, modeler: Modeler) -> str:
         """Say that a model fits, but not as quickly, with such a context or in so little memory as the user wants."""
@@ -419,12 +494,12 @@ def _context(one: Planned) -> int:
     return one.plan.params.n_ctx or one.plan.breakdown.n_ctx
 
 
-def _any_together(runs: Runs, n: int) -> int:
-    """Return the largest number of models of which any so many fit together."""
-    count = 1
-    while count < n and all(runs.holds(group) for group in combinations(range(n), count + 1)):
-        count += 1
-    return count
+def _named(name: str, asked: Future[_T]) -> _T:
+    """Return the answer. Raises ``UsageError`` with the model's name before it."""
+    try:
+        return asked.result()
+    except UsageError as error:
+        raise UsageError(f"'{name}': {error}") from None
 
 
 def _swaps(residency: Residency, shares: Sequence[float], names: Sequence[str]) -> tuple[Swap, ...]:
@@ -437,3 +512,25 @@ def _swaps(residency: Residency, shares: Sequence[float], names: Sequence[str]) 
                 gone = tuple(names[each] for each in models_of(state & ~then))
                 swaps.append(Swap(names[model], tuple(names[each] for each in models_of(state)), gone, share))
     return tuple(sorted(swaps, key=lambda swap: -swap.share))
+
+
+class _Methods:
+    """The methods of a fleet; each imports only the modules that it needs."""
+
+    def text(self, fleet: Fleet) -> str:
+        from fitter.output.tables.fleet_table import fleet_text
+
+        return fleet_text(fleet)
+
+    def to_dict(self, fleet: Fleet) -> dict[str, Any]:
+        from fitter.output.documents.fleet_document import FLEET
+
+        return FLEET.write(fleet)
+
+    def format(self, fleet: Fleet, name: str) -> str:
+        from fitter.output.formats.fleets import render
+
+        return render(fleet, name)
+
+
+provide(Fleet, _Methods())

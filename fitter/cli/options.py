@@ -24,7 +24,7 @@ from fitter.output.formats.fleets import FORMATS as FLEET_FORMATS
 from fitter.parameters import kinds, table
 from fitter.parameters.kinds import Kind
 from fitter.parameters.table import DEVICES, OUTPUT, USEFUL_SPEED, Parameter
-from fitter.planning.fleet import OBJECTIVES
+from fitter.planning.fleet import GOALS
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -354,11 +354,11 @@ fleet_options = stacked(
     _file("cases_file", "--cases", "The file with the cases and the fleet. [default: fitter.toml]"),
     _option(
         _CASES,
-        "objective",
-        "--objective",
-        type=click.Choice(OBJECTIVES),
-        metavar="OBJECTIVE",
-        brief=f"{', '.join(OBJECTIVES)}.",
+        "goal",
+        "--goal",
+        type=click.Choice(GOALS),
+        metavar="GOAL",
+        brief=f"{', '.join(GOALS)}.",
         help="time: the least seconds of a request, with loads; resident: the most models in memory; alone: each as "
         "fast as alone, in turns. [default: what the file says, or time]",
     ),

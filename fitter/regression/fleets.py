@@ -14,17 +14,17 @@ from fitter.errors import UsageError
 from fitter.machine.bandwidth import parse_bandwidth
 from fitter.model.files.source import show
 from fitter.parameters.values import shown_in_file
-from fitter.planning.fleet import OBJECTIVES
+from fitter.planning.fleet import GOALS
 from fitter.planning.fleet.fleet import Fleet
 from fitter.planning.fleet.members import Member
 from fitter.programs.model_log import shares_of
 from fitter.regression.cases import CASES_FILE, Case, check_keys, check_trusted, read_cases, read_table, with_build
 from fitter.regression.toml import read_toml
 
-_EXAMPLE = '[fleet] with objective = "time"'
+_EXAMPLE = '[fleet] with goal = "time"'
 _MACHINE = ("gpu", "profile", "host_memory", "llama_cpp")
 """Keys of the machine, which all models of a fleet have in common."""
-_KEYS = ("cases", "objective", "log", "disk_bandwidth", "models")
+_KEYS = ("cases", "goal", "log", "disk_bandwidth", "models")
 _MODEL_KEYS = ("share", "resident", "evict", "never_with")
 _MOST_SHARE = 1e12
 
@@ -47,7 +47,7 @@ class FleetTable:
     """The cases that are its models."""
     members: tuple[Member, ...]
     """The models as the user wants them, in the same order."""
-    objective: str = "time"
+    goal: str = "time"
     """``time``, ``resident`` or ``alone``."""
     disk: float | None = None
     """Bytes per second that models are loaded with, if given."""
@@ -68,16 +68,16 @@ def read_fleet(path: Path) -> FleetTable:
         table = read_table(document["fleet"], "fleet")
         check_keys(table, _KEYS, "fleet")
         chosen = _chosen(cases, table.get("cases"))
-        objective = table.get("objective", OBJECTIVES[0])
-        if objective not in OBJECTIVES:
-            raise UsageError(f"fleet.objective is {shown_in_file(objective)}: choose from {', '.join(OBJECTIVES)}")
+        goal = table.get("goal", GOALS[0])
+        if goal not in GOALS:
+            raise UsageError(f"fleet.goal is {shown_in_file(goal)}: choose from {', '.join(GOALS)}")
         _check_one_machine(chosen)
         members = _members(chosen, read_table(table.get("models", {}), "fleet.models"))
         if "log" in table:
             members = _counted(members, table, path)
     except UsageError as error:
         raise UsageError(f"{show(path)}: {error}") from None
-    return FleetTable(chosen, members, objective, _disk(table, path))
+    return FleetTable(chosen, members, goal, _disk(table, path))
 
 
 def fleet(
@@ -86,7 +86,7 @@ def fleet(
     is_here: bool = False,
     rpc: str | Sequence[str] = (),
     llama_cpp: str | None = None,
-    objective: str | None = None,
+    goal: str | None = None,
     trust: bool = False,
     jobs: int | None = None,
     on_step: OnStep | None = None,
@@ -101,7 +101,7 @@ def fleet(
         is_here: Whether to plan for this machine's devices, whatever the cases name.
         rpc: Addresses (``host:port``) of rpc-servers whose devices stand before all others.
         llama_cpp: The llama.cpp to measure with, in place of what the cases name.
-        objective: ``time``, ``resident`` or ``alone``, in place of the file's.
+        goal: ``time``, ``resident`` or ``alone``, in place of the file's.
         trust: Whether the file may name native code.
         jobs: Models that are measured at the same time; by default one per processor.
         on_step: Called after each step with the steps done, all steps and a text.
@@ -122,7 +122,7 @@ def fleet(
         tuple(
             fleet_case(case, member, is_here=is_here, **more) for case, member in zip(cases, table.members, strict=True)
         ),
-        objective or table.objective,
+        goal or table.goal,
         table.disk,
         is_here,
     )

@@ -61,7 +61,7 @@ def make_fleet(
                 running = tuple(names[index] for index in models_of(state))
                 swaps.append(Swap(names[asked], running, evicted, share * shares[names[asked]]))
     return Fleet(
-        objective="time",
+        goal="time",
         models=tuple(
             FleetModel(
                 name=name,

@@ -446,8 +446,8 @@ def settings_of(unit: str) -> dict[str, str]:
     """The settings of a unit, each of which it has once."""
     assert not re.search(r"\\$", unit, re.MULTILINE), "the next line would be joined"
     pairs = [line.split("=", 1) for line in unit.splitlines() if line and not line.startswith(("[", "#"))]
-    assert len(dict(pairs)) == len(pairs)  # type: ignore[arg-type]
-    return dict(pairs)  # type: ignore[arg-type]
+    assert len(dict(pairs)) == len(pairs)
+    return dict(pairs)
 
 
 def command(line: str) -> list[str]:

@@ -9,7 +9,7 @@ from fitter.planning.fleet.fleet import Disk, Fleet, FleetModel, PlaceUse, Resid
 FLEET = document(
     Fleet,
     "fits",
-    "objective",
+    "goal",
     Key(
         "models",
         of=document(

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fitter.output.tables.narrow import NarrowTable
+from fitter.output.tables.plan_table import text_of
 from fitter.output.units import speed
 from fitter.planning.plan.plan import resolved
 from fitter.text import human, mib
@@ -35,6 +36,13 @@ def fleet_table(fleet: Fleet, *, verbose: bool = False) -> RenderableType:
         parts += [*_more(len(fleet.swaps) - n_swaps, "swaps"), Text()]
     parts += [Text(line, overflow="fold") for line in _facts(fleet)]
     return Group(*parts)
+
+
+def fleet_text(fleet: Fleet) -> str:
+    """Draw a fleet as text, or say what does not fit."""
+    if not fleet.fits:
+        return "\n".join(f"does not fit: {problem}" for problem in fleet.problems)
+    return text_of(fleet_table(fleet))
 
 
 def _models(fleet: Fleet) -> RenderableType:

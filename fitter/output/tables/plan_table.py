@@ -86,8 +86,13 @@ def print_to(stream: IO[str], renderable: RenderableType) -> None:
 
 def plan_text(plan: Plan) -> str:
     """Write the table of ``plan`` as into a file, without the last newline."""
+    return text_of(plan_table(plan))
+
+
+def text_of(renderable: RenderableType) -> str:
+    """Write ``renderable`` as into a file, without the last newline."""
     out = io.StringIO()
-    print_to(out, plan_table(plan))
+    print_to(out, renderable)
     return out.getvalue().removesuffix("\n")
 
 

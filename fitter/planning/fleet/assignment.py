@@ -43,17 +43,17 @@ class Choice:
 class _Search:
     rules: Rules
     ways: Sequence[Sequence[Way]]
-    objective: str
+    goal: str
     known: dict[tuple[int, ...], tuple[tuple[float, ...], Residency] | None] = field(default_factory=dict)
     best: tuple[tuple[float, ...], tuple[int, ...]] | None = None
 
     def value(self, chosen: tuple[int, ...]) -> tuple[float, ...] | None:
-        """Return what the objective makes least; ``None`` for what cannot run, or is surely worse than the best."""
+        """Return what the goal makes least; ``None`` for what cannot run, or is surely worse than the best."""
         if chosen not in self.known:
             runs = Runs(self.rules, [ways[index] for ways, index in zip(self.ways, chosen, strict=True)])
             if not runs.can_run:
                 self.known[chosen] = None
-            elif self.objective == "time" and self.best and runs.static_seconds >= self.best[0][0] - _LEAST_GAIN:
+            elif self.goal == "time" and self.best and runs.static_seconds >= self.best[0][0] - _LEAST_GAIN:
                 return None
             else:
                 self._add(chosen, runs)
@@ -62,11 +62,11 @@ class _Search:
 
     def _add(self, chosen: tuple[int, ...], runs: Runs) -> None:
         most = runs.sets[0].bit_count()
-        if self.objective == "resident" and self.best and -most > self.best[0][0]:
+        if self.goal == "resident" and self.best and -most > self.best[0][0]:
             self.known[chosen] = None
             return
         residency = runs.best()
-        value = (float(-most), residency.seconds) if self.objective == "resident" else (residency.seconds,)
+        value = (float(-most), residency.seconds) if self.goal == "resident" else (residency.seconds,)
         self.known[chosen] = value, residency
         if self.best is None or value < (*self.best[0][:-1], self.best[0][-1] - _LEAST_GAIN):
             self.best = value, chosen
@@ -87,19 +87,19 @@ class _Search:
                         now, at, is_better = value, other, True
 
 
-def assign(rules: Rules, ways: Sequence[Sequence[Way]], objective: str = "time") -> Choice | None:
+def assign(rules: Rules, ways: Sequence[Sequence[Way]], goal: str = "time") -> Choice | None:
     """Choose a way for each model.
 
     Args:
         rules: The models and the room.
         ways: The ways of each model, at least one each.
-        objective: One of ``fitter.planning.fleet.OBJECTIVES``.
+        goal: One of ``fitter.planning.fleet.GOALS``.
 
     Returns:
         The choice; ``None`` where no choice lets every model run beside those that stay.
     """
     quickest = tuple(min(range(len(each)), key=lambda index: each[index].seconds) for each in ways)
-    if objective == "alone":
+    if goal == "alone":
         ways = [[each[index]] for each, index in zip(ways, quickest, strict=True)]
         search = _Search(rules, ways, "time")
         if search.value((0,) * len(ways)) is None:
@@ -107,7 +107,7 @@ def assign(rules: Rules, ways: Sequence[Sequence[Way]], objective: str = "time")
         residency = search.known[(0,) * len(ways)]
         assert residency
         return Choice(quickest, residency[1], residency[1].seconds, is_proven=True)
-    search = _Search(rules, ways, objective)
+    search = _Search(rules, ways, goal)
     bound, starts = _most_valuable(rules, ways)
     for start in dict.fromkeys((*starts, quickest)):
         search.improve(start)

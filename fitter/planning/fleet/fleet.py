@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fitter.planning.plan.plan import Plan
+from fitter.planning.plan.result_methods import methods_of
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Disk:
 class Fleet:
     """Several models on one machine. ``bool(fleet)`` is ``fleet.fits``."""
 
-    objective: str
+    goal: str
     """``time``, ``resident`` or ``alone``."""
     models: tuple[FleetModel, ...]
     """The models, in the order of ``fitter.toml``; empty where they do not fit."""
@@ -124,6 +126,25 @@ class Fleet:
 
     def __bool__(self) -> bool:
         return self.fits
+
+    def __str__(self) -> str:
+        return str(methods_of(self).text(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fleet for JSON, schema 1. Bytes and seconds."""
+        document: dict[str, Any] = methods_of(self).to_dict(self)
+        return document
+
+    def format(self, name: str) -> str:
+        """Write the fleet as ``fitter fleet --format`` does.
+
+        Args:
+            name: ``llama-swap``, ``llama-swap-groups``, ``ini``, ``compose`` or ``systemd``.
+
+        Raises:
+            PlanError: The models do not fit, or the format has no word for something of a plan.
+        """
+        return str(methods_of(self).format(self, name))
 
     def model(self, name: str) -> FleetModel:
         """Return the model of this name. Raises ``KeyError``."""

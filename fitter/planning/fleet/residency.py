@@ -81,11 +81,10 @@ class Rules:
         return [member.share for member in self.members]
 
     def fitting(self, needs: Numbers) -> Numbers:
-        """For each set: whether it fits, together with the models that stay; ``needs``: bytes by model and place."""
-        n = len(self.members)
-        fits = np.all(_bits(n) @ needs <= np.array(self.room.row(self.room.bytes)), axis=1) & (self.is_allowed == 1)
-        together: Numbers = fits[np.arange(2**n) | self.staying]
-        return together
+        """For each set: whether it fits; ``needs``: bytes by model and place."""
+        room = np.array(self.room.row(self.room.bytes))
+        fits: Numbers = np.all(_bits(len(self.members)) @ needs <= room, axis=1) & (self.is_allowed == 1)
+        return fits
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,9 @@ class Runs:
     def __init__(self, rules: Rules, ways: Sequence[Way]) -> None:
         self._rules, self._ways = rules, ways
         self._n = len(ways)
-        self._fits = rules.fitting(np.array([rules.room.row(way.needs) for way in ways]).reshape(self._n, -1))
+        self._alone = rules.fitting(np.array([rules.room.row(way.needs) for way in ways]).reshape(self._n, -1))
+        # whatever is in memory, those that stay are, too
+        self._fits = self._alone[np.arange(2**self._n) | rules.staying]
 
     @functools.cached_property
     def can_run(self) -> bool:
@@ -144,9 +145,11 @@ class Runs:
         largest = [int(mask) for mask in masks[is_largest]]
         return tuple(sorted(largest, key=lambda mask: (-mask.bit_count(), mask)))
 
-    def holds(self, models: Sequence[int]) -> bool:
-        """Whether these models fit together, beside those that stay."""
-        return bool(self._fits[mask_of(models)])
+    @functools.cached_property
+    def any_together(self) -> int:
+        """The largest number of models of which any so many fit together, without those that stay."""
+        sizes = _bits(self._n).sum(axis=1)
+        return next((n - 1 for n in range(2, self._n + 1) if not np.all(self._alone[sizes == n])), self._n)
 
     def residency(self, evict_costs: Sequence[int]) -> Residency:
         """Follow random requests, and evict what costs least."""
