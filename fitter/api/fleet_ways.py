@@ -11,9 +11,11 @@ from fitter.api.fit_model import fit
 from fitter.api.shared_models import bytes_of_a_process, use_of
 from fitter.errors import UsageError
 from fitter.llama.worker.remembered_loads import RememberingWorker
+from fitter.model.header import open_model
 from fitter.planning.fleet.members import Member, Room, Way
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.request import DEFAULT_FIT_CTX
+from fitter.planning.request.session import Session
 from fitter.planning.request.shared import HOST_NAME, parse_reserve
 from fitter.planning.request.summary import DeviceUse
 
@@ -68,8 +70,6 @@ class Modeler:
         self._n_ctx: int | None = None
         self.alone: Planned | None = None
         """The quickest plan with the whole machine, with the smallest context."""
-        self.with_context: Plan | None = None
-        """The plan with the whole machine and its own choice of a context."""
 
     @property
     def name(self) -> str:
@@ -77,20 +77,30 @@ class Modeler:
         return self.case.member.name
 
     def plan_alone(self) -> Planned:
-        """Plan the model with the whole machine.
+        """Plan the model with the whole machine, with the smallest context that the user wants.
 
         Raises:
             FitterError: As ``fit``.
         """
-        first = self.with_context = self.fit({})
-        params = first.params
-        session = first.turns.session if first.turns else None
-        holds = session.longest * (session.users if params.kv_unified else 1) if session else 0
-        streams = 1 if params.kv_unified else params.n_seq_max
-        least = max(self._given("fit_ctx", DEFAULT_FIT_CTX), self.case.n_ctx, holds) * streams
-        if self._given("n_ctx", None) is None:
-            self._n_ctx = min(least, params.n_ctx or first.breakdown.n_ctx)
-        self.alone = self.planned(self.fit({}, is_least=True) if self._n_ctx else first)
+        least = max(self._given("fit_ctx", DEFAULT_FIT_CTX), self.case.n_ctx)
+        if self._given("n_ctx", None) is not None:
+            plan = self.fit({})
+        elif any(self._given(word, None) is not None for word in ("workload", "users")):
+            # the work decides which context is the smallest
+            plan = self.fit({})
+            session = plan.turns.session if plan.turns else Session()
+            streams = _streams(plan)
+            holds = session.longest * (session.users if streams == 1 else 1)
+            self._n_ctx = min(max(least, holds) * streams, _context_of(plan))
+            plan = self.fit({}, is_least=True)
+        else:
+            self._n_ctx = least
+            plan = self.fit({}, is_least=True)
+            n_ctx_train = open_model(self.case.model, self.worker.header).n_ctx_train or least
+            if (smallest := min(least, n_ctx_train) * _streams(plan)) != least:
+                self._n_ctx = smallest
+                plan = self.fit({}, is_least=True)
+        self.alone = self.planned(plan)
         return self.alone
 
     def fit(self, reserve: Mapping[str, int], devices: Sequence[str] | None = None, *, is_least: bool = False) -> Plan:
@@ -156,39 +166,57 @@ class Modeler:
         return (
             price.generation_tokens_per_second >= case.generation_tokens_per_second
             and price.prompt_tokens_per_second >= case.prompt_tokens_per_second
-            and (plan.params.n_ctx or plan.breakdown.n_ctx) >= case.n_ctx
+            and _context_of(plan) >= case.n_ctx
             and all(used.get(place, 0) <= most for place, most in case.memory.items())
         )
 
-    def ways(self, room: Room, longest: float) -> list[Planned]:
+    def ways(self, room: Room, reloads: float) -> list[Planned]:
         """Plan the model in several ways, of which none needs as much as another one everywhere and is slower.
 
         Args:
             room: The machine's room.
-            longest: Seconds of a request beyond which a way helps nobody.
+            reloads: Seconds to load all models: a way that takes longer than alone by more is worse than loading it
+                each time.
         """
         assert self.alone is not None
         found = [self.alone] if self.is_good(self.alone.plan) else []
-        free = {use.name: use for use in self.alone.plan.devices}
+        longest = self.alone.way.seconds + reloads
+        free = {use.name: max(0, use.free - use.margin) for use in self.alone.plan.devices}
+        on_host = None
         for names in self._choices(room):
+            last: Planned | None = None
             for part in _PARTS:
-                kept = {name: round((1 - part) * max(0, free[name].free - free[name].margin)) for name in names}
+                rooms = {name: round(part * free[name]) for name in names}
+                if last is not None and all(last.way.needs.get(name, 0) <= size for name, size in rooms.items()):
+                    # the same plan fits there
+                    continue
+                if on_host and self._least_spilled(sum(rooms.values()), on_host) > longest:
+                    break
                 try:
-                    plan = self.fit(kept, names, is_least=True)
+                    plan = self.fit({name: free[name] - size for name, size in rooms.items()}, names, is_least=True)
                 except UsageError:
                     # these devices contradict what the user has fixed
                     break
                 if not plan.fits:
                     break
-                one = self.planned(plan, names)
+                last = self.planned(plan, names)
+                on_host = on_host if names else last
                 if self.is_good(plan):
-                    found += [one, *_elsewhere(one, names, room)]
-                if one.way.seconds > longest:
+                    found += [last, *_elsewhere(last, names, room)]
+                if last.way.seconds > longest:
                     break
         return _useful(found, room)
 
+    def _least_spilled(self, room: int, on_host: Planned) -> float:
+        """Return seconds that a request takes at least with ``room`` bytes of devices: half of the host's time for the
+        share of the model that has no room there.
+        """
+        assert self.alone is not None
+        needs = sum(size for place, size in self.alone.way.needs.items() if place != HOST_NAME)
+        return max(0.0, 1 - room / max(1, needs)) * on_host.way.seconds / 2
+
     def _choices(self, room: Room) -> Iterator[tuple[str, ...]]:
-        """Yield devices to choose from: of devices that are the same 1, 2, 4 ... of them; all; none."""
+        """Yield devices to choose from: none; all; of devices that are the same 1, 2, 4 ... of them."""
         assert self.alone is not None
         names = tuple(use.name for use in self.alone.plan.devices)
         if any(self._given(word, None) is not None for word in _PLACING):
@@ -201,11 +229,19 @@ class Modeler:
                 chosen.append(group[:size])
                 size *= 2
             chosen.append(group)
-        yield from dict.fromkeys((names, *chosen, ()))
+        yield from dict.fromkeys(((), names, *chosen))
 
     def _given(self, name: str, default: Any) -> Any:
         value = self.case.keywords.get(name)
         return default if value is None else value
+
+
+def _streams(plan: Plan) -> int:
+    return 1 if plan.params.kv_unified else plan.params.n_seq_max
+
+
+def _context_of(plan: Plan) -> int:
+    return plan.params.n_ctx or plan.breakdown.n_ctx
 
 
 def room_of(plans: Sequence[Plan]) -> Room:

@@ -200,12 +200,12 @@ class _Planner:
             return self._failed(problems)
         self._rules = Rules(self._members, room_of([one.plan for one in alone]))
         rules = self._rules
-        longest = max(one.way.seconds for one in alone) + sum(one.way.reload_seconds for one in alone)
+        reloads = sum(one.way.reload_seconds for one in alone)
         self._found = [[one] for one in alone]
         has_all = all(modeler.is_good(one.plan) for modeler, one in zip(self._modelers, alone, strict=True))
         is_enough = has_all and rules.room.holds([one.way for one in alone])
         if not is_enough:
-            self._found = self._each(lambda modeler: modeler.ways(rules.room, longest), "with parts of the machine")
+            self._found = self._each(lambda modeler: modeler.ways(rules.room, reloads), "with parts of the machine")
         if problems := [self._too_slow(modeler) for modeler, ways in self._by_model() if not ways]:
             return self._failed(problems)
         choice = self._choose()
@@ -266,7 +266,11 @@ class _Planner:
             for model in slow if is_least else order:
                 modeler, now = self._modelers[model], chosen[model]
                 reserve = self._others(chosen, model, waiting)
-                plan = modeler.fit(reserve, is_least=is_least)
+                if is_least:
+                    plan = modeler.fit(reserve, is_least=True)
+                else:
+                    fixed = fit_keywords_of(now.plan)
+                    plan = modeler.repeat({word: fixed[word] for word in fixed if word != "n_ctx"}, reserve)
                 waiting.discard(model)
                 one = modeler.planned(plan)
                 if not modeler.is_good(plan) or not self._keeps_sets(chosen, model, one.way):
@@ -291,16 +295,24 @@ class _Planner:
         What is left is divided among those that are ``waiting`` for it.
         """
         most: dict[str, int] = {}
+        pools = {pool.name: pool.members for one in chosen for pool in one.plan.pools}
+        pooled = {member for members in pools.values() for member in members}
         for each in self._runs(chosen).sets:
             if not each >> model & 1:
                 continue
             others = [other for other in models_of(each) if other != model]
             n_waiting = 1 + sum(other in waiting for other in others)
-            for place, size in self._rules.room.bytes.items():
+            kept = {}
+            for place in dict.fromkeys((*self._rules.room.bytes, *pooled)):
                 taken = sum(chosen[other].way.needs.get(place, 0) for other in others)
-                left = size - taken - chosen[model].way.needs.get(place, 0)
-                most[place] = max(most.get(place, 0), taken + left - left // n_waiting)
-        return {place: size for place, size in most.items() if place not in self._pools(chosen)}
+                kept[place] = taken
+                if place in self._rules.room.bytes and (place not in pooled):
+                    left = self._rules.room.bytes[place] - taken - chosen[model].way.needs.get(place, 0)
+                    # the rest of a pool is kept free on the host, which is in it
+                    at = HOST_NAME if place in pools else place
+                    kept[at] = kept.get(at, 0) + left - left // n_waiting
+            most = {place: max(most.get(place, 0), size) for place, size in {**most, **kept}.items()}
+        return {place: size for place, size in most.items() if place not in pools}
 
     def _keeps_sets(self, chosen: Sequence[Planned], model: int, way: Way) -> bool:
         """Whether the same sets fit if the model runs in another ``way``."""

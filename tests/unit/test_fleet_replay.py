@@ -108,7 +108,7 @@ TWO_CARDS = {CARD: 100, "CUDA1": 100}
             1,
             1,
             1,
-            2,
+            1,
             id="ollama's wrong guess of a card",
         ),
         pytest.param(

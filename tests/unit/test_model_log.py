@@ -59,7 +59,9 @@ def test_other_lines_are_no_requests(tmp_path: Path, line: str) -> None:
 
 def test_bytes_that_are_no_text_do_not_end_a_log(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
-    path.write_bytes(b"\xff\xfe broken \xc3\n" + PLAIN.format("chat").encode() + b"\n" + b"x\0" * 5000)
+    path.write_bytes(
+        b"\xff proxying request to model \xc3( on port 1\n" + PLAIN.format("chat").encode() + b"\n" + b"x\0" * 5000
+    )
     assert shares_of(path, ["chat"]) == {"chat": 1}
 
 

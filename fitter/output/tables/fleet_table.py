@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _SHOWN = 6
 """Sets and swaps that are shown; with ``-v`` all are."""
+_NAMED = 3
+"""Devices that are named; of more, the first."""
 
 
 def fleet_table(fleet: Fleet, *, verbose: bool = False) -> RenderableType:
@@ -28,7 +30,7 @@ def fleet_table(fleet: Fleet, *, verbose: bool = False) -> RenderableType:
         parts.append(Text("all of them are in memory together:"))
     else:
         parts.append(Text(f"in memory together ({len(fleet.sets)} sets, with room for no other model):"))
-    parts += [_sets(fleet, n_sets), *_more(len(fleet.sets) - n_sets, "sets"), Text()]
+    parts += [*_sets(fleet, n_sets), *_more(len(fleet.sets) - n_sets, "sets"), Text()]
     if fleet.swaps:
         n_swaps = len(fleet.swaps) if verbose else _SHOWN
         parts.append(Text("what is loaded, and what makes room for it:"))
@@ -69,18 +71,18 @@ def _models(fleet: Fleet) -> RenderableType:
 
 def _places(model: FleetModel) -> str:
     names = [use.name for use in model.plan.devices if use.model + use.context]
-    return ", ".join(names) + (" + host" if names and model.plan.host.context else "") or "host"
+    if len(names) > _NAMED:
+        return f"{names[0]} and {len(names) - 1} more"
+    return ", ".join(names) or "host"
 
 
-def _sets(fleet: Fleet, count: int) -> RenderableType:
-    table = NarrowTable(spare=(), names="models", fold=20)
-    table.add_column("models", overflow="fold")
-    for use in fleet.sets[0].uses:
-        room = "" if use.room is None else f" of {mib(use.room)}"
-        table.add_column(f"MiB: {use.name}{room}", justify="right", no_wrap=True)
+def _sets(fleet: Fleet, count: int) -> list[RenderableType]:
+    room = ", ".join(f"{use.name} {mib(use.room)}" for use in fleet.sets[0].uses if use.room is not None)
+    lines = [f"  MiB within the margins: {room or 'no limit'}"]
     for each in fleet.sets[:count]:
-        table.add_row(", ".join(each.models), *(mib(use.used) for use in each.uses))
-    return table
+        uses = ", ".join(f"{use.name} {mib(use.used)}" for use in each.uses if use.used)
+        lines.append(f"  {', '.join(each.models)}: {uses}")
+    return [Text(line, overflow="fold") for line in lines]
 
 
 def _swap_lines(fleet: Fleet, count: int) -> list[str]:
