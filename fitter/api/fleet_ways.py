@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from operator import le
 from typing import Any
 
-from fitter.api.fit_model import fit
+from fitter import api
 from fitter.api.shared_models import bytes_of_a_process, use_of
 from fitter.errors import UsageError
 from fitter.llama.worker.remembered_loads import RememberingWorker
@@ -124,7 +124,7 @@ class Modeler:
         words = {"program": SERVER} | words
         words["reserve"] = {place: size for place, size in both.items() if size > 0}
         try:
-            return fit(self.case.model, worker=self.worker, **words)
+            return api.fit(self.case.model, worker=self.worker, **words)
         finally:
             if self.worker.rpc:
                 # an rpc-server talks to one process only

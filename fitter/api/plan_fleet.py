@@ -492,13 +492,14 @@ class _Planner:
         return f"{place} lacks {mib_up(size)} MiB"
 
     def _help(self, staying: Sequence[int]) -> str:
-        for index in staying:
+        for group in (*((index,) for index in staying), tuple(staying)):
             rest = tuple(
-                replace(member, is_resident=False, may_be_evicted=True) if at == index else member
+                replace(member, is_resident=False, may_be_evicted=True) if at in group else member
                 for at, member in enumerate(self._members)
             )
             if assign(Rules(rest, self._rules.room), [[one.way for one in ways] for ways in self._found]):
-                return f"; it fits if '{self._members[index].name}' may be evicted"
+                names = " and ".join(f"'{self._members[index].name}'" for index in group)
+                return f"; it fits if {names} may be evicted"
         return "; take smaller quantizations or contexts"
 
 

@@ -1,0 +1,162 @@
+"""``[fleet]`` of ``fitter.toml``: what it takes, and what it says about what it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fitter.errors import UsageError
+from fitter.regression.fleets import read_fleet
+
+CASES = """
+[cases.chat]
+model = "chat.gguf"
+[cases.embed]
+model = "embed.gguf"
+[cases.coder]
+model = "coder.gguf"
+"""
+
+
+def written(tmp_path: Path, text: str, cases: str = CASES) -> Path:
+    path = tmp_path / "fitter.toml"
+    path.write_text(cases + text)
+    return path
+
+
+def test_what_is_not_said_has_defaults(tmp_path: Path) -> None:
+    fleet = read_fleet(written(tmp_path, "[fleet]\n"))
+    assert [member.name for member in fleet.members] == ["chat", "coder", "embed"]
+    assert [member.share for member in fleet.members] == pytest.approx([1 / 3] * 3)
+    assert not any(member.stays for member in fleet.members)
+    assert (fleet.goal, fleet.disk) == ("time", None)
+
+
+def test_each_model_has_its_needs(tmp_path: Path) -> None:
+    text = """
+[fleet]
+goal = "resident"
+cases = ["embed", "chat"]
+disk_bandwidth = "2GB/s"
+[fleet.models.embed]
+share = 3
+resident = true
+[fleet.models.chat]
+evict = false
+never_with = ["embed"]
+"""
+    fleet = read_fleet(written(tmp_path, text))
+    embed, chat = fleet.members
+    assert (embed.name, embed.share, embed.is_resident, embed.may_be_evicted) == ("embed", 0.75, True, True)
+    assert (chat.name, chat.share, chat.is_resident, chat.may_be_evicted) == ("chat", 0.25, False, False)
+    assert chat.never_with == {"embed"}
+    assert (fleet.goal, fleet.disk) == ("resident", 2e9)
+
+
+def test_a_table_with_a_pattern_stands_for_its_matches(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "models" / f"{name}.gguf").touch()
+    cases = '[cases.all]\nmodel = "models/*.gguf"\n[cases.embed]\nmodel = "embed.gguf"\n'
+    fleet = read_fleet(written(tmp_path, '[fleet.models.all]\nshare = 2\nnever_with = ["all"]\n', cases))
+    assert {member.name: member.share for member in fleet.members} == {"all/a": 0.4, "all/b": 0.4, "embed": 0.2}
+    assert {member.name: member.never_with for member in fleet.members} == {
+        "all/a": {"all/b"},
+        "all/b": {"all/a"},
+        "embed": frozenset(),
+    }
+
+
+def test_a_log_gives_the_shares(tmp_path: Path) -> None:
+    line = "srv  proxy_reques: proxying request to model {} on port 40001\n"
+    (tmp_path / "router.log").write_text(line.format("chat") * 3 + line.format("embed"))
+    fleet = read_fleet(written(tmp_path, '[fleet]\nlog = "router.log"\n'))
+    assert {member.name: member.share for member in fleet.members} == {"chat": 0.75, "coder": 0, "embed": 0.25}
+
+
+WRONG = {
+    "no fleet": ("", 'has no fleet: add [fleet] with goal = "time"'),
+    "an unknown key": ("[fleet]\ngaol = 1\n", "unknown key 'gaol' in fleet: did you mean goal?"),
+    "an unknown goal": (
+        '[fleet]\ngoal = "fun"\n',
+        "fleet.goal is 'fun': choose from time, resident, alone",
+    ),
+    "a case that is not there": (
+        '[fleet]\ncases = ["chat", "chta"]\n',
+        "fleet.cases names 'chta', but there is no [cases.chta]: add it, or leave it out",
+    ),
+    "a case twice": (
+        '[fleet]\ncases = ["chat", "chat"]\n',
+        "fleet.cases names 'chat' twice: a fleet has one model of a name",
+    ),
+    "cases that are no list": (
+        '[fleet]\ncases = "chat"\n',
+        'fleet.cases is \'chat\': give a list of cases, such as ["chat", "embed"]',
+    ),
+    "a model that is not there": (
+        "[fleet.models.chta]\nshare = 1\n",
+        "fleet.models.chta is no model of the fleet: there are chat, coder, embed",
+    ),
+    "a share below 0": (
+        "[fleet.models.chat]\nshare = -1\n",
+        "fleet.models.chat.share is -1: give a number, such as 3 or 0.6",
+    ),
+    "a share that is true": (
+        "[fleet.models.chat]\nshare = true\n",
+        "fleet.models.chat.share is true: give a number, such as 3 or 0.6",
+    ),
+    "an endless share": (
+        "[fleet.models.chat]\nshare = inf\n",
+        "fleet.models.chat.share is inf: give a number, such as 3 or 0.6",
+    ),
+    "no share at all": (
+        "[fleet]\n" + "".join(f"[fleet.models.{name}]\nshare = 0\n" for name in ("chat", "coder", "embed")),
+        "fleet.models gives every model a share of 0: nothing would be asked for",
+    ),
+    "resident as a text": (
+        '[fleet.models.chat]\nresident = "yes"\n',
+        "fleet.models.chat.resident is 'yes': give true or false",
+    ),
+    "never with nobody": (
+        '[fleet.models.chat]\nnever_with = ["dog"]\n',
+        "fleet.models.chat.never_with names 'dog', which is no model of the fleet: there are chat, coder, embed",
+    ),
+    "a disk without a unit": (
+        "[fleet]\ndisk_bandwidth = 3\n",
+        'fleet.disk_bandwidth is 3: give a text such as "3.4GB/s"',
+    ),
+    "a disk that is none": (
+        '[fleet]\ndisk_bandwidth = "fast"\n',
+        "fleet.disk_bandwidth: 'fast' is not a bandwidth: write a number and a unit, such as 60GB/s or 56GiB/s",
+    ),
+    "a share beside a log": (
+        '[fleet]\nlog = "x.log"\n[fleet.models.chat]\nshare = 1\n',
+        "fleet.models.chat has a share, and fleet.log counts the requests: leave one of them out",
+    ),
+    "a fleet that is a number": ("fleet = 3\n", "fleet must be a table: write [fleet] above its keys"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    path = written(tmp_path, "", text + CASES) if text.startswith("fleet =") else written(tmp_path, text)
+    with pytest.raises(UsageError) as error:
+        read_fleet(path)
+    assert str(error.value).endswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_all_models_are_on_one_machine(tmp_path: Path) -> None:
+    cases = '[cases.a]\nmodel = "a.gguf"\ngpu = ["rtx-4090"]\n[cases.b]\nmodel = "b.gguf"\ngpu = ["rtx-3090"]\n'
+    with pytest.raises(UsageError) as error:
+        read_fleet(written(tmp_path, "[fleet]\n", cases))
+    assert str(error.value).endswith(
+        "a fleet is on one machine, but 'a' and 'b' differ in gpu: write it once, in [defaults]"
+    )
+
+
+def test_a_file_with_a_fleet_is_still_one_of_cases(tmp_path: Path) -> None:
+    from fitter.regression.cases import read_cases
+
+    assert [case.name for case in read_cases(written(tmp_path, "[fleet]\n"))] == ["chat", "coder", "embed"]
