@@ -24,9 +24,8 @@ from fitter.machine.bandwidth import parse_bandwidth
 from fitter.machine.disk import default_bandwidth, read_bandwidth
 from fitter.model.files.source import show
 from fitter.model.location import is_address, model_files
-from fitter.parameters.table import Fitting
+from fitter.parameters.table import GOALS, Fitting
 from fitter.parameters.values import items, shown
-from fitter.planning.fleet import GOALS
 from fitter.planning.fleet.assignment import Choice, assign
 from fitter.planning.fleet.fleet import Disk, Fleet, FleetModel, PlaceUse, ResidentSet, Swap
 from fitter.planning.fleet.members import Member, Room, Way
@@ -67,7 +66,7 @@ class FleetRequest:
 
 @checked_call(Fitting)
 def fleet(
-    models: Mapping[str, Mapping[str, Any]],
+    members: Mapping[str, Mapping[str, Any]],
     *,
     goal: str = GOALS[0],
     disk_bandwidth: float | str | None = None,
@@ -81,7 +80,7 @@ def fleet(
     host, by the bytes that llama.cpp measured for each.
 
     Args:
-        models: For each name ``model``, a path or an address, and keywords of ``fit``; also ``share`` of the requests
+        members: For each name ``model``, a path or an address, and keywords of ``fit``; also ``share`` of the requests
             (relative to the others, 1), ``resident`` (always in memory, false), ``evict`` (may make room, true) and
             ``never_with`` (names of models that are never in memory at the same time).
         goal: ``time``: the least seconds of a request, with loads; ``resident``: the most models in memory;
@@ -100,18 +99,18 @@ def fleet(
         FitterError: As ``fit`` raises it.
     """
     rate = parse_bandwidth(disk_bandwidth) if isinstance(disk_bandwidth, str) else disk_bandwidth
-    if not isinstance(models, Mapping) or not all(isinstance(each, Mapping) for each in models.values()):
-        raise UsageError('models are keywords by name: give a mapping such as {"chat": {"model": "chat.gguf"}}')
-    shares = {name: _share(name, each.get("share", 1)) for name, each in models.items()}
-    if models and not sum(shares.values()):
+    if not isinstance(members, Mapping) or not all(isinstance(each, Mapping) for each in members.values()):
+        raise UsageError('the members are keywords by name: give a mapping such as {"chat": {"model": "chat.gguf"}}')
+    shares = {name: _share(name, each.get("share", 1)) for name, each in members.items()}
+    if members and not sum(shares.values()):
         raise UsageError("every model has a share of 0: nothing would be asked for")
     cases = []
-    for name, each in models.items():
+    for name, each in members.items():
         words = {**parameters, **{word: value for word, value in each.items() if word != "share"}}
         if not words.get("model"):
             raise UsageError(f"'{name}' has no model: give a path or an address as model")
         never = items(f"never_with of '{name}'", words.pop("never_with", ()), "names")
-        if unknown := next((other for other in never if other not in models), None):
+        if unknown := next((other for other in never if other not in members), None):
             raise UsageError(f"'{name}' is never with '{unknown}', which is no model of the fleet")
         member = Member(
             name,

@@ -12,20 +12,10 @@ from fitter.cli import answers, options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS
 
 _EPILOG = """\
-Examples:
-  fitter fleet                                           the fleet in fitter.toml
-  fitter fleet --format llama-swap > config.yaml         for llama-swap
-  fitter fleet --format ini > fleet.ini && llama-server --models-preset fleet.ini
-  fitter fleet --here                                    on this machine's devices
-
-fitter.toml has the models as cases, and what the fleet needs:
-  [defaults]
-  gpu = ["2x rtx-3090"]
+fitter.toml has the models as cases, and [fleet] what they need:
   [cases.chat]
   model = "chat.gguf"
-  [cases.embed]
-  model = "embed.gguf"
-  [fleet.models.embed]
+  [fleet.models.chat]
   share = 3
   resident = true
 

@@ -23,8 +23,7 @@ from fitter.output.formats import FORMATS
 from fitter.output.formats.fleets import FORMATS as FLEET_FORMATS
 from fitter.parameters import kinds, table
 from fitter.parameters.kinds import Kind
-from fitter.parameters.table import DEVICES, OUTPUT, USEFUL_SPEED, Parameter
-from fitter.planning.fleet import GOALS
+from fitter.parameters.table import DEVICES, GOAL_HELP, GOALS, OUTPUT, USEFUL_SPEED, Parameter
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -359,8 +358,7 @@ fleet_options = stacked(
         type=click.Choice(GOALS),
         metavar="GOAL",
         brief=f"{', '.join(GOALS)}.",
-        help="time: the least seconds of a request, with loads; resident: the most models in memory; alone: each as "
-        "fast as alone, in turns. [default: what the file says, or time]",
+        help=f"{GOAL_HELP} [default: what the file says, or time]",
     ),
     _flag(DEVICES, "is_here", "--here", help="Plan for the devices of this machine, whatever the cases name."),
     rpc_option,

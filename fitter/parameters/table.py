@@ -92,6 +92,14 @@ LEVERS = {
 }
 """Concessions for ``--allow``, in the order in which they are tried, with their effects."""
 
+GOALS = ("time", "resident", "alone")
+"""What a fleet is planned for."""
+GOAL_HELP = (
+    "time: the least seconds of a request, with loads; resident: the most models in memory; alone: each as fast as "
+    "alone, in turns."
+)
+"""The help for them."""
+
 PROGRAMS = {
     "llama-server": "one output per slot, four slots unless -np says otherwise, a prompt cache and context checkpoints",
     "llama-cli": "llama-server's own code with one slot",

@@ -153,6 +153,21 @@ def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, An
     return found
 
 
+def test_fleets() -> None:
+    models = {
+        "chat": {"model": "shape://llama-3.1-8b", "resident": True},
+        "coder": {"model": "shape://qwen2-7b"},
+        "small": {"model": "shape://qwen2.5-0.5b"},
+        "other": {"model": "shape://qwen2-7b"},
+    }
+    fleet = fitter.fleet(models, gpus="8GiB", host_memory="24GiB", cache_ram=0, program="llama-server")
+    assert fleet.swaps
+    large = fitter.fleet({name: {"model": "shape://llama-3.1-70b"} for name in "ab"}, gpus="8GiB", host_memory="8GiB")
+    assert large.problems
+    # the plans in it are those of the tests above
+    check("fleet", fleet.to_dict(), large.to_dict(), all_keys=False)
+
+
 def test_inspections_and_devices(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check("inspect", answer(["inspect", str(folder / "small.gguf"), "--json"], capsys))
     check("devices", answer(["devices", "--gpu", "rtx-4090", "--json"], capsys))

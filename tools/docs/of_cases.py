@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fitter.parameters import kinds
 from fitter.parameters.kinds import Kind
-from fitter.parameters.table import PARAMETERS, of_a_case
+from fitter.parameters.table import GOAL_HELP, GOALS, PARAMETERS, of_a_case
+from fitter.planning.fleet.members import Member
 from fitter.regression import MARKER, marks, pytest_plugin
 from fitter.regression.cases import Budget, Case
 from tools.docs.attributes import documented
@@ -100,7 +101,45 @@ def toml_page() -> str:
             ("key", "value", "meaning"),
             [("`llama_cpp`", "list of strings", "From the oldest to the newest, each as `llama_cpp` of a case.")],
         ),
+        "## `[fleet]` { #fleet }",
+        "The cases that share a machine: [`fitter fleet`](../guides/several-models.md) plans them together, `fitter "
+        "lock` records which fit together, and `fitter check` fails a set that no longer does.",
+        table(("key", "value", "default", "meaning"), _fleet()),
+        "## `[fleet.models.NAME]` { #fleet-models }",
+        "What is wanted of a model beyond its case. Its least context and speeds are those of its budget.",
+        table(("key", "value", "default", "meaning"), _fleet_models()),
     )
+
+
+def _fleet() -> list[tuple[str, str, str, str]]:
+    goals = ", ".join(f'`"{goal}"`' for goal in GOALS)
+    return [
+        ("`cases`", "list of strings", "all", "The cases that are its models."),
+        ("`goal`", goals, f'`"{GOALS[0]}"`', plain(GOAL_HELP)),
+        (
+            "`log`",
+            "string",
+            "",
+            "A log of a llama-server's router, or of llama-swap at `logLevel: debug`, relative to "
+            "the file's directory: the shares of the requests are counted in it.",
+        ),
+        (
+            "`disk_bandwidth`",
+            'a text such as `"3.4GB/s"`',
+            "measured here with `--here`, else a common SSD's",
+            "How fast models are loaded.",
+        ),
+    ]
+
+
+def _fleet_models() -> list[tuple[str, str, str, str]]:
+    about = documented(Member)
+    return [
+        ("`share`", "number", "1", sentence(about["share"]) + " Shares are relative to each other."),
+        ("`resident`", "`true` or `false`", "`false`", sentence(about["is_resident"])),
+        ("`evict`", "`true` or `false`", "`true`", sentence(about["may_be_evicted"])),
+        ("`never_with`", "list of strings", "", sentence(about["never_with"])),
+    ]
 
 
 def pytest_page() -> str:

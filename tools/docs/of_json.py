@@ -19,6 +19,7 @@ from fitter.output.documents.device_documents import CATALOGUE, DEVICES
 from fitter.output.documents.document import SCHEMA, Document, Key
 from fitter.output.documents.exploration_document import EXPLORATION
 from fitter.output.documents.file_documents import QUANTIZATIONS, REPOSITORY
+from fitter.output.documents.fleet_document import FLEET
 from fitter.output.documents.inspection_document import INSPECTION
 from fitter.output.documents.plan_document import PLAN
 from fitter.output.documents.shape_document import SHAPES
@@ -165,6 +166,7 @@ DOCUMENTS: dict[str, tuple[str, Document]] = {
     "plan": ("`fitter MODEL --json`, `plan.to_dict()`", PLAN),
     "verify": ("`fitter verify --json`", VERIFICATION),
     "tune": ("`fitter tune --json`", TUNING),
+    "fleet": ("`fitter fleet --json`, `fitter.fleet(…).to_dict()`", FLEET),
     "calibrate": ("`fitter calibrate --json`", CALIBRATION),
     "check": ("`fitter check --json`", CHECK),
     "diff": ("`fitter diff A B --json`", DIFF),

@@ -13,7 +13,7 @@ import fitter
 from fitter.parameters import kinds
 from fitter.parameters import table as parameters
 from fitter.parameters.kinds import Kind
-from fitter.parameters.table import PARAMETERS, Estimating, Fitting, Measuring, Parameter, taken_by
+from fitter.parameters.table import GOAL_HELP, PARAMETERS, Estimating, Fitting, Measuring, Parameter, taken_by
 from tools.docs.attributes import default, documented, hints_of
 from tools.docs.markdown import code, heading, page, paragraphs, plain, sentence, table
 from tools.docs.of_options import default_of, meaning_of, option_link
@@ -23,6 +23,7 @@ KEYWORDS: dict[str, Any] = {
     "verify": Fitting,
     "tune": Fitting,
     "compare_builds": Fitting,
+    "fleet": Fitting,
     "quants": Fitting,
     "repository": Fitting,
     "measure": Measuring,
@@ -53,6 +54,11 @@ _PLAIN = {
     "contexts": "Whether to plan other contexts as well, for a curve of what they take.",
     "words": "Words that names, titles or architectures have; one that is a name finds that shape alone.",
     "alternatives": "Whether to look for alternatives to the plan afterwards, for a quarter of the search's time.",
+    "members": "For each model's name its keywords: `model`, keywords of `fit`, and `share`, `resident`, `evict` and "
+    "`never_with` as in [`fitter.toml`](fitter-toml.md#fleet).",
+    "goal": GOAL_HELP,
+    "disk_bandwidth": "How fast models are loaded: bytes per second, or a text such as `3.4GB/s`.",
+    "on_step": "Is called after each step with the steps done, all steps and a text.",
     "worker": "A worker process that is there already, for many calls in a row; by default each call has its own.",
 }
 """Keywords that are in no table, since no option or file has them."""

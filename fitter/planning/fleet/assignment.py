@@ -93,7 +93,7 @@ def assign(rules: Rules, ways: Sequence[Sequence[Way]], goal: str = "time") -> C
     Args:
         rules: The models and the room.
         ways: The ways of each model, at least one each.
-        goal: One of ``fitter.planning.fleet.GOALS``.
+        goal: One of ``fitter.parameters.table.GOALS``.
 
     Returns:
         The choice; ``None`` where no choice lets every model run beside those that stay.
