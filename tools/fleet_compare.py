@@ -1,0 +1,118 @@
+"""``fitter fleet`` beside what other programs do, replayed on ten request logs: ``python -m tools.fleet_compare``.
+
+Each fleet of ``fleet_cases`` that does not fit whole is planned for the shares of each log. Every other policy has the
+models as ``fitter fit`` plans them alone, with the same smallest context, so that none of them is slowed down by the
+memory of a longer one. A load that is out of memory is counted; then all other models are unloaded and it is tried again,
+also for the policies that would lose the request, so that all answer the same requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fitter
+from fitter.api.fleet_ways import FleetCase, Modeler, Planned, room_of
+from fitter.machine.disk import default_bandwidth
+from fitter.planning.fleet.members import Member, Room, Way
+from tools.fleet_cases import FLEETS, FleetExample
+from tools.fleet_replay import PATTERNS, POLICIES, Asked, Replayed, ReplayModel, Setup, draw, read_log, replay
+
+_OWN = ("share", "resident", "evict", "never_with")
+
+
+def alone(example: FleetExample) -> dict[str, Planned]:
+    """Plan each model with the machine for itself."""
+    plans = {}
+    for name, words in example.models.items():
+        keywords = {key: value for key, value in words.items() if key not in (*_OWN, "model")}
+        modeler = Modeler(FleetCase(Member(name, 1), words["model"], {**example.keywords, **keywords}), _DISK)
+        try:
+            plans[name] = modeler.plan_alone()
+        finally:
+            modeler.worker.close()
+    return plans
+
+
+_DISK = default_bandwidth()[0]
+
+
+def real_room(plans: Mapping[str, Planned]) -> Room:
+    """Return what is really there for models: the room of a fleet and the margins."""
+    room = room_of([one.plan for one in plans.values()])
+    margins: dict[str, int] = {}
+    for one in plans.values():
+        uses: Sequence[Any] = (*one.plan.devices, *one.plan.pools)
+        margins |= {use.name: use.margin for use in uses} | {"host": one.plan.host.margin}
+    return Room({place: size + margins.get(place, 0) for place, size in room.bytes.items()}, room.alike)
+
+
+def setup_of(
+    example: FleetExample, plans: Mapping[str, Planned], room: Room, fleet: fitter.Fleet | None = None
+) -> Setup:
+    """Make the setup of a replay; without a fleet only to draw logs."""
+    models = {}
+    for name, one in plans.items():
+        is_embedding = bool(example.models[name].get("embedding"))
+        planned = one.way
+        if fleet is not None:
+            model = fleet.model(name)
+            planned = Way(model.needs, model.seconds, model.load_seconds + model.lost_seconds)
+        cache = sum(use.context for use in one.plan.devices) + one.plan.host.context
+        tokens = 2048.0 if is_embedding else 512.0
+        kind = "embedding" if is_embedding else "llm"
+        models[name] = ReplayModel(name, kind, one.way, planned, one.plan.model.bytes + cache, tokens)
+    if fleet is None:
+        return Setup(models, room)
+    costs = {model.name: model.evict_cost for model in fleet.models}
+    return Setup(models, room, tuple(frozenset(each.models) for each in fleet.sets), costs)
+
+
+def compare(example: FleetExample, logs: Mapping[str, Path]) -> Iterator[tuple[str, list[Replayed]]]:
+    """Replay every log with every policy."""
+    plans = alone(example)
+    room = real_room(plans)
+    first = setup_of(example, plans, room)
+    drawn = {name: draw(name, list(first.models.values())) for name in PATTERNS}
+    names = list(plans)
+    for title, path in logs.items():
+        found = list(dict.fromkeys(asked.model for asked in read_log(path)))
+        # the models of a real log stand for the first ones of the fleet
+        known = dict(zip(found, names, strict=False))
+        rows = (asked for asked in read_log(path) if asked.model in known)
+        drawn[title] = [Asked(asked.seconds, known[asked.model], asked.tokens) for asked in rows]
+    for title, log in drawn.items():
+        shares = Counter(asked.model for asked in log)
+        models = {name: {**words, "share": shares[name]} for name, words in example.models.items()}
+        setup = setup_of(example, plans, room, fitter.fleet(models, **example.keywords))
+        yield title, [replay(log, replace(policy(setup), retries=True), setup) for policy in POLICIES]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print a row for each fleet, log and policy."""
+    parser = argparse.ArgumentParser(description="Replay request logs with fitter fleet and with other programs.")
+    parser.add_argument(
+        "--log", type=Path, action="append", default=[], help="a real log as CSV: seconds, model, tokens"
+    )
+    parser.add_argument("-k", default="", help="only fleets with this in their name")
+    args = parser.parse_args(argv)
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    table.writerow(["fleet", "log", "policy", "answered", "out_of_memory", "loads", "seconds", "tokens_per_second"])
+    for example in (each for each in FLEETS if args.k in each.name):
+        for title, found in compare(example, {path.stem: path for path in args.log}):
+            for one in found:
+                answered = one.answered / one.requests
+                figures = (f"{answered:.3f}", one.out_of_memory, one.loads, f"{one.seconds:.0f}")
+                table.writerow([example.name, title, one.policy, *figures, f"{one.tokens_per_second:.4g}"])
+            sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
