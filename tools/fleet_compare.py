@@ -2,8 +2,9 @@
 
 Each fleet of ``fleet_cases`` that does not fit whole is planned for the shares of each log. Every other policy has the
 models as ``fitter fit`` plans them alone, with the same smallest context, so that none of them is slowed down by the
-memory of a longer one. A load that is out of memory is counted; then all other models are unloaded and it is tried again,
-also for the policies that would lose the request, so that all answer the same requests.
+memory of a longer one; memory within a margin is there for none. A load that is out of memory is counted; then all
+other models are unloaded and it is tried again, also for the policies that would lose the request, so that all answer
+the same requests.
 """
 
 from __future__ import annotations
@@ -12,49 +13,47 @@ import argparse
 import csv
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
+from operator import eq
 from pathlib import Path
-from typing import Any
 
 import fitter
 from fitter.api.fleet_ways import FleetCase, Modeler, Planned, room_of
+from fitter.api.shared_models import bytes_of_a_process
 from fitter.machine.disk import default_bandwidth
 from fitter.planning.fleet.members import Member, Room, Way
+from fitter.programs.model_log import Requests
 from tools.fleet_cases import FLEETS, FleetExample
 from tools.fleet_replay import PATTERNS, POLICIES, Asked, Replayed, ReplayModel, Setup, draw, read_log, replay
 
 _OWN = ("share", "resident", "evict", "never_with")
 
 
-def alone(example: FleetExample) -> dict[str, Planned]:
-    """Plan each model with the machine for itself."""
-    plans = {}
+def alone(example: FleetExample) -> tuple[dict[str, Planned], dict[str, dict[str, Way]]]:
+    """Plan each model with the machine for itself, and on each device alone."""
+    plans, on_one = {}, {}
     for name, words in example.models.items():
         keywords = {key: value for key, value in words.items() if key not in (*_OWN, "model")}
         modeler = Modeler(FleetCase(Member(name, 1), words["model"], {**example.keywords, **keywords}), _DISK)
-        try:
+        with closing(modeler.worker):
             plans[name] = modeler.plan_alone()
-        finally:
-            modeler.worker.close()
-    return plans
+            devices = [use.name for use in plans[name].plan.devices]
+            on = {name: modeler.planned(modeler.fit({}, [name], is_least=True)) for name in devices}
+        on_one[name] = {device: one.way for device, one in on.items() if one.plan.fits}
+    return plans, on_one
 
 
 _DISK = default_bandwidth()[0]
 
 
-def real_room(plans: Mapping[str, Planned]) -> Room:
-    """Return what is really there for models: the room of a fleet and the margins."""
-    room = room_of([one.plan for one in plans.values()])
-    margins: dict[str, int] = {}
-    for one in plans.values():
-        uses: Sequence[Any] = (*one.plan.devices, *one.plan.pools)
-        margins |= {use.name: use.margin for use in uses} | {"host": one.plan.host.margin}
-    return Room({place: size + margins.get(place, 0) for place, size in room.bytes.items()}, room.alike)
-
-
 def setup_of(
-    example: FleetExample, plans: Mapping[str, Planned], room: Room, fleet: fitter.Fleet | None = None
+    example: FleetExample,
+    plans: Mapping[str, Planned],
+    on_one: Mapping[str, Mapping[str, Way]],
+    room: Room,
+    fleet: fitter.Fleet | None = None,
 ) -> Setup:
     """Make the setup of a replay; without a fleet only to draw logs."""
     models = {}
@@ -67,7 +66,10 @@ def setup_of(
         cache = sum(use.context for use in one.plan.devices) + one.plan.host.context
         tokens = 2048.0 if is_embedding else 512.0
         kind = "embedding" if is_embedding else "llm"
-        models[name] = ReplayModel(name, kind, one.way, planned, one.plan.model.bytes + cache, tokens)
+        buffers = [use.compute + bytes_of_a_process(use) for use in one.plan.devices if use.model]
+        each = max(buffers, default=0)
+        predicted = one.plan.model.bytes + cache
+        models[name] = ReplayModel(name, kind, one.way, planned, predicted, tokens, on_one[name], each)
     if fleet is None:
         return Setup(models, room)
     costs = {model.name: model.evict_cost for model in fleet.models}
@@ -76,21 +78,23 @@ def setup_of(
 
 def compare(example: FleetExample, logs: Mapping[str, Path]) -> Iterator[tuple[str, list[Replayed]]]:
     """Replay every log with every policy."""
-    plans = alone(example)
-    room = real_room(plans)
-    first = setup_of(example, plans, room)
+    plans, on_one = alone(example)
+    room = room_of([one.plan for one in plans.values()])
+    first = setup_of(example, plans, on_one, room)
     drawn = {name: draw(name, list(first.models.values())) for name in PATTERNS}
-    names = list(plans)
+    known_names = list(plans)
     for title, path in logs.items():
         found = list(dict.fromkeys(asked.model for asked in read_log(path)))
         # the models of a real log stand for the first ones of the fleet
-        known = dict(zip(found, names, strict=False))
+        known = dict(zip(found, known_names, strict=False))
         rows = (asked for asked in read_log(path) if asked.model in known)
         drawn[title] = [Asked(asked.seconds, known[asked.model], asked.tokens) for asked in rows]
     for title, log in drawn.items():
-        shares = Counter(asked.model for asked in log)
-        models = {name: {**words, "share": shares[name]} for name, words in example.models.items()}
-        setup = setup_of(example, plans, room, fitter.fleet(models, **example.keywords))
+        names = [asked.model for asked in log]
+        counted = Requests(Counter(names), sum(map(eq, names, names[1:])))
+        models = {name: {**words, "share": counted.counts[name]} for name, words in example.models.items()}
+        fleet = fitter.fleet(models, in_a_row=counted.in_a_row, **example.keywords)
+        setup = setup_of(example, plans, on_one, room, fleet)
         yield title, [replay(log, replace(policy(setup), retries=True), setup) for policy in POLICIES]
 
 

@@ -56,6 +56,10 @@ class ReplayModel:
     """Bytes that Ollama expects: those of the file, and an f16 KV cache for the context."""
     tokens: float
     """Tokens of an answer (of a prompt, for a model that answers none), where a log does not say."""
+    on: Mapping[str, Way] = field(default_factory=dict)
+    """Its plan on each device alone; without one it is as on the device that ``alone`` has."""
+    each: int = 0
+    """Bytes that it takes on each device over which it is spread, beside its part of weights and cache."""
 
 
 @dataclass(frozen=True)
@@ -180,15 +184,23 @@ def ollama(setup: Setup, keep_alive: float = 300.0) -> Policy:
 def _beside(loaded: Collection[Way], model: ReplayModel, devices: Sequence[str], room: Room) -> Way | None:
     """Place a model beside others as Ollama does; ``None`` if it is above 80 % of what is free."""
     free = {device: max(0, room.bytes[device] - sum(way.needs.get(device, 0) for way in loaded)) for device in devices}
-    rest = {place: need for place, need in model.alone.needs.items() if place not in devices}
-    size = sum(model.alone.needs.values()) - sum(rest.values())
     freest = max(devices, key=lambda device: free[device])
     if model.predicted <= free[freest] * OLLAMA_PERCENT // 100:
-        needs = {**rest, freest: size}
-    elif model.predicted <= (total := sum(free.values())) * OLLAMA_PERCENT // 100:
-        needs = {**rest, **{device: math.ceil(size * free[device] / total) for device in devices}}
-    else:
-        return None
+        if freest in model.on:
+            return model.on[freest]
+        return _on(model, {freest: 1.0}, devices)
+    if model.predicted <= (total := sum(free.values())) * OLLAMA_PERCENT // 100:
+        return _on(model, {device: free[device] / total for device in devices}, devices)
+    return None
+
+
+def _on(model: ReplayModel, parts: Mapping[str, float], devices: Sequence[str]) -> Way:
+    """Place the parts of a model on devices; each has compute buffers, and memory of the process, too."""
+    rest = {place: need for place, need in model.alone.needs.items() if place not in devices}
+    on_devices = sum(model.alone.needs.values()) - sum(rest.values())
+    n_alone = sum(place in devices for place in model.alone.needs)
+    split = max(0, on_devices - n_alone * model.each)
+    needs = {**rest, **{device: math.ceil(split * part) + model.each for device, part in parts.items()}}
     return Way(needs, model.alone.seconds, model.alone.reload_seconds)
 
 

@@ -56,12 +56,14 @@ class FleetRequest:
         goal: ``time``, ``resident`` or ``alone``.
         disk: Bytes per second that models are loaded with; ``None`` to measure this machine's, or to take a common one.
         is_here: Whether the machine is this one.
+        in_a_row: Requests for a model one after the other, on average.
     """
 
     cases: tuple[FleetCase, ...]
     goal: str = "time"
     disk: float | None = None
     is_here: bool = False
+    in_a_row: float = 1.0
 
 
 @checked_call(Fitting)
@@ -70,6 +72,7 @@ def fleet(
     *,
     goal: str = GOALS[0],
     disk_bandwidth: float | str | None = None,
+    in_a_row: float = 1.0,
     jobs: int | None = None,
     on_step: OnStep | None = None,
     **parameters: Unpack[Fitting],
@@ -87,6 +90,7 @@ def fleet(
             ``alone``: each as fast as alone, in turns.
         disk_bandwidth: How fast models are loaded, in bytes per second or as ``3.4GB/s``; by default measured on this
             machine, or that of a common disk for devices that are described.
+        in_a_row: Requests for a model one after the other, on average, beyond chance; 1 for requests in random order.
         jobs: Models that are measured at the same time; by default one per processor.
         on_step: Called after each step with the steps done, all steps and a text.
         parameters: Keywords of ``fit`` for all models, such as those of the machine.
@@ -121,7 +125,7 @@ def fleet(
         )
         cases.append(FleetCase(member, os.fsdecode(words.pop("model")), words))
     is_here = not any(case.keywords.get("gpus") for case in cases)
-    request = FleetRequest(tuple(cases), goal, rate, is_here)
+    request = FleetRequest(tuple(cases), goal, rate, is_here, in_a_row)
     return plan_fleet(request, on_step=on_step, jobs=jobs)
 
 
@@ -158,6 +162,8 @@ def _check(request: FleetRequest) -> None:
         raise UsageError(f"a fleet has 2 to {MOST_MODELS} models, and this one {len(request.cases)}")
     if request.goal not in GOALS:
         raise UsageError(f"'{request.goal}' is no goal of a fleet: choose from {', '.join(GOALS)}")
+    if not 1 <= request.in_a_row < float("inf"):
+        raise UsageError(f"{request.in_a_row:g} requests in a row make no sense: give a number of at least 1")
     for case in request.cases:
         if not is_address(case.model) and not Path(case.model).exists():
             raise UsageError(f"the model of '{case.member.name}' is gone: {show(Path(case.model))} does not exist")
@@ -197,7 +203,7 @@ class _Planner:
         ]
         if problems:
             return self._failed(problems)
-        self._rules = Rules(self._members, room_of([one.plan for one in alone]))
+        self._rules = Rules(self._members, room_of([one.plan for one in alone]), self._request.in_a_row)
         rules = self._rules
         reloads = sum(one.way.reload_seconds for one in alone)
         self._found = [[one] for one in alone]
@@ -386,7 +392,7 @@ class _Planner:
             self._request.goal,
             models,
             sets,
-            _swaps(residency, shares, names),
+            _swaps(residency, [share / self._rules.in_a_row for share in shares], names),
             residency.seconds,
             sum(share * one.way.seconds for share, one in zip(shares, alone, strict=True)),
             min(residency.seconds, self._bound(alone)),
@@ -419,7 +425,7 @@ class _Planner:
         pools = {pool.name for one in alone for pool in one.plan.pools}
         all_of_it = {HOST_NAME: sum(size for place, size in room.items() if place not in pools)}
         whole = Room(all_of_it if HOST_NAME in room or pools else {})
-        return Runs(Rules(rules.members, whole), quickest).static_seconds
+        return Runs(Rules(rules.members, whole, rules.in_a_row), quickest).static_seconds
 
     # --- what does not fit
 

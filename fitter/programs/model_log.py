@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,7 +22,30 @@ _FIRST_BYTES = 4096
 _MOST_NAMES = 3
 
 
-def shares_of(path: Path, names: Collection[str]) -> dict[str, int]:
+@dataclass(frozen=True)
+class Requests:
+    """The requests of a log.
+
+    Attributes:
+        counts: The number of requests for each model.
+        repeats: How many of all requests are for the same model as the one before.
+    """
+
+    counts: Mapping[str, int]
+    repeats: int
+
+    @property
+    def in_a_row(self) -> float:
+        """Requests for a model one after the other, on average, as far as that is no chance: 1 for random order."""
+        n = sum(self.counts.values())
+        by_chance = sum((count / n) ** 2 for count in self.counts.values())
+        if n < 2 or by_chance >= 1:
+            return 1.0
+        beyond = max(0.0, (self.repeats / (n - 1) - by_chance) / (1 - by_chance))
+        return 1 / (1 - min(beyond, 1 - 1 / n))
+
+
+def count_requests(path: Path, names: Collection[str]) -> Requests:
     """Count the requests for each model in a log.
 
     A router of llama-server writes a line for each request that it passes on, and llama-swap does with
@@ -31,19 +55,19 @@ def shares_of(path: Path, names: Collection[str]) -> dict[str, int]:
         path: The log, of any length.
         names: The models, by the names that the server has for them.
 
-    Returns:
-        The number of requests for each of ``names``, 0 for those without one.
-
     Raises:
         UsageError: The log cannot be read, is no text, or has no request for any of ``names``.
     """
     counts = dict.fromkeys(names, 0)
     others: dict[str, None] = {}
+    repeats, last = 0, ""
     try:
         with open(path, "rb") as file:
             for name in _asked(file, path):
                 if name in counts:
                     counts[name] += 1
+                    repeats += name == last
+                    last = name
                 elif len(others) < _MOST_NAMES:
                     others[name] = None
     except IsADirectoryError:
@@ -55,7 +79,7 @@ def shares_of(path: Path, names: Collection[str]) -> dict[str, int]:
         raise UsageError(f"{path} cannot be read ({reason}): give a log that you may read") from None
     if not any(counts.values()):
         raise UsageError(_without_requests(path, counts, others))
-    return counts
+    return Requests(counts, repeats)
 
 
 def _asked(file: BinaryIO, path: Path) -> Iterator[str]:

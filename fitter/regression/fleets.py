@@ -13,18 +13,19 @@ from fitter.api.plan_fleet import FleetRequest, OnStep, plan_fleet
 from fitter.errors import UsageError
 from fitter.machine.bandwidth import parse_bandwidth
 from fitter.model.files.source import show
+from fitter.output.formats.ini import safe_name
 from fitter.parameters.table import GOALS
 from fitter.parameters.values import shown_in_file
 from fitter.planning.fleet.fleet import Fleet
 from fitter.planning.fleet.members import Member
-from fitter.programs.model_log import shares_of
+from fitter.programs.model_log import count_requests
 from fitter.regression.cases import CASES_FILE, Case, check_keys, check_trusted, read_cases, read_table, with_build
 from fitter.regression.toml import read_toml
 
 _EXAMPLE = '[fleet] with goal = "time"'
 _MACHINE = ("gpu", "profile", "host_memory", "llama_cpp")
 """Keys of the machine, which all models of a fleet have in common."""
-_KEYS = ("cases", "goal", "log", "disk_bandwidth", "models")
+_KEYS = ("cases", "goal", "log", "in_a_row", "disk_bandwidth", "models")
 _MODEL_KEYS = ("share", "resident", "evict", "never_with")
 _MOST_SHARE = 1e12
 
@@ -51,6 +52,8 @@ class FleetTable:
     """``time``, ``resident`` or ``alone``."""
     disk: float | None = None
     """Bytes per second that models are loaded with, if given."""
+    in_a_row: float = 1.0
+    """Requests for a model one after the other, on average."""
 
 
 def has_fleet(path: Path) -> bool:
@@ -73,11 +76,12 @@ def read_fleet(path: Path) -> FleetTable:
             raise UsageError(f"fleet.goal is {shown_in_file(goal)}: choose from {', '.join(GOALS)}")
         _check_one_machine(chosen)
         members = _members(chosen, read_table(table.get("models", {}), "fleet.models"))
+        in_a_row = _in_a_row(table)
         if "log" in table:
-            members = _counted(members, table, path)
+            members, in_a_row = _counted(members, table, path)
     except UsageError as error:
         raise UsageError(f"{show(path)}: {error}") from None
-    return FleetTable(chosen, members, goal, _disk(table, path))
+    return FleetTable(chosen, members, goal, _disk(table, path), in_a_row)
 
 
 def fleet(
@@ -125,6 +129,7 @@ def fleet(
         goal or table.goal,
         table.disk,
         is_here,
+        table.in_a_row,
     )
     return plan_fleet(request, on_step=on_step, jobs=jobs)
 
@@ -221,16 +226,31 @@ def _wish(table: Mapping[str, Any], where: str, names: Collection[str]) -> _Wish
     return _Wish(None if share is None else float(share), table.get("resident", False), table.get("evict", True), apart)
 
 
-def _counted(members: Sequence[Member], table: Mapping[str, Any], path: Path) -> tuple[Member, ...]:
-    """Take the shares from the log of a server."""
+def _in_a_row(table: Mapping[str, Any]) -> float:
+    value = table.get("in_a_row", 1)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= _MOST_SHARE:
+        raise UsageError(f"fleet.in_a_row is {shown_in_file(value)}: give a number of requests, such as 6")
+    return float(value)
+
+
+def _counted(members: Sequence[Member], table: Mapping[str, Any], path: Path) -> tuple[tuple[Member, ...], float]:
+    """Take the shares, and the requests in a row, from the log of a server."""
     log = table["log"]
     if not isinstance(log, str) or not log:
         raise UsageError(f"fleet.log is {shown_in_file(log)}: give the log of a llama-server or of llama-swap")
-    if given := next((name for name, each in table.get("models", {}).items() if "share" in each), None):
-        raise UsageError(f"fleet.models.{given} has a share, and fleet.log counts the requests: leave one of them out")
-    counts = shares_of(path.absolute().parent / os.path.expanduser(log), [member.name for member in members])
+    given = next(
+        (f"fleet.models.{name}.share" for name, each in table.get("models", {}).items() if "share" in each), ""
+    )
+    if given := given or ("fleet.in_a_row" if "in_a_row" in table else ""):
+        raise UsageError(f"{given} is given, and fleet.log counts the requests: leave one of them out")
+    # a preset for llama-server has some names in another form
+    names = {safe_name(member.name): member.name for member in members} | {each.name: each.name for each in members}
+    found = count_requests(path.absolute().parent / os.path.expanduser(log), list(names))
+    counts = dict.fromkeys((member.name for member in members), 0)
+    for called, count in found.counts.items():
+        counts[names[called]] += count
     total = sum(counts.values())
-    return tuple(replace(member, share=counts.get(member.name, 0) / total) for member in members)
+    return tuple(replace(member, share=counts[member.name] / total) for member in members), found.in_a_row
 
 
 def _disk(table: Mapping[str, Any], path: Path) -> float | None:

@@ -36,9 +36,10 @@ def way(seconds: float, reload_seconds: float, **needs: int) -> Way:
 
 def replayed(rules: Rules, ways: Sequence[Way], residency: Residency, n: int) -> float:
     """Seconds of a request, from ``n`` drawn ones: a second opinion, written after llama-swap's rules."""
-    draw, loaded, total = random.Random(7), set(models_of(rules.first)), 0.0
+    draw, loaded, total, model = random.Random(7), set(models_of(rules.first)), 0.0, -1
     for _ in range(n):
-        (model,) = draw.choices(range(len(ways)), rules.shares)
+        if model < 0 or draw.random() < 1 / rules.in_a_row:
+            (model,) = draw.choices(range(len(ways)), rules.shares)
         total += ways[model].seconds
         if model in loaded:
             continue
@@ -95,6 +96,14 @@ def test_two_models_in_turns_are_loaded_for_half_of_the_requests() -> None:
     assert residency.seconds == pytest.approx(0.5 * (1 + 2) + 0.5 * 0.5 * (4 + 8))
 
 
+def test_models_in_sessions_are_loaded_once_a_session() -> None:
+    rules = Rules(members(1, 1), CARD, in_a_row=5)
+    runs = Runs(rules, [way(1, 4, CUDA0=6), way(2, 8, CUDA0=6)])
+    residency = runs.best()
+    assert residency.misses == pytest.approx((0.1, 0.1))
+    assert residency.seconds == pytest.approx(0.5 * (1 + 2) + 0.5 * 0.1 * (4 + 8))
+
+
 def test_a_model_that_nobody_asks_for_costs_nothing() -> None:
     runs = Runs(Rules(members(1, 0), CARD), [way(1, 4, CUDA0=6), way(2, 8, CUDA0=6)])
     assert runs.best().seconds == pytest.approx(1)
@@ -132,7 +141,7 @@ def fleets(draw: st.DrawFn) -> tuple[Rules, list[list[Way]]]:
             st.just(reload_seconds),
         )
         ways.append(draw(st.lists(one, min_size=1, max_size=4)))
-    return Rules(members(*shares, stay=stay), room), ways
+    return Rules(members(*shares, stay=stay), room, draw(st.sampled_from([1.0, 1.0, 4.0]))), ways
 
 
 def every_choice(rules: Rules, ways: Sequence[Sequence[Way]]) -> list[Runs]:

@@ -121,7 +121,14 @@ def _fleet() -> list[tuple[str, str, str, str]]:
             "string",
             "",
             "A log of a llama-server's router, or of llama-swap at `logLevel: debug`, relative to "
-            "the file's directory: the shares of the requests are counted in it.",
+            "the file's directory: the shares of the requests are counted in it, "
+            "and how many for a model come one after the other.",
+        ),
+        (
+            "`in_a_row`",
+            "number",
+            "1: random order",
+            "Requests for a model one after the other, on average, beyond chance: turns of a conversation.",
         ),
         (
             "`disk_bandwidth`",

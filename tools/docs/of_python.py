@@ -58,6 +58,7 @@ _PLAIN = {
     "`never_with` as in [`fitter.toml`](fitter-toml.md#fleet).",
     "goal": GOAL_HELP,
     "disk_bandwidth": "How fast models are loaded: bytes per second, or a text such as `3.4GB/s`.",
+    "in_a_row": "Requests for a model one after the other, on average, beyond chance; 1 for requests in random order.",
     "on_step": "Is called after each step with the steps done, all steps and a text.",
     "worker": "A worker process that is there already, for many calls in a row; by default each call has its own.",
 }

@@ -151,7 +151,7 @@ class _Knapsack:
                 (shares[model] * way.seconds, index, rules.room.row(way.needs)) for index, way in enumerate(each)
             ]
             if not rules.members[model].stays:
-                least = min(shares[model] * (way.seconds + way.reload_seconds) for way in each)
+                least = min(shares[model] * (way.seconds + way.reload_seconds / rules.in_a_row) for way in each)
                 rows.append((least, None, [0] * len(self._places)))
             options.append(sorted(rows, key=lambda row: (row[0], sum(row[2]))))
         # where most is at stake first

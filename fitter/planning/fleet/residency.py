@@ -1,8 +1,9 @@
 """Which sets of models fit together, which one makes room, and how long a request takes then, on average. Seconds.
 
-A set is a number whose bits are the models. Requests come in random order by their shares, so the sets in memory are
-the states of a Markov chain; a model that is asked for and not in memory is loaded, in place of those whose eviction
-costs least. llama-swap's matrix decides the same way (``Program.Solve`` of its ``internal/matrix``).
+A set is a number whose bits are the models. Requests come in random order by their shares, some for the same model one
+after the other, so the sets in memory are the states of a Markov chain. A model that is asked for and not in memory is
+loaded, in place of those whose eviction costs least. llama-swap's matrix decides the same way (``Program.Solve`` of its
+``internal/matrix``).
 """
 
 from __future__ import annotations
@@ -47,10 +48,12 @@ class Rules:
     Attributes:
         members: The models.
         room: The machine's room.
+        in_a_row: Requests for a model one after the other, on average; 1 for random order.
     """
 
     members: tuple[Member, ...]
     room: Room
+    in_a_row: float = 1.0
 
     @functools.cached_property
     def staying(self) -> int:
@@ -128,7 +131,9 @@ class Runs:
         """Seconds that no order of evictions can beat: the best set is in memory before each request."""
         rules = self._rules
         running = sum(share * way.seconds for share, way in zip(rules.shares, self._ways, strict=True))
-        reloads = [share * way.reload_seconds for share, way in zip(rules.shares, self._ways, strict=True)]
+        reloads = [
+            share * way.reload_seconds / rules.in_a_row for share, way in zip(rules.shares, self._ways, strict=True)
+        ]
         missed = sum(reloads) - _bits(self._n) @ np.array(reloads)
         return running + float(np.min(missed[self._fits]))
 
@@ -168,7 +173,7 @@ class Runs:
             moves.append(row)
         shares = _shares_of_time(np.array(moves), rules.shares)
         misses = tuple(
-            float(sum(share for state, share in zip(states, shares, strict=True) if not state >> model & 1))
+            sum(share for state, share in zip(states, shares, strict=True) if not state >> model & 1) / rules.in_a_row
             for model in range(n)
         )
         seconds = sum(
