@@ -8,7 +8,7 @@ import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from examples.tiny_moe import TinyModel
 from fitter.output.formats.fleets import render
 from fitter.planning.fleet.fleet import Fleet
 from fitter.programs.resident import resident
-from tests.support.fleets import make_fleet
 from tests.support.patience import SECONDS, all_end, is_running, until
 from tools import upstream
 from tools.rpc_servers import free_port
@@ -40,18 +39,22 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
     """Four models of 256 MiB, any three of which fit; the first one is loaded at the start."""
     model = write_tiny(tmp_path_factory.mktemp("models") / "wide.gguf", WIDE)
     words: dict[str, Any] = {
-        "program": "llama-server",
+        "n_ctx": 8192,
         "n_seq_max": 1,
-        "devices": ["none"],
         "cache_ram": 0,
         "type_k": "f32",
         "type_v": "f32",
+        "gpus": "none",
     }
-    plan = fitter.fit(model, n_ctx=8192, **words)
+    plan = fitter.fit(model, program="llama-server", **words)
     assert plan.breakdown.host.context == 256 * MIB
-    made = make_fleet(dict.fromkeys(NAMES, 1), 3, plans=dict.fromkeys(NAMES, plan))
+    models: dict[str, dict[str, Any]] = {name: {"model": model} for name in NAMES}
+    models["chat"]["resident"] = True
+    # three and a half of them
+    made = fitter.fleet(models, host_memory=plan.host.margin + plan.host.used * 7 // 2, **words)
     assert made.any_together == 3
-    return replace(made, models=(replace(made.models[0], is_resident=True), *made.models[1:]))
+    assert {len(each.models) for each in made.sets} == {3}
+    return made
 
 
 @dataclass(frozen=True)
@@ -150,8 +153,8 @@ def test_the_router_keeps_as_many_models_as_fit(fleet: Fleet, tmp_path: Path) ->
         assert len(servers) == 3
         memory = [resident(each.pid) for each in servers]
         own = sum(each.own for each in memory if each is not None)
-        plans = [model.plan for model in fleet.models if model.name != "code"]
+        needs = [model.needs["host"] for model in fleet.models if model.name != "code"]
         caches = [model.plan.breakdown.host.context for model in fleet.models]
         # a fourth model would exceed it
-        assert sum(caches[1:]) <= own <= sum(plan.host.used + OF_ITS_CODE for plan in plans) < sum(caches)
+        assert sum(caches[1:]) <= own <= sum(need + OF_ITS_CODE for need in needs) < sum(caches)
     assert not any(map(psutil.pid_exists, (each.pid for each in servers)))

@@ -16,6 +16,7 @@ FLEET = document(
             FleetModel,
             "name",
             *map(rounded, ("share", "seconds", "alone_seconds", "load_seconds", "lost_seconds", "miss")),
+            "needs",
             "evict_cost",
             Key("resident", "is_resident"),
             Key("evictable", "may_be_evicted"),
