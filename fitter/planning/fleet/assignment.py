@@ -108,7 +108,7 @@ def assign(rules: Rules, ways: Sequence[Sequence[Way]], goal: str = "time") -> C
         assert residency
         return Choice(quickest, residency[1], residency[1].seconds, is_proven=True)
     search = _Search(rules, ways, goal)
-    bound, starts = _most_valuable(rules, ways)
+    bound, starts = most_valuable(rules, ways)
     for start in dict.fromkeys((*starts, quickest)):
         search.improve(start)
     n_combinations = math.prod(map(len, ways))
@@ -212,7 +212,7 @@ class _Knapsack:
         )
 
 
-def _most_valuable(rules: Rules, ways: Sequence[Sequence[Way]]) -> tuple[float, list[tuple[int, ...]]]:
+def most_valuable(rules: Rules, ways: Sequence[Sequence[Way]]) -> tuple[float, list[tuple[int, ...]]]:
     """Find the best set that stays in memory.
 
     Returns:
