@@ -229,6 +229,26 @@ def test_a_load_that_begins_early_is_not_repeated(model: Path, word: str, path: 
     assert (done.stdout, done.stderr) == (f"{used} {loads}\n", "")
 
 
+def test_two_threads_do_not_take_one_early_worker() -> None:
+    code = (
+        EARLY.format(count=1) + "import threading\n"
+        "both, fits = threading.Barrier(2), process.Process.fits\n"
+        "def fits_for_both(*words):\n"
+        "    answer = fits(*words)\n"
+        "    both.wait(60)\n"
+        "    return answer\n"
+        "process.Process.fits = fits_for_both\n"
+        "taken = []\n"
+        "threads = [threading.Thread(target=lambda: taken.append(process.take({}))) for _ in range(2)]\n"
+        "for thread in threads: thread.start()\n"
+        "for thread in threads: thread.join()\n"
+        "print(len(set(taken)))\n"
+        "for each in taken: each.kill()\n"
+    )
+    done = run_python(code)
+    assert (done.stdout, done.stderr) == ("2\n", "")
+
+
 @pytest.mark.parametrize("changes", [False, True], ids=["as it was", "changed"])
 def test_a_model_that_changes_while_it_is_loaded_early_is_not_used(tmp_path: Path, changes: bool) -> None:
     # a file of its own, which is sparse: a copy would write all of it

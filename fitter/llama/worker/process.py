@@ -250,7 +250,11 @@ def take(variables: Mapping[str, str], like: Process | None = None) -> Process:
     """
     for process in tuple(_early) if os.getpid() == _owner else ():
         if process.fits(variables, like):
-            _early.remove(process)
+            try:
+                _early.remove(process)
+            except ValueError:
+                # another thread was quicker
+                continue
             process.wake()
             return process
     return Process(variables, like=like)
