@@ -21,6 +21,7 @@ from fitter.output.formats.python import fit_kwargs
 from fitter.regression.lockfile import read_lock
 from tests.support.command import run_fitter
 from tools.fleet_cases import FLEETS, FleetExample
+from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 EXAMPLES = {example.name: example for example in FLEETS}
 LONG = ("six large models on eight cards",)
@@ -252,6 +253,20 @@ def test_the_command_prints_tables_json_and_every_format(folder: Path) -> None:
         assert done.stdout
     config = yaml.safe_load(run_fitter("fleet", "--format", "llama-swap", cwd=folder).stdout)
     assert set(config["models"]) == {"chat", "embed"}
+
+
+def test_here_is_this_machine_whatever_the_cases_name(tmp_path: Path) -> None:
+    for model in (TINY_MOE, TINY_DENSE):
+        write_tiny(tmp_path / f"{model.name.replace(' ', '-')}.gguf", model)
+    names = sorted(path.name for path in tmp_path.glob("*.gguf"))
+    cases = "".join(f'[cases.m{index}]\nmodel = "{name}"\n' for index, name in enumerate(names))
+    (tmp_path / "fitter.toml").write_text(f'[defaults]\ngpu = ["rtx-4090"]\n{cases}[fleet]\n')
+    described = json.loads(run_fitter("fleet", "--json", cwd=tmp_path).stdout)
+    here = json.loads(run_fitter("fleet", "--json", "--here", cwd=tmp_path).stdout)
+    assert [use["name"] for use in described["sets"][0]["memory"]] == ["CUDA0", "host"]
+    assert [use["name"] for use in here["sets"][0]["memory"]] == ["host"]
+    assert here["sets"][0]["models"] == ["m0", "m1"]
+    assert here["sets"][0]["memory"][0]["room"] > 0
 
 
 def test_the_command_says_what_does_not_fit(folder: Path) -> None:
