@@ -26,7 +26,7 @@ from fitter.model.files.source import show
 from fitter.model.location import is_address, model_files
 from fitter.parameters.table import GOALS, Fitting
 from fitter.parameters.values import items, shown
-from fitter.planning.fleet.assignment import Choice, assign
+from fitter.planning.fleet.assignment import assign
 from fitter.planning.fleet.fleet import Disk, Fleet, FleetModel, PlaceUse, ResidentSet, Swap
 from fitter.planning.fleet.members import Member, Room, Way
 from fitter.planning.fleet.residency import MOST_MODELS, Residency, Rules, Runs, models_of
@@ -159,7 +159,9 @@ def plan_fleet(request: FleetRequest, *, on_step: OnStep | None = None, jobs: in
 
 def _check(request: FleetRequest) -> None:
     if not 2 <= len(request.cases) <= MOST_MODELS:
-        raise UsageError(f"a fleet has 2 to {MOST_MODELS} models, and this one {len(request.cases)}")
+        count = len(request.cases)
+        remedy = "leave some out" if count > MOST_MODELS else "add another one"
+        raise UsageError(f"a fleet has 2 to {MOST_MODELS} models, and this one {count}: {remedy}")
     if request.goal not in GOALS:
         raise UsageError(f"'{request.goal}' is no goal of a fleet: choose from {', '.join(GOALS)}")
     if not 1 <= request.in_a_row < float("inf"):
@@ -213,19 +215,29 @@ class _Planner:
             self._found = self._each(lambda modeler: modeler.ways(rules.room, reloads), "with parts of the machine")
         if problems := [self._too_slow(modeler) for modeler, ways in self._by_model() if not ways]:
             return self._failed(problems)
-        choice = self._choose()
-        if choice is None:
+        chosen = self._chosen()
+        if chosen is None:
             return self._failed(self._why_not())
-        chosen = [ways[index] for ways, index in zip(self._found, choice.ways, strict=True)]
-        chosen = self._grown(self._realized(chosen))
-        chosen = self._confirmed(chosen)
+        chosen = self._confirmed(self._grown(chosen))
         return self._fleet(chosen, self._runs(chosen).best(), alone)
 
     def _by_model(self) -> list[tuple[Modeler, list[Planned]]]:
         return list(zip(self._modelers, self._found, strict=True))
 
-    def _choose(self) -> Choice | None:
-        return assign(self._rules, [[one.way for one in ways] for ways in self._found], self._request.goal)
+    def _chosen(self) -> list[Planned] | None:
+        """Choose a way for each model, and plan it on the very devices that were chosen; ``None`` if there is none."""
+        while True:
+            choice = assign(self._rules, [[one.way for one in ways] for ways in self._found], self._request.goal)
+            if choice is None:
+                return None
+            is_as_expected = True
+            for modeler, ways, index in zip(self._modelers, self._found, choice.ways, strict=True):
+                one = ways[index]
+                if one.instead:
+                    ways[index] = modeler.planned(modeler.fit({}, one.devices, is_least=True), one.devices)
+                    is_as_expected &= ways[index].way == one.way
+            if is_as_expected:
+                return [ways[index] for ways, index in zip(self._found, choice.ways, strict=True)]
 
     def _each(self, ask: Callable[[Modeler], _T], text: str) -> list[_T]:
         """Ask about every model, several at a time."""
@@ -249,15 +261,6 @@ class _Planner:
         self._say(self._done, self._steps, text)
 
     # --- what each set leaves
-
-    def _realized(self, chosen: list[Planned]) -> list[Planned]:
-        """Plan each model on the very devices that were chosen for it."""
-        real = []
-        for modeler, one in zip(self._modelers, chosen, strict=True):
-            if one.instead:
-                one = modeler.planned(modeler.fit({}, one.devices, is_least=True), one.devices)
-            real.append(one)
-        return real
 
     def _grown(self, chosen: list[Planned]) -> list[Planned]:
         """Give what the sets leave to their models: first where more memory saves most, then for longer contexts."""

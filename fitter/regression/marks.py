@@ -312,8 +312,8 @@ class Writer:
         try:
             with alone(path):
                 # Another process may have written it while the tests ran.
-                before = read_lock(path).cases if os.path.lexists(path) else {}
-                write_lock(path, Lock({**before, **cases}))
+                before = read_lock(path) if os.path.lexists(path) else Lock({})
+                write_lock(path, Lock({**before.cases, **cases}, before.fleet))
         except FitterError as error:
             self._message = f"fitter: error: {error}"
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -142,7 +142,11 @@ def test_more_memory_and_a_faster_disk_make_no_fleet_slower() -> None:
 
 
 REFUSED = {
-    "one model": ({"a": {}}, "a fleet has 2 to 12 models, and this one 1"),
+    "one model": ({"a": {}}, "a fleet has 2 to 12 models, and this one 1: add another one"),
+    "thirteen models": (
+        {f"m{index}": {"model": "shape://qwen2-7b"} for index in range(13)},
+        "a fleet has 2 to 12 models, and this one 13: leave some out",
+    ),
     "no model": ({"a": {"model": ""}, "b": {}}, "'a' has no model: give a path or an address as model"),
     "a model that is gone": (
         {"a": {"model": "gone.gguf"}, "b": {"model": "shape://qwen2-7b"}},

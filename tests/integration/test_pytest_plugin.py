@@ -16,7 +16,7 @@ import pytest
 
 import fitter
 from fitter.api import Plan
-from fitter.regression.lockfile import dumps, read_lock
+from fitter.regression.lockfile import Lock, LockedFleet, LockedMember, dumps, read_lock, write_lock
 from tests.support.command import run_fitter
 from tests.support.patience import is_running, until
 from tools.tiny import TINY_DENSE, write_tiny
@@ -788,3 +788,12 @@ def test_every_option_has_its_twin(pytester: pytest.Pytester) -> None:
     names = ("update", "model", "lock", "max-growth", "llama-cpp", "timeout")
     assert {f"fitter-{name}" for name in names} == options
     assert {option.replace("-", "_") for option in options} == set(re.findall(r"^  (fitter_[a-z_]+) \(", text, re.M))
+
+
+def test_a_fleet_stays_in_the_lock_of_tests(pytester: pytest.Pytester, root: Path) -> None:
+    write_stored(root)
+    fleet = LockedFleet((("a",),), {"a": LockedMember({"n_ctx": 4096}, {"host": 5})})
+    run(pytester, "--fitter-update")
+    write_lock(root / "fitter.lock", Lock(read_lock(root / "fitter.lock").cases, fleet))
+    run(pytester, "--fitter-update")
+    assert read_lock(root / "fitter.lock").fleet == fleet
