@@ -179,9 +179,8 @@ class _Knapsack:
         seen = set()
         for cost, index, needs in self._options[model]:
             if index is not None:
-                if any(need > left for need, left in zip(needs, room, strict=True)) or self._is_forbidden(
-                    model, chosen
-                ):
+                is_full = any(need > left for need, left in zip(needs, room, strict=True))
+                if is_full or self._is_forbidden(model, chosen):
                     continue
                 # devices that are the same and as full are tried once
                 key = self._key(cost, needs, room)
