@@ -234,6 +234,14 @@ def test_more_room_lowers_the_bound() -> None:
     assert bounds[-1] == pytest.approx(1)
 
 
+def test_models_that_are_never_together_raise_the_bound() -> None:
+    ways = [[way(1, 4, CUDA0=1)], [way(1, 4, CUDA0=1)]]
+    for apart, bound in (((), 1.0), (((0, 1),), 3.0)):
+        choice = assign(Rules(members(1, 1, apart=apart), CARD), ways)
+        assert choice is not None
+        assert choice.bound == pytest.approx(bound)
+
+
 def test_devices_that_are_the_same_are_exchanged_not_multiplied() -> None:
     # eight cards with a model each: branch and bound must not try all orders
     names = tuple(f"CUDA{index}" for index in range(8))
