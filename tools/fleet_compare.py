@@ -57,6 +57,9 @@ def setup_of(
 ) -> Setup:
     """Make the setup of a replay; without a fleet only to draw logs."""
     models = {}
+    smallest = on_one[min(plans, key=lambda name: plans[name].plan.model.bytes)]
+    fastest = min((way.seconds for way in smallest.values()), default=1.0)
+    slowness = {device: way.seconds / fastest for device, way in smallest.items()}
     for name, one in plans.items():
         is_embedding = bool(example.models[name].get("embedding"))
         planned = one.way
@@ -69,7 +72,7 @@ def setup_of(
         buffers = [use.compute + bytes_of_a_process(use) for use in one.plan.devices if use.model]
         each = max(buffers, default=0)
         predicted = one.plan.model.bytes + cache
-        models[name] = ReplayModel(name, kind, one.way, planned, predicted, tokens, on_one[name], each)
+        models[name] = ReplayModel(name, kind, one.way, planned, predicted, tokens, on_one[name], slowness, each)
     if fleet is None:
         return Setup(models, room)
     costs = {model.name: model.evict_cost for model in fleet.models}

@@ -58,6 +58,8 @@ class ReplayModel:
     """Tokens of an answer (of a prompt, for a model that answers none), where a log does not say."""
     on: Mapping[str, Way] = field(default_factory=dict)
     """Its plan on each device alone; without one it is as on the device that ``alone`` has."""
+    slowness: Mapping[str, float] = field(default_factory=dict)
+    """How much longer each device takes than the fastest one."""
     each: int = 0
     """Bytes that it takes on each device over which it is spread, beside its part of weights and cache."""
 
@@ -201,7 +203,9 @@ def _on(model: ReplayModel, parts: Mapping[str, float], devices: Sequence[str]) 
     n_alone = sum(place in devices for place in model.alone.needs)
     split = max(0, on_devices - n_alone * model.each)
     needs = {**rest, **{device: math.ceil(split * part) + model.each for device, part in parts.items()}}
-    return Way(needs, model.alone.seconds, model.alone.reload_seconds)
+    # layers are computed one after the other, each at the speed of its device
+    seconds = model.alone.seconds * sum(part * model.slowness.get(device, 1.0) for device, part in parts.items())
+    return Way(needs, seconds, model.alone.reload_seconds)
 
 
 def lemonade(setup: Setup, max_loaded_models: int = 1) -> Policy:
