@@ -91,7 +91,7 @@ class Modeler:
             session = plan.turns.session if plan.turns else Session()
             streams = _streams(plan)
             holds = session.longest * (session.users if streams == 1 else 1)
-            self._n_ctx = min(max(least, holds) * streams, _context_of(plan))
+            self._n_ctx = min(max(least, holds) * streams, context_of(plan))
             plan = self.fit({}, is_least=True)
         else:
             self._n_ctx = least
@@ -166,7 +166,7 @@ class Modeler:
         return (
             price.generation_tokens_per_second >= case.generation_tokens_per_second
             and price.prompt_tokens_per_second >= case.prompt_tokens_per_second
-            and _context_of(plan) >= case.n_ctx
+            and context_of(plan) >= case.n_ctx
             and all(used.get(place, 0) <= most for place, most in case.memory.items())
         )
 
@@ -240,7 +240,8 @@ def _streams(plan: Plan) -> int:
     return 1 if plan.params.kv_unified else plan.params.n_seq_max
 
 
-def _context_of(plan: Plan) -> int:
+def context_of(plan: Plan) -> int:
+    """Return the context of a plan, in tokens."""
     return plan.params.n_ctx or plan.breakdown.n_ctx
 
 

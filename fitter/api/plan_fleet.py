@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fitter.api.checked_call import checked_call
-from fitter.api.fleet_ways import FleetCase, Modeler, Planned, room_of
+from fitter.api.fleet_problems import beyond_its_budget, why_not
+from fitter.api.fleet_ways import FleetCase, Modeler, Planned, context_of, room_of
 from fitter.api.repeat_load import fit_keywords_of
 from fitter.errors import LlamaCppError, UsageError
 from fitter.llama.worker.process import processors
@@ -33,7 +33,6 @@ from fitter.planning.fleet.residency import MOST_MODELS, Residency, Rules, Runs,
 from fitter.planning.plan.result_methods import provide
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.request.shared import HOST_NAME
-from fitter.text import mib_up
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -213,11 +212,11 @@ class _Planner:
         is_enough = has_all and rules.room.holds([one.way for one in alone])
         if not is_enough:
             self._found = self._each(lambda modeler: modeler.ways(rules.room, reloads), "with parts of the machine")
-        if problems := [self._too_slow(modeler) for modeler, ways in self._by_model() if not ways]:
+        if problems := [beyond_its_budget(modeler) for modeler, ways in self._by_model() if not ways]:
             return self._failed(problems)
         chosen = self._chosen()
         if chosen is None:
-            return self._failed(self._why_not())
+            return self._failed([why_not(self._rules, [[one.way for one in ways] for ways in self._found])])
         chosen = self._confirmed(self._grown(chosen))
         return self._fleet(chosen, self._runs(chosen).best(), alone)
 
@@ -284,7 +283,9 @@ class _Planner:
                 if not modeler.is_good(plan) or not self._keeps_sets(chosen, model, one.way):
                     continue
                 is_quicker = one.way.seconds < now.way.seconds * (1 - GAIN)
-                has_more = _context(one) > _context(now) and one.way.seconds <= now.way.seconds * (1 + GAIN)
+                has_more = context_of(one.plan) > context_of(now.plan) and one.way.seconds <= now.way.seconds * (
+                    1 + GAIN
+                )
                 if is_quicker or has_more:
                     chosen[model] = one
         return chosen
@@ -434,85 +435,6 @@ class _Planner:
 
     def _failed(self, problems: Sequence[str]) -> Fleet:
         return Fleet(self._request.goal, (), (), (), 0.0, 0.0, 0.0, 0, self._disk, problems=tuple(problems))
-
-    def _too_slow(self, modeler: Modeler) -> str:
-        """Say that a model fits, but not as quickly, with such a context or in so little memory as the user wants."""
-        assert modeler.alone is not None
-        plan, case = modeler.alone.plan, modeler.case
-        price = plan.estimate
-        if price and price.generation_tokens_per_second < case.generation_tokens_per_second:
-            return (
-                f"'{modeler.name}' makes {price.generation_tokens_per_second:.3g} tokens/s alone on this machine, and "
-                f"its budget wants {case.generation_tokens_per_second:g}: lower that, or choose a smaller quantization"
-            )
-        if price and price.prompt_tokens_per_second < case.prompt_tokens_per_second:
-            return (
-                f"'{modeler.name}' reads {price.prompt_tokens_per_second:.4g} tokens/s of prompts alone on this "
-                f"machine, and its budget wants {case.prompt_tokens_per_second:g}: lower that"
-            )
-        if (n_ctx := _context(modeler.alone)) < case.n_ctx:
-            return f"'{modeler.name}' has a context of {n_ctx} at most, and its budget wants {case.n_ctx}: lower that"
-        return f"'{modeler.name}' takes more memory than its budget allows, however it is placed: raise the budget"
-
-    def _why_not(self) -> list[str]:
-        """Say which models cannot be in memory beside those that must stay, and what would help."""
-        staying = [index for index, member in enumerate(self._members) if member.stays]
-        names = [self._members[index].name for index in staying]
-        forbidden = [
-            (one, other)
-            for one in staying
-            for other, member in enumerate(self._members)
-            if member.name in self._members[one].never_with or self._members[one].name in member.never_with
-        ]
-        if forbidden:
-            one, other = (self._members[index].name for index in forbidden[0])
-            return [f"'{one}' always stays in memory, but must never be with '{other}': let it be evicted"]
-        for count in range(1, len(staying) + 1):
-            for group in combinations(staying, count):
-                if lack := self._lack(group):
-                    group_names = ", ".join(self._members[index].name for index in group)
-                    return [
-                        f"the models that always stay ({group_names}) do not fit together: {lack}{self._help(staying)}"
-                    ]
-        for index, member in enumerate(self._members):
-            if index not in staying and (lack := self._lack((*staying, index))):
-                stay = ", ".join(names)
-                return [
-                    f"'{member.name}' does not fit beside the models that always stay ({stay}): {lack}"
-                    f"{self._help(staying)}"
-                ]
-        return ["no way was found to run all models beside those that always stay: let one of them be evicted"]
-
-    def _lack(self, group: Sequence[int]) -> str:
-        """Say what a group lacks in the ways that need least; empty if it has a way to fit."""
-        members = tuple(replace(self._members[index], is_resident=True, share=1.0) for index in group)
-        rules = Rules(members, self._rules.room)
-        ways = [[one.way for one in self._found[index]] for index in group]
-        if assign(rules, ways):
-            return ""
-        least = [min(each, key=lambda way: sum(rules.room.row(way.needs))) for each in ways]
-        lacks = {
-            place: sum(way.needs.get(place, 0) for way in least) - size for place, size in rules.room.bytes.items()
-        }
-        place, size = max(lacks.items(), key=lambda item: item[1])
-        if size <= 0:
-            return "no combination of their placements has room"
-        return f"{place} lacks {mib_up(size)} MiB"
-
-    def _help(self, staying: Sequence[int]) -> str:
-        for group in (*((index,) for index in staying), tuple(staying)):
-            rest = tuple(
-                replace(member, is_resident=False, may_be_evicted=True) if at in group else member
-                for at, member in enumerate(self._members)
-            )
-            if assign(Rules(rest, self._rules.room), [[one.way for one in ways] for ways in self._found]):
-                names = " and ".join(f"'{self._members[index].name}'" for index in group)
-                return f"; it fits if {names} may be evicted"
-        return "; take smaller quantizations or contexts"
-
-
-def _context(one: Planned) -> int:
-    return one.plan.params.n_ctx or one.plan.breakdown.n_ctx
 
 
 def _named(name: str, asked: Future[_T]) -> _T:
