@@ -532,6 +532,16 @@ def test_units_say_what_pairs_cannot_express(fleet: Fleet, expected: list[str]) 
     assert said == [f"{each}: systemd stops none of them, so stop one yourself." for each in expected]
 
 
+def test_units_that_all_fit_stop_none() -> None:
+    text = render(make_fleet({"a": 1, "b": 1}, 2), "systemd")
+    assert "Conflicts=" not in text
+    assert comments(text)[2:4] == [
+        "systemctl --user start a.service",
+        "llama-server is looked for in /usr/local/bin and /usr/bin: write its path if it is elsewhere.",
+    ]
+    assert comments(text)[4] == "a.service"
+
+
 def test_units_say_no_more_than_a_reader_reads() -> None:
     said = comments(render(make_fleet(dict.fromkeys("abcdef", 1), 2), "systemd"))
     assert len([line for line in said if " although " in line]) == 12
@@ -545,7 +555,7 @@ def test_systemd_reads_every_name_and_path(path: str) -> None:
     assert len(found) == len(fleet.models)
     for number, (model, unit) in enumerate(zip(fleet.models, found.values(), strict=True)):
         each = settings_of(unit)
-        assert each["Description"].replace("%%", "%") == f"{model.name} with llama-server"
+        assert each["Description"] == f"{model.name.replace('%', '%%')} with llama-server"
         assert command(each["ExecStart"]) == ["llama-server", *words_of(model.plan), "--port", str(8080 + number)]
 
 

@@ -54,9 +54,9 @@ def largest_together(groups: Iterable[Group]) -> Iterator[_Models]:
 def choose_groups(fleet: Fleet) -> tuple[Group, ...]:
     """Choose groups with few seconds of loading, in each of whose combinations all models fit together.
 
-    Models that stay, and those that every set has, are in one group that keeps them all. The others begin as exclusive
-    groups of one, and the change with the largest gain is made until none gains anything: two groups become one, or one
-    group is beside all others.
+    Models that every set has, among them those that stay, are in one group that keeps them all. The others begin as
+    exclusive groups of one, and the change with the largest gain is made until none gains anything: two groups become
+    one, or one group is beside all others.
     """
     return _Choice(fleet).groups()
 
@@ -66,7 +66,7 @@ class _Choice:
         self._sets = [frozenset(each.models) for each in fleet.sets]
         self._share = {each.name: each.share for each in fleet.models}
         self._load = {each.name: each.load_seconds + each.lost_seconds for each in fleet.models}
-        self._always = [each.name for each in fleet.models if each.stays or all(each.name in one for one in self._sets)]
+        self._always = [each.name for each in fleet.models if all(each.name in one for one in self._sets)]
         self._order = list(self._share)
         self._fits = functools.cache(self._fits_together)
 

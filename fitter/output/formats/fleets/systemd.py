@@ -77,7 +77,7 @@ def _units(models: Sequence[str], names: Mapping[str, str]) -> str:
 def _conflicts(fleet: Fleet, model: FleetModel) -> list[str]:
     """List the models that are in no set with ``model``."""
     together = {name for each in fleet.sets if model.name in each.models for name in each.models}
-    return [each.name for each in fleet.models if each.name not in together and each.name != model.name]
+    return [each.name for each in fleet.models if each.name not in together]
 
 
 def _unsaid(fleet: Fleet) -> list[tuple[str, ...]]:
