@@ -18,9 +18,11 @@ from contextlib import closing
 from dataclasses import replace
 from operator import eq
 from pathlib import Path
+from typing import Any
 
 import fitter
 from fitter.api.fleet_ways import FleetCase, Modeler, Planned, room_of
+from fitter.api.plan_fleet import FleetRequest, plan_fleet
 from fitter.api.shared_models import bytes_of_a_process
 from fitter.machine.disk import default_bandwidth
 from fitter.planning.fleet.members import Member, Room, Way
@@ -35,14 +37,19 @@ def alone(example: FleetExample) -> tuple[dict[str, Planned], dict[str, dict[str
     """Plan each model with the machine for itself, and on each device alone."""
     plans, on_one = {}, {}
     for name, words in example.models.items():
-        keywords = {key: value for key, value in words.items() if key not in (*_OWN, "model")}
-        modeler = Modeler(FleetCase(Member(name, 1), words["model"], {**example.keywords, **keywords}), _DISK)
+        keywords = {**example.keywords, **_of_fit(words)}
+        modeler = Modeler(FleetCase(Member(name, 1), words["model"], keywords), _DISK)
         with closing(modeler.worker):
             plans[name] = modeler.plan_alone()
             devices = [use.name for use in plans[name].plan.devices]
             on = {name: modeler.planned(modeler.fit({}, [name], is_least=True)) for name in devices}
         on_one[name] = {device: one.way for device, one in on.items() if one.plan.fits}
     return plans, on_one
+
+
+def _of_fit(words: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of ``fit`` among those of a model."""
+    return {key: word for key, word in words.items() if key not in (*_OWN, "model")}
 
 
 _DISK = default_bandwidth()[0]
@@ -95,8 +102,28 @@ def compare(example: FleetExample, logs: Mapping[str, Path]) -> Iterator[tuple[s
     for title, log in drawn.items():
         names = [asked.model for asked in log]
         counted = Requests(Counter(names), sum(map(eq, names, names[1:])))
-        models = {name: {**words, "share": counted.counts[name]} for name, words in example.models.items()}
-        fleet = fitter.fleet(models, in_a_row=counted.in_a_row, **example.keywords)
+        fleet = plan_fleet(
+            FleetRequest(
+                tuple(
+                    FleetCase(
+                        Member(
+                            name,
+                            counted.counts[name] / len(names),
+                            bool(words.get("resident")),
+                            never_with=frozenset(words.get("never_with", ())),
+                        ),
+                        words["model"],
+                        {
+                            **example.keywords,
+                            **{key: word for key, word in words.items() if key not in (*_OWN, "model")},
+                        },
+                    )
+                    for name, words in example.models.items()
+                ),
+                in_a_row=counted.in_a_row,
+                order=tuple(names),
+            )
+        )
         setup = setup_of(example, plans, on_one, room, fleet)
         yield title, [replay(log, replace(policy(setup), retries=True), setup) for policy in POLICIES]
 

@@ -56,6 +56,7 @@ class FleetRequest:
         disk: Bytes per second that models are loaded with; ``None`` to measure this machine's, or to take a common one.
         is_here: Whether the machine is this one.
         in_a_row: Requests for a model one after the other, on average.
+        order: Names of the models in the order in which they were asked for, in place of a random one.
     """
 
     cases: tuple[FleetCase, ...]
@@ -63,6 +64,7 @@ class FleetRequest:
     disk: float | None = None
     is_here: bool = False
     in_a_row: float = 1.0
+    order: tuple[str, ...] = ()
 
 
 @checked_call(Fitting)
@@ -204,7 +206,9 @@ class _Planner:
         ]
         if problems:
             return self._failed(problems)
-        self._rules = Rules(self._members, room_of([one.plan for one in alone]), self._request.in_a_row)
+        number = {member.name: index for index, member in enumerate(self._members)}
+        order = tuple(number[name] for name in self._request.order)
+        self._rules = Rules(self._members, room_of([one.plan for one in alone]), self._request.in_a_row, order)
         rules = self._rules
         reloads = sum(one.way.reload_seconds for one in alone)
         self._found = [[one] for one in alone]
@@ -429,7 +433,7 @@ class _Planner:
         pools = {pool.name for one in alone for pool in one.plan.pools}
         all_of_it = {HOST_NAME: sum(size for place, size in room.items() if place not in pools)}
         whole = Room(all_of_it if HOST_NAME in room or pools else {})
-        return Runs(Rules(rules.members, whole, rules.in_a_row), quickest).static_seconds
+        return Runs(Rules(rules.members, whole, rules.in_a_row, rules.order), quickest).static_seconds
 
     # --- what does not fit
 

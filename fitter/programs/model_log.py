@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ _LONGEST_LINE = 1 << 16
 """Bytes of a line that are read at once: a file without line ends does not fill the memory."""
 _FIRST_BYTES = 4096
 _MOST_NAMES = 3
+MOST_IN_ORDER = 2000
+"""Requests whose order is kept: the last ones."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,12 @@ class Requests:
     Attributes:
         counts: The number of requests for each model.
         repeats: How many of all requests are for the same model as the one before.
+        order: The models of the last requests, in their order.
     """
 
     counts: Mapping[str, int]
     repeats: int
+    order: tuple[str, ...] = ()
 
     @property
     def in_a_row(self) -> float:
@@ -60,7 +65,7 @@ def count_requests(path: Path, names: Collection[str]) -> Requests:
     """
     counts = dict.fromkeys(names, 0)
     others: dict[str, None] = {}
-    repeats, last = 0, ""
+    repeats, last, order = 0, "", deque[str](maxlen=MOST_IN_ORDER)
     try:
         with open(path, "rb") as file:
             for name in _asked(file, path):
@@ -68,6 +73,7 @@ def count_requests(path: Path, names: Collection[str]) -> Requests:
                     counts[name] += 1
                     repeats += name == last
                     last = name
+                    order.append(name)
                 elif len(others) < _MOST_NAMES:
                     others[name] = None
     except IsADirectoryError:
@@ -79,7 +85,7 @@ def count_requests(path: Path, names: Collection[str]) -> Requests:
         raise UsageError(f"{path} cannot be read ({reason}): give a log that you may read") from None
     if not any(counts.values()):
         raise UsageError(_without_requests(path, counts, others))
-    return Requests(counts, repeats)
+    return Requests(counts, repeats, tuple(order))
 
 
 def _asked(file: BinaryIO, path: Path) -> Iterator[str]:

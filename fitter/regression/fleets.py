@@ -54,6 +54,8 @@ class FleetTable:
     """Bytes per second that models are loaded with, if given."""
     in_a_row: float = 1.0
     """Requests for a model one after the other, on average."""
+    order: tuple[str, ...] = ()
+    """Models in the order in which the log has them."""
 
 
 def has_fleet(path: Path) -> bool:
@@ -76,12 +78,12 @@ def read_fleet(path: Path) -> FleetTable:
             raise UsageError(f"fleet.goal is {shown_in_file(goal)}: choose from {', '.join(GOALS)}")
         _check_one_machine(chosen)
         members = _members(chosen, read_table(table.get("models", {}), "fleet.models"))
-        in_a_row = _in_a_row(table)
+        in_a_row, order = _in_a_row(table), tuple[str, ...]()
         if "log" in table:
-            members, in_a_row = _counted(members, table, path)
+            members, in_a_row, order = _counted(members, table, path)
     except UsageError as error:
         raise UsageError(f"{show(path)}: {error}") from None
-    return FleetTable(chosen, members, goal, _disk(table, path), in_a_row)
+    return FleetTable(chosen, members, goal, _disk(table, path), in_a_row, order)
 
 
 def fleet(
@@ -130,6 +132,7 @@ def fleet(
         table.disk,
         is_here,
         table.in_a_row,
+        table.order,
     )
     return plan_fleet(request, on_step=on_step, jobs=jobs)
 
@@ -233,7 +236,9 @@ def _in_a_row(table: Mapping[str, Any]) -> float:
     return float(value)
 
 
-def _counted(members: Sequence[Member], table: Mapping[str, Any], path: Path) -> tuple[tuple[Member, ...], float]:
+def _counted(
+    members: Sequence[Member], table: Mapping[str, Any], path: Path
+) -> tuple[tuple[Member, ...], float, tuple[str, ...]]:
     """Take the shares, and the requests in a row, from the log of a server."""
     log = table["log"]
     if not isinstance(log, str) or not log:
@@ -250,7 +255,8 @@ def _counted(members: Sequence[Member], table: Mapping[str, Any], path: Path) ->
     for called, count in found.counts.items():
         counts[names[called]] += count
     total = sum(counts.values())
-    return tuple(replace(member, share=counts[member.name] / total) for member in members), found.in_a_row
+    shared = tuple(replace(member, share=counts[member.name] / total) for member in members)
+    return shared, found.in_a_row, tuple(names[called] for called in found.order)
 
 
 def _disk(table: Mapping[str, Any], path: Path) -> float | None:

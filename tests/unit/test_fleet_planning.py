@@ -104,6 +104,21 @@ def test_models_in_sessions_are_loaded_once_a_session() -> None:
     assert residency.seconds == pytest.approx(0.5 * (1 + 2) + 0.5 * 0.1 * (4 + 8))
 
 
+def test_the_order_of_a_log_decides_what_is_together() -> None:
+    # by day the first two are asked for in turns, by night the last two: each pair must be on two cards
+    order = (0, 1) * 50 + (2, 3) * 50
+    room = Room({"CUDA0": 10, "CUDA1": 10})
+    ways = [[way(1, 5, CUDA0=6), way(1, 5, CUDA1=6)] for _ in range(4)]
+    choice = assign(Rules(members(1, 1, 1, 1), room, order=order), ways)
+    assert choice is not None
+    assert choice.ways[0] != choice.ways[1]
+    assert choice.ways[2] != choice.ways[3]
+    # four loads a day, after the first ones
+    assert choice.residency.seconds == pytest.approx(1 + 8 * 5 / 400)
+    assert choice.residency.misses == pytest.approx((0.02,) * 4)
+    assert choice.bound == pytest.approx(1)
+
+
 def test_a_model_that_nobody_asks_for_costs_nothing() -> None:
     runs = Runs(Rules(members(1, 0), CARD), [way(1, 4, CUDA0=6), way(2, 8, CUDA0=6)])
     assert runs.best().seconds == pytest.approx(1)

@@ -74,6 +74,7 @@ def test_a_log_gives_the_shares(tmp_path: Path) -> None:
     fleet = read_fleet(written(tmp_path, '[fleet]\nlog = "router.log"\n'))
     assert {member.name: member.share for member in fleet.members} == {"chat": 0.75, "coder": 0, "embed": 0.25}
     assert fleet.in_a_row == pytest.approx(7.5, rel=0.01)
+    assert fleet.order == (("chat",) * 30 + ("embed",) * 10) * 50
 
 
 WRONG = {

@@ -122,7 +122,7 @@ def _fleet() -> list[tuple[str, str, str, str]]:
             "",
             "A log of a llama-server's router, or of llama-swap at `logLevel: debug`, relative to "
             "the file's directory: the shares of the requests are counted in it, "
-            "and how many for a model come one after the other.",
+            "and the plan is for the order of the last 2,000.",
         ),
         (
             "`in_a_row`",

@@ -17,6 +17,8 @@ from fitter.planning.fleet.residency import Residency, Rules, Runs
 
 MOST_TRIED = 4000
 """The most combinations that are all tried."""
+MOST_WALKED = 300
+"""The same where each is followed through a log."""
 _MOST_NODES = 60_000
 """Nodes of branch and bound; beyond, the bound is each model's quickest way without loads."""
 _LEAST_GAIN = 1e-9
@@ -112,7 +114,7 @@ def assign(rules: Rules, ways: Sequence[Sequence[Way]], goal: str = "time") -> C
     for start in dict.fromkeys((*starts, quickest)):
         search.improve(start)
     n_combinations = math.prod(map(len, ways))
-    is_proven = n_combinations <= MOST_TRIED
+    is_proven = n_combinations <= (MOST_WALKED if rules.order else MOST_TRIED)
     if is_proven:
         for chosen in product(*(range(len(each)) for each in ways)):
             search.value(chosen)
@@ -223,4 +225,6 @@ def most_valuable(rules: Rules, ways: Sequence[Sequence[Way]]) -> tuple[float, l
     for chosen in knapsack.found[-3:][::-1]:
         starts.append(tuple(quickest[model] if (at := chosen[model]) is None else at for model in range(len(ways))))
     alone = sum(share * ways[model][quickest[model]].seconds for model, share in enumerate(rules.shares))
-    return (knapsack.seconds if knapsack.is_complete and knapsack.found else alone), starts
+    # what stays is no bound where the order is known: the next models may be in memory each time
+    is_bound = knapsack.is_complete and knapsack.found and not rules.order
+    return (knapsack.seconds if is_bound else alone), starts

@@ -9,6 +9,7 @@ loaded, in place of those whose eviction costs least. llama-swap's matrix decide
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -49,11 +50,13 @@ class Rules:
         members: The models.
         room: The machine's room.
         in_a_row: Requests for a model one after the other, on average; 1 for random order.
+        order: The models in the order in which they were asked for, in place of a random one.
     """
 
     members: tuple[Member, ...]
     room: Room
     in_a_row: float = 1.0
+    order: tuple[int, ...] = ()
 
     @functools.cached_property
     def staying(self) -> int:
@@ -131,6 +134,8 @@ class Runs:
         """Seconds that no order of evictions can beat: the best set is in memory before each request."""
         rules = self._rules
         running = sum(share * way.seconds for share, way in zip(rules.shares, self._ways, strict=True))
+        if rules.order:
+            return running
         reloads = [
             share * way.reload_seconds / rules.in_a_row for share, way in zip(rules.shares, self._ways, strict=True)
         ]
@@ -160,6 +165,8 @@ class Runs:
         """Follow random requests, and evict what costs least."""
         rules, n = self._rules, self._n
         after = _after(self.sets, evict_costs, n)
+        if rules.order:
+            return self._walked(evict_costs, after)
         start = rules.first
         index_of, states, moves = {start: 0}, [start], list[list[int]]()
         for state in states:
@@ -188,6 +195,29 @@ class Runs:
             tuple((state, float(share)) for state, share in zip(states, shares, strict=True)),
             tuple(tuple(states[index] for index in row) for row in moves),
         )
+
+    def _walked(self, evict_costs: Sequence[int], after: _after) -> Residency:
+        """Follow the requests in their order, twice, so that the start counts less."""
+        rules, state = self._rules, self._rules.first
+        found: dict[int, dict[int, int]] = {}
+        visits, missed, total = Counter[int](), Counter[int](), 0.0
+        for model in (*rules.order, *rules.order):
+            visits[state] += 1
+            total += self._ways[model].seconds
+            if not state >> model & 1:
+                missed[model] += 1
+                total += self._ways[model].reload_seconds
+                row = found.setdefault(state, {})
+                if model not in row:
+                    row[model] = after(state, model)
+                state = row[model]
+        asked, count = Counter(rules.order), 2 * len(rules.order)
+        states = tuple((each, number / count) for each, number in visits.items())
+        moves = tuple(
+            tuple(each if each >> model & 1 else after(each, model) for model in range(self._n)) for each, _ in states
+        )
+        misses = tuple(missed[model] / (2 * asked[model]) if asked[model] else 0.0 for model in range(self._n))
+        return Residency(self.sets, tuple(evict_costs), total / count, misses, states, moves)
 
     def best(self) -> Residency:
         """Choose the costs of evictions: by the seconds to load again, or by these and how often it is asked for."""
