@@ -1,6 +1,6 @@
 """``fitter fleet`` beside what other programs do, replayed on ten request logs: ``python -m tools.fleet_compare``.
 
-Each fleet of ``fleet_cases`` that does not fit whole is planned for the shares of each log. Every other policy has the
+Each fleet of ``fleet_cases`` that does not fit whole is planned for the order of each log. Every other policy has the
 models as ``fitter fit`` plans them alone, with the same smallest context, so that none of them is slowed down by the
 memory of a longer one; memory within a margin is there for none. A load that is out of memory is counted; then all
 other models are unloaded and it is tried again, also for the policies that would lose the request, so that all answer
@@ -12,11 +12,9 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ from fitter.api.plan_fleet import FleetRequest, plan_fleet
 from fitter.api.shared_models import bytes_of_a_process
 from fitter.machine.disk import default_bandwidth
 from fitter.planning.fleet.members import Member, Room, Way
-from fitter.programs.model_log import Requests
 from tools.fleet_cases import FLEETS, FleetExample
 from tools.fleet_replay import PATTERNS, POLICIES, Asked, Replayed, ReplayModel, Setup, draw, read_log, replay
 
@@ -100,30 +97,20 @@ def compare(example: FleetExample, logs: Mapping[str, Path]) -> Iterator[tuple[s
         rows = (asked for asked in read_log(path) if asked.model in known)
         drawn[title] = [Asked(asked.seconds, known[asked.model], asked.tokens) for asked in rows]
     for title, log in drawn.items():
-        names = [asked.model for asked in log]
-        counted = Requests(Counter(names), sum(map(eq, names, names[1:])))
-        fleet = plan_fleet(
-            FleetRequest(
-                tuple(
-                    FleetCase(
-                        Member(
-                            name,
-                            counted.counts[name] / len(names),
-                            bool(words.get("resident")),
-                            never_with=frozenset(words.get("never_with", ())),
-                        ),
-                        words["model"],
-                        {
-                            **example.keywords,
-                            **{key: word for key, word in words.items() if key not in (*_OWN, "model")},
-                        },
-                    )
-                    for name, words in example.models.items()
+        cases = tuple(
+            FleetCase(
+                Member(
+                    name,
+                    0.0,
+                    bool(words.get("resident")),
+                    never_with=frozenset(words.get("never_with", ())),
                 ),
-                in_a_row=counted.in_a_row,
-                order=tuple(names),
+                words["model"],
+                {**example.keywords, **_of_fit(words)},
             )
+            for name, words in example.models.items()
         )
+        fleet = plan_fleet(FleetRequest(cases, order=tuple(asked.model for asked in log)))
         setup = setup_of(example, plans, on_one, room, fleet)
         yield title, [replay(log, replace(policy(setup), retries=True), setup) for policy in POLICIES]
 

@@ -56,7 +56,8 @@ def why_not(rules: Rules, ways: Sequence[Sequence[Way]]) -> str:
     names = ", ".join(members[index].name for index in staying)
     for index, member in enumerate(members):
         if index not in staying and (lack := _lack(rules, ways, (*staying, index))):
-            why = f"'{member.name}' does not fit beside the models that always stay ({names}): {lack}"
+            beside = f" beside the models that always stay ({names})" if names else " within the margins"
+            why = f"'{member.name}' does not fit{beside}: {lack}"
             return why + _remedy(rules, ways, staying)
     return "no way was found to run all models beside those that always stay: let one of them be evicted"
 

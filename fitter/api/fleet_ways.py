@@ -10,13 +10,15 @@ from typing import Any
 from fitter import api
 from fitter.api.shared_models import bytes_of_a_process, use_of
 from fitter.errors import UsageError
+from fitter.llama.client import DEFAULT_TIMEOUT
 from fitter.llama.worker.remembered_loads import RememberingWorker
 from fitter.model.header import open_model
+from fitter.parameters.table import PARAMETERS
 from fitter.planning.fleet.members import Member, Room, Way
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.request import DEFAULT_FIT_CTX
 from fitter.planning.request.session import Session
-from fitter.planning.request.shared import HOST_NAME, parse_reserve
+from fitter.planning.request.shared import HOST_NAME, parse_reserve, taken
 from fitter.planning.request.summary import DeviceUse
 
 SERVER = "llama-server"
@@ -65,7 +67,10 @@ class Modeler:
 
     def __init__(self, case: FleetCase, disk: float) -> None:
         self.case = case
-        self.worker = RememberingWorker(is_alone=True, llama_cpp=case.keywords.get("llama_cpp"))
+        words = dict(case.keywords)
+        timeout = words.pop("timeout", None) or DEFAULT_TIMEOUT
+        self._words = {"program": SERVER} | words
+        self.worker = RememberingWorker(is_alone=True, timeout=timeout, llama_cpp=words.get("llama_cpp"))
         self._disk = disk
         self._n_ctx: int | None = None
         self.alone: Planned | None = None
@@ -82,10 +87,11 @@ class Modeler:
         Raises:
             FitterError: As ``fit``.
         """
-        least = max(self._given("fit_ctx", DEFAULT_FIT_CTX), self.case.n_ctx)
-        if self._given("n_ctx", None) is not None:
+        kind = PARAMETERS["fit_ctx"].kind
+        least = max(kind.check("fit_ctx", self._given("fit_ctx") or DEFAULT_FIT_CTX), self.case.n_ctx)
+        if self._given("n_ctx") is not None:
             plan = self.fit({})
-        elif any(self._given(word, None) is not None for word in ("workload", "users")):
+        elif any(self._given(word) is not None for word in ("workload", "users")):
             # the work decides which context is the smallest
             plan = self.fit({})
             session = plan.turns.session if plan.turns else Session()
@@ -111,7 +117,7 @@ class Modeler:
             devices: Devices to choose from; all by default.
             is_least: Whether the context is the smallest one.
         """
-        words = dict(self.case.keywords)
+        words = dict(self._words)
         if devices is not None:
             words["devices"] = tuple(devices) or ("none",)
         if is_least and self._n_ctx:
@@ -121,7 +127,6 @@ class Modeler:
     def _fit(self, words: dict[str, Any], reserve: Mapping[str, int]) -> Plan:
         own = parse_reserve(words.get("reserve") or {})
         both = {place: own.get(place, 0) + reserve.get(place, 0) for place in {**own, **reserve}}
-        words = {"program": SERVER} | words
         words["reserve"] = {place: size for place, size in both.items() if size > 0}
         try:
             return api.fit(self.case.model, worker=self.worker, **words)
@@ -132,7 +137,7 @@ class Modeler:
 
     def repeat(self, keywords: Mapping[str, Any], reserve: Mapping[str, int] | None = None) -> Plan:
         """Plan the model with ``keywords`` that fix its parameters, and with ``reserve`` bytes kept free by place."""
-        return self._fit({**self.case.keywords, **keywords}, reserve or {})
+        return self._fit({**self._words, **keywords}, reserve or {})
 
     def planned(self, plan: Plan, devices: tuple[str, ...] | None = None) -> Planned:
         """Count what ``plan`` needs while it runs."""
@@ -162,7 +167,9 @@ class Modeler:
         case, price = self.case, plan.estimate
         if not plan.fits or price is None:
             return False
-        used = {use.name.lower(): use.used - use.shared for use in plan.devices} | {HOST_NAME: plan.host.used}
+        others = [use for use in plan.shared if use.is_of_others]
+        used = {use.name.lower(): use.used - taken(others, use.name) for use in plan.devices}
+        used[HOST_NAME] = plan.host.used - taken(others, None)
         return (
             price.generation_tokens_per_second >= case.generation_tokens_per_second
             and price.prompt_tokens_per_second >= case.prompt_tokens_per_second
@@ -183,7 +190,10 @@ class Modeler:
         longest = self.alone.way.seconds + reloads
         free = {use.name: max(0, use.free - use.margin) for use in self.alone.plan.devices}
         on_host = None
-        for names in self._choices(room):
+        is_placed = any(self._given(word) is not None for word in _PLACING)
+        everywhere = tuple(free)
+        for names in (everywhere,) if is_placed else _choices(everywhere, room):
+            devices = None if is_placed else names
             last: Planned | None = None
             for part in _PARTS:
                 rooms = {name: round(part * free[name]) for name in names}
@@ -193,16 +203,16 @@ class Modeler:
                 if on_host and self._least_spilled(sum(rooms.values()), on_host) > longest:
                     break
                 try:
-                    plan = self.fit({name: free[name] - size for name, size in rooms.items()}, names, is_least=True)
+                    plan = self.fit({name: free[name] - size for name, size in rooms.items()}, devices, is_least=True)
                 except UsageError:
                     # these devices contradict what the user has fixed
                     break
                 if not plan.fits:
                     break
-                last = self.planned(plan, names)
+                last = self.planned(plan, devices)
                 on_host = on_host if names else last
                 if self.is_good(plan):
-                    found += [last, *_elsewhere(last, names, room)]
+                    found += [last, *(() if is_placed else _elsewhere(last, names, room))]
                 if last.way.seconds > longest:
                     break
         return _useful(found, room)
@@ -215,25 +225,20 @@ class Modeler:
         needs = sum(size for place, size in self.alone.way.needs.items() if place != HOST_NAME)
         return max(0.0, 1 - room / max(1, needs)) * on_host.way.seconds / 2
 
-    def _choices(self, room: Room) -> Iterator[tuple[str, ...]]:
-        """Yield devices to choose from: none; all; of devices that are the same 1, 2, 4 ... of them."""
-        assert self.alone is not None
-        names = tuple(use.name for use in self.alone.plan.devices)
-        if any(self._given(word, None) is not None for word in _PLACING):
-            yield names
-            return
-        chosen = []
-        for group in room.alike:
-            size = 1
-            while size < len(group):
-                chosen.append(group[:size])
-                size *= 2
-            chosen.append(group)
-        yield from dict.fromkeys(((), names, *chosen))
+    def _given(self, name: str) -> Any:
+        return self._words.get(name)
 
-    def _given(self, name: str, default: Any) -> Any:
-        value = self.case.keywords.get(name)
-        return default if value is None else value
+
+def _choices(everywhere: tuple[str, ...], room: Room) -> Iterator[tuple[str, ...]]:
+    """Yield devices to choose from: none; all; of devices that are the same 1, 2, 4 ... of them."""
+    chosen = []
+    for group in room.alike:
+        size = 1
+        while size < len(group):
+            chosen.append(group[:size])
+            size *= 2
+        chosen.append(group)
+    yield from dict.fromkeys(((), everywhere, *chosen))
 
 
 def _streams(plan: Plan) -> int:
@@ -259,7 +264,7 @@ def room_of(plans: Sequence[Plan]) -> Room:
         for pool in plan.pools:
             _least(room, pool.name, max(0, pool.free - pool.margin))
     groups: dict[tuple[str, int, int, int], list[str]] = {}
-    for use in plans[0].devices if plans else ():
+    for use in max((plan.devices for plan in plans), key=len, default=()):
         groups.setdefault(_kind(use), []).append(use.name)
     return Room(room, tuple(map(tuple, groups.values())))
 

@@ -18,7 +18,7 @@ from fitter.api.checked_call import checked_call
 from fitter.api.fleet_problems import beyond_its_budget, why_not
 from fitter.api.fleet_ways import FleetCase, Modeler, Planned, context_of, room_of
 from fitter.api.repeat_load import fit_keywords_of
-from fitter.errors import LlamaCppError, UsageError
+from fitter.errors import LlamaCppError, PlanError, UsageError
 from fitter.llama.worker.process import processors
 from fitter.machine.bandwidth import parse_bandwidth
 from fitter.machine.disk import default_bandwidth, read_bandwidth
@@ -56,7 +56,7 @@ class FleetRequest:
         disk: Bytes per second that models are loaded with; ``None`` to measure this machine's, or to take a common one.
         is_here: Whether the machine is this one.
         in_a_row: Requests for a model one after the other, on average.
-        order: Names of the models in the order in which they were asked for, in place of a random one.
+        order: Names of the models in the order in which they were asked for, in place of shares and a random order.
     """
 
     cases: tuple[FleetCase, ...]
@@ -194,7 +194,10 @@ class _Planner:
         # the free memory of real devices must not change while another load looks at it
         self._jobs = 1 if is_shared else min(jobs or processors(), len(modelers))
         self._done, self._steps = 0, 4 * len(modelers)
-        self._members = tuple(case.member for case in request.cases)
+        members, order = tuple(case.member for case in request.cases), request.order
+        if order:
+            members = tuple(replace(each, share=order.count(each.name) / len(order)) for each in members)
+        self._members = members
 
     def plan(self) -> Fleet:
         """Plan the fleet."""
@@ -234,13 +237,18 @@ class _Planner:
             if choice is None:
                 return None
             is_as_expected = True
+            chosen = []
             for modeler, ways, index in zip(self._modelers, self._found, choice.ways, strict=True):
                 one = ways[index]
                 if one.instead:
-                    ways[index] = modeler.planned(modeler.fit({}, one.devices, is_least=True), one.devices)
-                    is_as_expected &= ways[index].way == one.way
+                    plan = modeler.fit({}, one.devices, is_least=True)
+                    real = modeler.planned(plan, one.devices)
+                    is_as_expected &= real.way == one.way
+                    ways[index : index + 1] = [real] if modeler.is_good(plan) else []
+                    one = real
+                chosen.append(one)
             if is_as_expected:
-                return [ways[index] for ways, index in zip(self._found, choice.ways, strict=True)]
+                return chosen
 
     def _each(self, ask: Callable[[Modeler], _T], text: str) -> list[_T]:
         """Ask about every model, several at a time."""
@@ -338,14 +346,19 @@ class _Planner:
         """Measure each model again with its final parameters, beside what the others of its sets take.
 
         Raises:
+            PlanError: The free memory has changed.
             LlamaCppError: llama.cpp measures something else than before.
         """
         confirmed = []
         for model, (modeler, one) in enumerate(zip(self._modelers, chosen, strict=True)):
             for reserve in self._beside(chosen, model):
                 plan = modeler.repeat(fit_keywords_of(one.plan), reserve)
-                again = modeler.planned(plan)
-                if not plan.fits or again.way.needs != one.way.needs:
+                if not plan.fits:
+                    raise PlanError(
+                        f"'{modeler.name}' no longer fits beside the other models, because memory was taken meanwhile: "
+                        "plan again"
+                    )
+                if modeler.planned(plan).way.needs != one.way.needs:
                     raise LlamaCppError(
                         f"llama.cpp measures '{modeler.name}' differently beside the other models: plan it alone, and "
                         "report this model"
@@ -371,7 +384,6 @@ class _Planner:
         return {pool.name for one in chosen for pool in one.plan.pools}
 
     def _fleet(self, chosen: Sequence[Planned], residency: Residency, alone: Sequence[Planned]) -> Fleet:
-        shares = self._rules.shares
         names = [member.name for member in self._members]
         models = tuple(
             FleetModel(
@@ -400,9 +412,8 @@ class _Planner:
             self._request.goal,
             models,
             sets,
-            _swaps(residency, [share / self._rules.in_a_row for share in shares], names),
+            _swaps(residency, names),
             residency.seconds,
-            sum(share * one.way.seconds for share, one in zip(shares, alone, strict=True)),
             min(residency.seconds, self._bound(alone)),
             self._runs(chosen).any_together,
             self._disk,
@@ -427,7 +438,9 @@ class _Planner:
         for one in alone:
             plan, price = one.plan, one.plan.estimate
             share = plan.bound.seconds / price.seconds if plan.bound and price else 1.0
-            weights = {HOST_NAME: plan.model.bytes}
+            # of some files, not every tensor is loaded
+            loaded = sum(use.model for use in plan.devices) + plan.host.model
+            weights = {HOST_NAME: min(plan.model.bytes, loaded)}
             quickest.append(Way(weights, share * one.way.seconds, one.way.reload_seconds))
         room = rules.room.bytes
         pools = {pool.name for one in alone for pool in one.plan.pools}
@@ -438,7 +451,7 @@ class _Planner:
     # --- what does not fit
 
     def _failed(self, problems: Sequence[str]) -> Fleet:
-        return Fleet(self._request.goal, (), (), (), 0.0, 0.0, 0.0, 0, self._disk, problems=tuple(problems))
+        return Fleet(self._request.goal, (), (), (), 0.0, 0.0, 0, self._disk, problems=tuple(problems))
 
 
 def _named(name: str, asked: Future[_T]) -> _T:
@@ -449,15 +462,17 @@ def _named(name: str, asked: Future[_T]) -> _T:
         raise UsageError(f"'{name}': {error}") from None
 
 
-def _swaps(residency: Residency, shares: Sequence[float], names: Sequence[str]) -> tuple[Swap, ...]:
-    """List what makes room for what, the most frequent first; sets that are passed once at the start are left out."""
-    swaps = []
-    for (state, part), after in zip(residency.states, residency.next, strict=True):
-        for model, then in enumerate(after):
-            share = part * shares[model]
-            if not state >> model & 1 and share > _UNUSED:
-                gone = tuple(names[each] for each in models_of(state & ~then))
-                swaps.append(Swap(names[model], tuple(names[each] for each in models_of(state)), gone, share))
+def _swaps(residency: Residency, names: Sequence[str]) -> tuple[Swap, ...]:
+    """List what makes room for what, the most frequent first; what happens once at the start is left out."""
+
+    def named(models: int) -> tuple[str, ...]:
+        return tuple(names[model] for model in models_of(models))
+
+    swaps = [
+        Swap(names[load.model], named(load.before), named(load.before & ~load.after), load.share)
+        for load in residency.loads
+        if load.share > _UNUSED
+    ]
     return tuple(sorted(swaps, key=lambda swap: -swap.share))
 
 

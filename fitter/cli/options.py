@@ -5,7 +5,7 @@ An absent option is ``None`` and is not passed on: only ``fitter.parameters.tabl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -349,6 +349,19 @@ regression_options = stacked(
     _trust_option,
 )
 
+
+def _format_option(formats: Mapping[str, str], text: str) -> Callable[[_Function], _Function]:
+    return _option(
+        OUTPUT,
+        "output_format",
+        "--format",
+        type=click.Choice(tuple(formats)),
+        metavar="FORMAT",
+        brief=f"{', '.join(formats)}.",
+        help=f"{text}\n\n\b\n" + "\n".join(f"{name}: {about}" for name, about in formats.items()),
+    )
+
+
 fleet_options = stacked(
     _file("cases_file", "--cases", "The file with the cases and the fleet. [default: fitter.toml]"),
     _option(
@@ -365,16 +378,7 @@ fleet_options = stacked(
     parameter("llama_cpp"),
     _jobs("How many models to measure at the same time. [default: one per processor; 1 on this machine's devices]"),
     _trust_option,
-    _option(
-        OUTPUT,
-        "output_format",
-        "--format",
-        type=click.Choice(tuple(FLEET_FORMATS)),
-        metavar="FORMAT",
-        brief=f"{', '.join(FLEET_FORMATS)}.",
-        help="The file of another program on stdout. [default: tables]\n\n\b\n"
-        + "\n".join(f"{name}: {text}" for name, text in FLEET_FORMATS.items()),
-    ),
+    _format_option(FLEET_FORMATS, "The file of another program on stdout. [default: tables]"),
 )
 
 builds_option = _option(
@@ -485,16 +489,7 @@ repository_options = _choice_options(
 
 json_option = _flag(OUTPUT, "as_json", "--json", help="JSON on stdout, sizes in bytes.")
 
-format_option = _option(
-    OUTPUT,
-    "output_format",
-    "--format",
-    type=click.Choice(tuple(FORMATS)),
-    metavar="FORMAT",
-    brief=f"{', '.join(FORMATS)}.",
-    help="The format of the result on stdout. [default: args]\n\n\b\n"
-    + "\n".join(f"{name}: {text}" for name, text in FORMATS.items()),
-)
+format_option = _format_option(FORMATS, "The format of the result on stdout. [default: args]")
 
 anyway_option = _flag(
     OUTPUT,

@@ -13,7 +13,7 @@ from fitter.model.files.source import show
 from fitter.regression.cases import Case, check_trusted, is_test, read_cases, select_named, suggest, with_build
 from fitter.regression.compare import CaseComparison, compare
 from fitter.regression.fleet_sets import FLEET, compare_sets, locked_fleet
-from fitter.regression.fleets import fleet, has_fleet, read_fleet
+from fitter.regression.fleets import FleetTable, fleet, has_fleet, read_fleet
 from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, alone, check_can_be_written, read_lock, write_lock
 from fitter.regression.measuring import Measured, OnDone, measure_cases
 
@@ -125,6 +125,7 @@ def check(
     """
     path = lock_path(cases_file, lock_file)
     cases = read_cases(cases_file)
+    table = read_fleet(cases_file) if expression is None and has_fleet(cases_file) else None
     names = [case.name for case in cases]
     cases = select_named(cases, expression)
     locked: Mapping[str, Snapshot] = {}
@@ -138,28 +139,27 @@ def check(
         cases = tuple(case for case in cases if case.name in locked)
         unmatched = (*_added(added, path, cases_file), *_removed(removed, path, cases_file))
     cases = with_build(cases, llama_cpp)
-    check_trusted(cases, cases_file, trust)
+    check_trusted((*cases, *(with_build(table.cases, llama_cpp) if table else ())), cases_file, trust)
     measured = measure_cases(cases, locked, jobs=jobs, timeout=timeout, on_done=on_done) if cases else ()
-    of_fleet = _check_fleet(cases_file, path, llama_cpp) if expression is None else ()
+    of_fleet = _check_fleet(table, cases_file, path, llama_cpp) if expression is None else ()
     return (*(_result(each, locked.get(each.case.name)) for each in measured), *of_fleet, *unmatched)
 
 
-def _check_fleet(cases_file: Path, path: Path, llama_cpp: str | None) -> tuple[CaseResult, ...]:
+def _check_fleet(
+    table: FleetTable | None, cases_file: Path, path: Path, llama_cpp: str | None
+) -> tuple[CaseResult, ...]:
     """Compare the fleet of ``cases_file``, if it has one, with that in the lock: a result for each set of models."""
     lock = read_lock(path) if path.exists() else Lock({})
-    locked = lock.fleet
-    if not has_fleet(cases_file):
-        return () if locked is None else tuple(_removed([FLEET], path, cases_file))
+    if table is None:
+        return () if lock.fleet is None else tuple(_removed([FLEET], path, cases_file))
+    if lock.fleet is None or lock.fleet.models.keys() != {case.name for case in table.cases}:
+        how = "is not in" if lock.fleet is None else "has other models than"
+        why = f"the fleet in {show(cases_file)} {how} {show(path)}: run 'fitter lock'"
+        return (CaseResult(FLEET, None, UsageError(why), "added"),)
     try:
-        table = read_fleet(cases_file)
-        if locked is None or locked.models.keys() != {case.name for case in table.cases}:
-            how = "is not in" if locked is None else "has other models than"
-            why = f"the fleet in {show(cases_file)} {how} {show(path)}: run 'fitter lock'"
-            return (CaseResult(FLEET, None, UsageError(why), "added"),)
-        compared = compare_sets(table, lock, llama_cpp)
+        return tuple(CaseResult(each.name, each) for each in compare_sets(table, lock, llama_cpp))
     except FitterError as error:
         return (CaseResult(FLEET, None, error),)
-    return tuple(CaseResult(each.name, each) for each in compared)
 
 
 def _added(names: Iterable[str], path: Path, cases_file: Path) -> Iterator[CaseResult]:

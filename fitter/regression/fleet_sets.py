@@ -8,8 +8,8 @@ from typing import Any
 
 from fitter.api.fleet_ways import Modeler, Planned, room_of
 from fitter.api.repeat_load import fit_keywords_of
-from fitter.errors import PlanError
-from fitter.parameters.table import of_a_case
+from fitter.errors import PlanError, UsageError
+from fitter.parameters.table import BesideKeywords, ForKeywords, LoadKeywords, ServerKeywords, of_a_case, taken_by
 from fitter.planning.fleet.fleet import Fleet
 from fitter.regression.cases import Case, CaseValue, with_build
 from fitter.regression.compare import CaseComparison, Cause, Move, sizes
@@ -29,13 +29,18 @@ def locked_fleet(fleet: Fleet) -> LockedFleet:
     return LockedFleet(tuple(each.models for each in fleet.sets), members)
 
 
+def _recordable() -> set[str]:
+    """Return the keywords that a lock may have: parameters of a load, no file, no build and no machine."""
+    parameters = (*taken_by(LoadKeywords), *taken_by(ServerKeywords), *taken_by(ForKeywords), *taken_by(BesideKeywords))
+    return {each.name for each in parameters if not each.kind.is_file and each.name != "reserve"}
+
+
 def _recorded(keywords: Mapping[str, Any]) -> dict[str, CaseValue]:
-    """Return the keywords without paths of this machine, which the case has."""
-    files = {each.name for each in of_a_case().values() if each.kind.is_file}
+    names = _recordable()
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in keywords.items()
-        if value is not None and name not in files
+        if value is not None and name in names
     }
 
 
@@ -45,10 +50,14 @@ def compare_sets(table: FleetTable, lock: Lock, llama_cpp: str | None) -> tuple[
     A setting that has changed since in ``fitter.toml`` replaces the locked parameter.
 
     Raises:
+        UsageError: The lock has a keyword that no fleet records, such as one that names native code.
         FitterError: As ``fit``.
     """
     locked = lock.fleet
     assert locked is not None
+    for name, model in locked.models.items():
+        if others := model.keywords.keys() - _recordable():
+            raise UsageError(f"'{name}' has {min(others)} in the lock, which no fleet records: run 'fitter lock'")
     now: dict[str, Planned] = {}
     for case, member in zip(with_build(table.cases, llama_cpp), table.members, strict=True):
         modeler = Modeler(fleet_case(case, member), 1.0)

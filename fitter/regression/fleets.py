@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from fitter.parameters.table import GOALS
 from fitter.parameters.values import shown_in_file
 from fitter.planning.fleet.fleet import Fleet
 from fitter.planning.fleet.members import Member
-from fitter.programs.model_log import count_requests
+from fitter.programs.model_log import last_requests
 from fitter.regression.cases import CASES_FILE, Case, check_keys, check_trusted, read_cases, read_table, with_build
 from fitter.regression.toml import read_toml
 
@@ -55,7 +55,7 @@ class FleetTable:
     in_a_row: float = 1.0
     """Requests for a model one after the other, on average."""
     order: tuple[str, ...] = ()
-    """Models in the order in which the log has them."""
+    """Models in the order in which the log has them, in place of shares."""
 
 
 def has_fleet(path: Path) -> bool:
@@ -64,7 +64,7 @@ def has_fleet(path: Path) -> bool:
 
 
 def read_fleet(path: Path) -> FleetTable:
-    """Read the fleet of ``fitter.toml``, and count the requests of its log. Raises ``UsageError``."""
+    """Read the fleet of ``fitter.toml``, and the requests of its log. Raises ``UsageError``."""
     document = read_toml(path, f"write one, with cases and {_EXAMPLE}")
     if "fleet" not in document:
         raise UsageError(f"{show(path)} has no fleet: add {_EXAMPLE}")
@@ -78,9 +78,8 @@ def read_fleet(path: Path) -> FleetTable:
             raise UsageError(f"fleet.goal is {shown_in_file(goal)}: choose from {', '.join(GOALS)}")
         _check_one_machine(chosen)
         members = _members(chosen, read_table(table.get("models", {}), "fleet.models"))
-        in_a_row, order = _in_a_row(table), tuple[str, ...]()
-        if "log" in table:
-            members, in_a_row, order = _counted(members, table, path)
+        in_a_row = _in_a_row(table)
+        order = _order(members, table, path) if "log" in table else ()
     except UsageError as error:
         raise UsageError(f"{show(path)}: {error}") from None
     return FleetTable(chosen, members, goal, _disk(table, path), in_a_row, order)
@@ -236,27 +235,18 @@ def _in_a_row(table: Mapping[str, Any]) -> float:
     return float(value)
 
 
-def _counted(
-    members: Sequence[Member], table: Mapping[str, Any], path: Path
-) -> tuple[tuple[Member, ...], float, tuple[str, ...]]:
-    """Take the shares, and the requests in a row, from the log of a server."""
+def _order(members: Sequence[Member], table: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    """Read the models of the last requests from the log of a server."""
     log = table["log"]
     if not isinstance(log, str) or not log:
         raise UsageError(f"fleet.log is {shown_in_file(log)}: give the log of a llama-server or of llama-swap")
-    given = next(
-        (f"fleet.models.{name}.share" for name, each in table.get("models", {}).items() if "share" in each), ""
-    )
-    if given := given or ("fleet.in_a_row" if "in_a_row" in table else ""):
-        raise UsageError(f"{given} is given, and fleet.log counts the requests: leave one of them out")
+    models = table.get("models", {})
+    given = next((f"fleet.models.{name}.share" for name, each in models.items() if "share" in each), None)
+    if given := given or ("fleet.in_a_row" if "in_a_row" in table else None):
+        raise UsageError(f"{given} is given, and fleet.log has the requests: leave one of them out")
     # a preset for llama-server has some names in another form
     names = {safe_name(member.name): member.name for member in members} | {each.name: each.name for each in members}
-    found = count_requests(path.absolute().parent / os.path.expanduser(log), list(names))
-    counts = dict.fromkeys((member.name for member in members), 0)
-    for called, count in found.counts.items():
-        counts[names[called]] += count
-    total = sum(counts.values())
-    shared = tuple(replace(member, share=counts[member.name] / total) for member in members)
-    return shared, found.in_a_row, tuple(names[called] for called in found.order)
+    return tuple(names[name] for name in last_requests(path.absolute().parent / os.path.expanduser(log), names))
 
 
 def _disk(table: Mapping[str, Any], path: Path) -> float | None:

@@ -206,6 +206,12 @@ def read_lock(path: Path) -> Lock:
 
 def _fleet(path: Path, table: Any) -> LockedFleet:
     try:
+        if isinstance(table, dict):
+            models = {
+                name: {**_safe_value(model), "keywords": model.get("keywords")} if isinstance(model, dict) else model
+                for name, model in table.get("models", {}).items()
+            }
+            table = {**table, "models": models}
         fleet: LockedFleet = wire.decode(LockedFleet, table)
         if any(name not in fleet.models for names in fleet.sets for name in names):
             raise TypeError("a set has a model that is not there")

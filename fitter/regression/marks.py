@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections.abc import Mapping
@@ -110,7 +109,7 @@ class Checks:
                 stored += marked.is_stored
                 case = replace(marked.case, name=name if stored < 2 else f"{name}#{stored}")
                 plan, snapshot = self._fit_case(case)
-                sections.append((f"memory of {show(Path(name_of(case.model)))}", _text(plan)))
+                sections.append((f"memory of {show(Path(name_of(case.model)))}", plan_table.plan_text(plan)))
                 if failure := self._failure(case, plan, snapshot, marked.is_stored):
                     failures.append(failure)
                 elif marked.is_stored and self.is_update:
@@ -377,9 +376,3 @@ def _size(value: Any, what: str) -> int:
         return parse_size(value)
     except UsageError as error:
         raise UsageError(f"{what}: {error}") from None
-
-
-def _text(plan: Plan) -> str:
-    out = io.StringIO()
-    plan_table.print_to(out, plan_table.plan_table(plan))
-    return out.getvalue().rstrip("\n")

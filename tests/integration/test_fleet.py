@@ -330,6 +330,65 @@ def test_one_updated_case_leaves_the_fleet_in_the_lock(folder: Path) -> None:
     assert read_lock(folder / "fitter.lock").fleet is None
 
 
+EVIL = {
+    "a build in the cases": (("./evil", ""), "llama_cpp is './evil', which is native code"),
+    "a build in the lock": (("", "llama_cpp = './evil'"), "'chat' has llama_cpp in the lock, which no fleet records"),
+    "a backend in the lock": (("", "profile = 'library:/x'"), "'chat' has profile in the lock, which no fleet records"),
+    "a server in the lock": (("", "rpc = 'evil:1'"), "'chat' has rpc in the lock, which no fleet records"),
+    "a file in the lock": (("", "mmproj = '/etc/x'"), "'chat' has mmproj in the lock, which no fleet records"),
+}
+
+
+@pytest.fixture(scope="module")
+def lock(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The fleet of a lock, without the cases: each of its models is only in the fleet."""
+    folder = tmp_path_factory.mktemp("locked")
+    (folder / "fitter.toml").write_text(TOML)
+    assert run_fitter("lock", cwd=folder).returncode == 0
+    text = (folder / "fitter.lock").read_text()
+    return "schema = 1\n" + text[text.index("[fleet]") :]
+
+
+@pytest.mark.parametrize(("words", "message"), EVIL.values(), ids=EVIL)
+def test_neither_file_runs_what_nobody_trusts(lock: str, tmp_path: Path, words: tuple[str, str], message: str) -> None:
+    build, keyword = words
+    toml = TOML.replace("[defaults]\n", f"[defaults]\nllama_cpp = '{build}'\n") if build else TOML
+    head = "[fleet.models.chat.keywords]\n"
+    assert head in lock
+    (tmp_path / "fitter.toml").write_text(toml)
+    (tmp_path / "fitter.lock").write_text(lock.replace(head, f"{head}{keyword}\n"))
+    (tmp_path / "evil").mkdir()
+    done = run_fitter("check", cwd=tmp_path, FITTER_TRUST=None)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_sizes_may_be_words_and_a_timeout_is_the_workers() -> None:
+    models = {name: {"model": "shape://qwen2.5-0.5b", "fit_ctx": "8k"} for name in ("a", "b")}
+    fleet = fitter.fleet(models, gpus="24GiB", host_memory="32GiB", cache_ram=0, timeout=200)
+    assert all(model.plan.params.n_ctx >= 8192 for model in fleet.models)
+
+
+def test_the_users_order_of_devices_is_kept() -> None:
+    models = {name: {"model": "shape://llama-3.1-8b", "devices": ["CUDA1", "CUDA0"]} for name in ("a", "b", "c")}
+    fleet = fitter.fleet(models, gpus=["8GiB", "8GiB"], host_memory="32GiB", cache_ram=0)
+    assert fleet.fits
+    for model in fleet.models:
+        assert model.plan.breakdown.devices in (("CUDA1", "CUDA0"), ("CUDA1",))
+
+
+def test_a_budget_counts_no_memory_of_the_others(tmp_path: Path) -> None:
+    model = 'model = "shape://llama-3.1-8b"\n'
+    toml = TOML.replace("n_ctx = 8192\n", "").replace("cache_ram = 512", "cache_ram = 1024")
+    contexts = []
+    for budget in ("", '[cases.chat.budget]\nhost = "2GiB"\n'):
+        (tmp_path / "fitter.toml").write_text(toml.replace(model, model + budget))
+        (chat, _) = json.loads(run_fitter("fleet", "--json", cwd=tmp_path).stdout)["models"]
+        contexts.append(chat["plan"]["params"]["n_ctx"])
+    # the embedder takes more than the rest of the 2 GiB, which is not the chat's
+    assert contexts[0] == contexts[1] > 4096
+
+
 def test_examples_have_all_kinds_of_machines() -> None:
     counts = [len(example.models) for example in EXAMPLES.values()]
     assert (min(counts), max(counts), len(counts)) == (2, 8, 12)

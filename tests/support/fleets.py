@@ -54,12 +54,11 @@ def make_fleet(
     found, names = runs.best(), list(needs)
     named = [tuple(names[index] for index in models_of(each)) for each in found.sets]
     swaps = []
-    for (state, share), row in zip(found.states, found.next, strict=True):
-        for asked, then in enumerate(row):
-            if gone := models_of(state & ~then):
-                evicted = tuple(names[index] for index in gone)
-                running = tuple(names[index] for index in models_of(state))
-                swaps.append(Swap(names[asked], running, evicted, share * shares[names[asked]]))
+    for load in found.loads:
+        if gone := models_of(load.before & ~load.after):
+            evicted = tuple(names[index] for index in gone)
+            running = tuple(names[index] for index in models_of(load.before))
+            swaps.append(Swap(names[load.model], running, evicted, load.share))
     return Fleet(
         goal="time",
         models=tuple(
@@ -82,7 +81,6 @@ def make_fleet(
         sets=tuple(ResidentSet(each, (PlaceUse(PLACE, sum(map(needs.__getitem__, each)), room),)) for each in named),
         swaps=tuple(sorted(swaps, key=lambda swap: -swap.share)),
         seconds=found.seconds,
-        alone_seconds=1.0,
         bound_seconds=1.0,
         any_together=max(
             size

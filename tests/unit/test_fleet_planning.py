@@ -83,10 +83,10 @@ def test_a_model_that_does_not_fit_beside_one_that_stays_cannot_run() -> None:
 def test_what_is_evicted_costs_least() -> None:
     runs = Runs(Rules(members(1, 1, 1), CARD), [way(1, 9, CUDA0=5), way(1, 2, CUDA0=5), way(1, 1, CUDA0=5)])
     residency = runs.residency((9, 2, 1))
-    after = {state: row for (state, _), row in zip(residency.states, residency.next, strict=True)}
-    assert after[mask_of([0, 1])][2] == mask_of([0, 2])
-    assert after[mask_of([0, 2])][1] == mask_of([0, 1])
-    assert after[mask_of([0, 1])][0] == mask_of([0, 1])
+    after = {(load.before, load.model): load.after for load in residency.loads}
+    assert after[mask_of([0, 1]), 2] == mask_of([0, 2])
+    assert after[mask_of([0, 2]), 1] == mask_of([0, 1])
+    assert (mask_of([0, 1]), 0) not in after
 
 
 def test_two_models_in_turns_are_loaded_for_half_of_the_requests() -> None:
@@ -182,8 +182,11 @@ def test_the_choice_is_the_best_of_all_and_its_bound_holds(fleet: tuple[Rules, l
         inside = [chosen[model] for model in models_of(each)]
         assert rules.room.holds(inside)
         assert each & rules.staying == rules.staying
-    for state, _ in choice.residency.states[1:]:
-        assert any(state & each == state for each in choice.residency.sets)
+    for load in choice.residency.loads:
+        assert load.after >> load.model & 1
+        assert any(load.after & each == load.after for each in choice.residency.sets)
+    misses = sum(share * miss for share, miss in zip(rules.shares, choice.residency.misses, strict=True))
+    assert misses == pytest.approx(sum(load.share for load in choice.residency.loads))
 
 
 @given(fleets())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import os
 from pathlib import Path
 
 import pytest
 
 from fitter.errors import UsageError
-from fitter.programs.model_log import Requests, count_requests
+from fitter.programs.model_log import MOST_REQUESTS, last_requests
 
 COLOURED = "\x1b[34m0.03.031.900\x1b[0m \x1b[32mI \x1b[0msrv  proxy_reques: proxying request to model {} on port 44761"
 """As llama-server b11739 writes it with ``--log-colors on --log-timestamps --log-prefix``."""
@@ -38,12 +38,11 @@ def log(folder: Path, lines: list[str], end: str = "\n") -> Path:
         pytest.param(SWAP_TIMED, "\n", id="llama-swap with times"),
     ],
 )
-def test_requests_are_counted_by_model(tmp_path: Path, template: str, end: str) -> None:
+def test_requests_are_read_in_their_order(tmp_path: Path, template: str, end: str) -> None:
     asked = ["chat", "org/embed:Q8_0", "chat", "a b", "other", "chat on port 80"]
     path = log(tmp_path, [line for name in asked for line in (template.format(name), "srv  log_server_r: done")], end)
-    counts = count_requests(path, ("embed", "a b", "chat", "org/embed:Q8_0", "chat on port 80")).counts
-    assert counts == {"embed": 0, "a b": 1, "chat": 2, "org/embed:Q8_0": 1, "chat on port 80": 1}
-    assert next(iter(counts)) == "embed"
+    order = last_requests(path, ("embed", "a b", "chat", "org/embed:Q8_0", "chat on port 80"))
+    assert order == ("chat", "org/embed:Q8_0", "chat", "a b", "chat on port 80")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,7 @@ def test_requests_are_counted_by_model(tmp_path: Path, template: str, end: str) 
     ],
 )
 def test_other_lines_are_no_requests(tmp_path: Path, line: str) -> None:
-    assert count_requests(log(tmp_path, [line, PLAIN.format("chat")]), ["chat"]).counts == {"chat": 1}
+    assert last_requests(log(tmp_path, [line, PLAIN.format("chat")]), ["chat"]) == ("chat",)
 
 
 def test_bytes_that_are_no_text_do_not_end_a_log(tmp_path: Path) -> None:
@@ -63,13 +62,28 @@ def test_bytes_that_are_no_text_do_not_end_a_log(tmp_path: Path) -> None:
     path.write_bytes(
         b"\xff proxying request to model \xc3( on port 1\n" + PLAIN.format("chat").encode() + b"\n" + b"x\0" * 5000
     )
-    assert count_requests(path, ["chat"]).counts == {"chat": 1}
+    assert last_requests(path, ["chat"]) == ("chat",)
 
 
 def test_a_log_without_line_ends_is_read_in_pieces(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     path.write_bytes(b"x" * 300_000 + b"\n" + PLAIN.format("chat").encode())
-    assert count_requests(path, ["chat"]).counts == {"chat": 1}
+    assert last_requests(path, ["chat"]) == ("chat",)
+
+
+def test_of_a_long_log_the_last_requests_are_read(tmp_path: Path) -> None:
+    names = ["old"] * 3 + ["new"] * MOST_REQUESTS
+    path = log(tmp_path, [PLAIN.format(name) for name in names])
+    assert last_requests(path, ["old", "new"]) == ("new",) * MOST_REQUESTS
+    path = log(tmp_path, [PLAIN.format(name) for name in names[:-1]])
+    assert last_requests(path, ["old", "new"]) == ("old",) + ("new",) * (MOST_REQUESTS - 1)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(UsageError, match=r"is no file: give the log of a server$"):
+        last_requests(path, ["chat"])
 
 
 NO_REQUEST = "give the log of a llama-server that routes to models, or of llama-swap with logLevel: debug"
@@ -93,6 +107,11 @@ NO_REQUEST = "give the log of a llama-server that routes to models, or of llama-
             "{} has requests for x, y, z and none for chat, embed: name the models as the server does",
             id="other names",
         ),
+        pytest.param(
+            PLAIN.format("\x1b[31mx").encode(),
+            r"{} has requests for \x1b[31mx and none for chat, embed: name the models as the server does",
+            id="names that would colour a terminal",
+        ),
     ],
 )
 def test_what_is_no_log_of_these_models_is_refused(tmp_path: Path, content: bytes | str | None, message: str) -> None:
@@ -102,27 +121,10 @@ def test_what_is_no_log_of_these_models_is_refused(tmp_path: Path, content: byte
     elif content is not None:
         path.write_bytes(content)
     with pytest.raises(UsageError) as caught:
-        count_requests(path, ["chat", "embed"])
+        last_requests(path, ["chat", "embed"])
     assert str(caught.value) == message.format(path)
 
 
 def test_a_path_that_no_system_takes_is_refused() -> None:
     with pytest.raises(UsageError, match=r"cannot be read \(embedded null byte\): give a log that you may read$"):
-        count_requests(Path("a\0b"), ["chat"])
-
-
-IN_A_ROW = {
-    "in turns": ("abababab", 1.0),
-    "one model": ("aaaa", 1.0),
-    "one request": ("a", 1.0),
-    "by chance": ("aabb" * 500, 1.0),
-    "sessions of ten": (("a" * 10 + "b" * 10) * 200, 5.0),
-    "each once": ("a" * 1000 + "b" * 1000, 1000.0),
-}
-
-
-@pytest.mark.parametrize(("models", "expected"), IN_A_ROW.values(), ids=IN_A_ROW)
-def test_requests_in_a_row_are_those_beyond_chance(models: str, expected: float) -> None:
-    counts = {model: models.count(model) for model in sorted(set(models))}
-    repeats = sum(one == other for one, other in pairwise(models))
-    assert Requests(counts, repeats).in_a_row == pytest.approx(expected, rel=0.01)
+        last_requests(Path("a\0b"), ["chat"])

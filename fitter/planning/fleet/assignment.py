@@ -32,13 +32,11 @@ class Choice:
         ways: For each model, the index of its way.
         residency: How the fleet runs with these.
         bound: Seconds that no choice among the ways, and no order of evictions, can beat.
-        is_proven: Whether all combinations were tried.
     """
 
     ways: tuple[int, ...]
     residency: Residency
     bound: float
-    is_proven: bool = False
 
 
 @dataclass
@@ -108,14 +106,13 @@ def assign(rules: Rules, ways: Sequence[Sequence[Way]], goal: str = "time") -> C
             return None
         residency = search.known[(0,) * len(ways)]
         assert residency
-        return Choice(quickest, residency[1], residency[1].seconds, is_proven=True)
+        return Choice(quickest, residency[1], residency[1].seconds)
     search = _Search(rules, ways, goal)
     bound, starts = most_valuable(rules, ways)
     for start in dict.fromkeys((*starts, quickest)):
         search.improve(start)
     n_combinations = math.prod(map(len, ways))
-    is_proven = n_combinations <= (MOST_WALKED if rules.order else MOST_TRIED)
-    if is_proven:
+    if n_combinations <= (MOST_WALKED if rules.order else MOST_TRIED):
         for chosen in product(*(range(len(each)) for each in ways)):
             search.value(chosen)
     elif search.best is None:
@@ -125,7 +122,7 @@ def assign(rules: Rules, ways: Sequence[Sequence[Way]], goal: str = "time") -> C
         return None
     found = search.known[search.best[1]]
     assert found
-    return Choice(search.best[1], found[1], bound, is_proven)
+    return Choice(search.best[1], found[1], bound)
 
 
 def _in_order(rules: Rules, ways: Sequence[Sequence[Way]]) -> Iterator[tuple[int, ...]]:

@@ -106,8 +106,6 @@ class Fleet:
     """What makes room for what, the most frequent first."""
     seconds: float
     """Seconds of a request, on average over all, loads included."""
-    alone_seconds: float
-    """Seconds of a request if each model had the whole machine and were always in memory."""
     bound_seconds: float
     """Seconds that no way to run these models on this machine can beat."""
     any_together: int
@@ -118,6 +116,11 @@ class Fleet:
     """Dummy loads that llama.cpp made for it."""
     problems: tuple[str, ...] = ()
     """Why the models do not fit, one line each, with what would help."""
+
+    @property
+    def alone_seconds(self) -> float:
+        """Seconds of a request if each model had the whole machine and were always in memory."""
+        return sum(model.share * model.alone_seconds for model in self.models)
 
     @property
     def fits(self) -> bool:

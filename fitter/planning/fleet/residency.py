@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from fitter.planning.fleet.members import Member, Numbers, Room, Way
+from fitter.planning.fleet.members import Flags, Member, Numbers, Room, Way
 
 MOST_MODELS = 12
 """Most models of a fleet: all their sets are counted."""
@@ -69,28 +69,44 @@ class Rules:
         return mask_of([index for index, member in enumerate(self.members) if member.is_resident])
 
     @functools.cached_property
-    def is_allowed(self) -> Numbers:
-        """For each set: 1 if nothing forbids it whatever the memory."""
-        n = len(self.members)
-        masks = np.arange(2**n)
-        allowed = np.ones(2**n, dtype=bool)
+    def is_allowed(self) -> Flags:
+        """For each set: whether nothing forbids it, whatever the memory."""
+        masks = np.arange(2 ** len(self.members))
+        allowed = np.ones(len(masks), dtype=np.bool_)
         for index, member in enumerate(self.members):
             for other, beside in enumerate(self.members):
                 if beside.name in member.never_with:
                     pair = 1 << index | 1 << other
                     allowed &= masks & pair != pair
-        return allowed.astype(np.int64)
+        return allowed
 
     @functools.cached_property
     def shares(self) -> list[float]:
         """Each model's share of the requests."""
         return [member.share for member in self.members]
 
-    def fitting(self, needs: Numbers) -> Numbers:
-        """For each set: whether it fits; ``needs``: bytes by model and place."""
+    def fitting(self, needs: Numbers) -> Flags:
+        """Return for each set whether it fits; ``needs``: bytes by model and place."""
         room = np.array(self.room.row(self.room.bytes))
-        fits: Numbers = np.all(_bits(len(self.members)) @ needs <= room, axis=1) & (self.is_allowed == 1)
+        fits: Flags = np.all(_bits(len(self.members)) @ needs <= room, axis=1) & self.is_allowed
         return fits
+
+
+@dataclass(frozen=True)
+class Load:
+    """A model that is loaded.
+
+    Attributes:
+        model: Its index.
+        before: The set in memory before.
+        after: The set in memory then.
+        share: The share of all requests with this load.
+    """
+
+    model: int
+    before: int
+    after: int
+    share: float
 
 
 @dataclass(frozen=True)
@@ -102,16 +118,14 @@ class Residency:
         evict_costs: For each model, what its eviction costs: whole numbers of at least 1.
         seconds: Seconds of a request, on average.
         misses: For each model, the share of its requests before which it must be loaded.
-        states: Each set that is in memory at some time, and its share of all requests.
-        next: For each of ``states``, the set in memory after a request for each model.
+        loads: Every load that happens.
     """
 
     sets: tuple[int, ...]
     evict_costs: tuple[int, ...]
     seconds: float
     misses: tuple[float, ...]
-    states: tuple[tuple[int, float], ...] = field(repr=False)
-    next: tuple[tuple[int, ...], ...] = field(repr=False)
+    loads: tuple[Load, ...] = field(repr=False)
 
 
 class Runs:
@@ -140,7 +154,7 @@ class Runs:
             share * way.reload_seconds / rules.in_a_row for share, way in zip(rules.shares, self._ways, strict=True)
         ]
         missed = sum(reloads) - _bits(self._n) @ np.array(reloads)
-        return running + float(np.min(missed[self._fits]))
+        return running + float(np.min(missed[self._fits], initial=sum(reloads)))
 
     @functools.cached_property
     def sets(self) -> tuple[int, ...]:
@@ -162,62 +176,46 @@ class Runs:
         return next((n - 1 for n in range(2, self._n + 1) if not np.all(self._alone[sizes == n])), self._n)
 
     def residency(self, evict_costs: Sequence[int]) -> Residency:
-        """Follow random requests, and evict what costs least."""
-        rules, n = self._rules, self._n
-        after = _after(self.sets, evict_costs, n)
-        if rules.order:
-            return self._walked(evict_costs, after)
-        start = rules.first
-        index_of, states, moves = {start: 0}, [start], list[list[int]]()
+        """Follow the requests, and evict the models that cost least."""
+        evictions = _Evictions(self.sets, evict_costs, self._n)
+        loads = self._walked(evictions) if self._rules.order else self._drawn(evictions)
+        shares, lost, misses = self._rules.shares, 0.0, [0.0] * self._n
+        for load in loads:
+            lost += load.share * self._ways[load.model].reload_seconds
+            misses[load.model] += load.share / shares[load.model]
+        running = sum(share * way.seconds for share, way in zip(shares, self._ways, strict=True))
+        return Residency(self.sets, tuple(evict_costs), running + lost, tuple(misses), tuple(loads))
+
+    def _drawn(self, evictions: _Evictions) -> list[Load]:
+        """Follow random requests: the sets in memory are the states of a Markov chain."""
+        rules, used = self._rules, [model for model, share in enumerate(self._rules.shares) if share]
+        index_of, states, moves = {rules.first: 0}, [rules.first], list[list[int]]()
         for state in states:
             row = []
-            for model in range(n):
-                then = state if state >> model & 1 else after(state, model)
-                if then not in index_of:
-                    index_of[then] = len(states)
-                    states.append(then)
-                row.append(index_of[then])
+            for model in used:
+                after = evictions.after(state, model)
+                if after not in index_of:
+                    index_of[after] = len(states)
+                    states.append(after)
+                row.append(index_of[after])
             moves.append(row)
-        shares = _shares_of_time(np.array(moves), rules.shares)
-        misses = tuple(
-            sum(share for state, share in zip(states, shares, strict=True) if not state >> model & 1) / rules.in_a_row
-            for model in range(n)
-        )
-        seconds = sum(
-            share * (way.seconds + miss * way.reload_seconds)
-            for share, way, miss in zip(rules.shares, self._ways, misses, strict=True)
-        )
-        return Residency(
-            self.sets,
-            tuple(evict_costs),
-            seconds,
-            misses,
-            tuple((state, float(share)) for state, share in zip(states, shares, strict=True)),
-            tuple(tuple(states[index] for index in row) for row in moves),
-        )
+        parts = _shares_of_time(np.array(moves), [rules.shares[model] for model in used])
+        return [
+            Load(model, state, states[after], part * rules.shares[model] / rules.in_a_row)
+            for state, part, row in zip(states, parts, moves, strict=True)
+            for model, after in zip(used, row, strict=True)
+            if not state >> model & 1
+        ]
 
-    def _walked(self, evict_costs: Sequence[int], after: _after) -> Residency:
+    def _walked(self, evictions: _Evictions) -> list[Load]:
         """Follow the requests in their order, twice, so that the start counts less."""
-        rules, state = self._rules, self._rules.first
-        found: dict[int, dict[int, int]] = {}
-        visits, missed, total = Counter[int](), Counter[int](), 0.0
-        for model in (*rules.order, *rules.order):
-            visits[state] += 1
-            total += self._ways[model].seconds
+        state, counts = self._rules.first, Counter[tuple[int, int, int]]()
+        for model in self._rules.order * 2:
             if not state >> model & 1:
-                missed[model] += 1
-                total += self._ways[model].reload_seconds
-                row = found.setdefault(state, {})
-                if model not in row:
-                    row[model] = after(state, model)
-                state = row[model]
-        asked, count = Counter(rules.order), 2 * len(rules.order)
-        states = tuple((each, number / count) for each, number in visits.items())
-        moves = tuple(
-            tuple(each if each >> model & 1 else after(each, model) for model in range(self._n)) for each, _ in states
-        )
-        misses = tuple(missed[model] / (2 * asked[model]) if asked[model] else 0.0 for model in range(self._n))
-        return Residency(self.sets, tuple(evict_costs), total / count, misses, states, moves)
+                after = evictions.after(state, model)
+                counts[model, state, after] += 1
+                state = after
+        return [Load(*load, count / (2 * len(self._rules.order))) for load, count in counts.items()]
 
     def best(self) -> Residency:
         """Choose the costs of evictions: by the seconds to load again, or by these and how often it is asked for."""
@@ -227,27 +225,22 @@ class Runs:
         return min(found, key=lambda residency: residency.seconds)
 
 
-class _after:
-    """The set in memory after a request for a model that is not in it (of ``n``), remembered."""
+class _Evictions:
+    """What makes room for a model: of ``sets`` that have it, the first one is kept whose evictions cost least."""
 
     def __init__(self, sets: Sequence[int], evict_costs: Sequence[int], n: int) -> None:
         self._with = [[each for each in sets if each >> model & 1] for model in range(n)]
         self._costs = evict_costs
+        self._known: dict[tuple[int, int], int] = {}
 
-    def __call__(self, state: int, model: int) -> int:
-        best, least = 0, -1
-        for each in self._with[model]:
-            gone = state & ~each
-            cost = 0
-            while gone:
-                low = gone & -gone
-                cost += self._costs[low.bit_length() - 1]
-                gone ^= low
-            if least < 0 or cost < least:
-                best, least = each, cost
-                if not cost:
-                    break
-        return state & best | 1 << model
+    def after(self, state: int, model: int) -> int:
+        """Return the set in memory after a request for ``model``."""
+        if state >> model & 1:
+            return state
+        if (state, model) not in self._known:
+            kept = min(self._with[model], key=lambda each: sum(self._costs[gone] for gone in models_of(state & ~each)))
+            self._known[state, model] = state & kept | 1 << model
+        return self._known[state, model]
 
 
 def _whole(costs: Sequence[float]) -> tuple[int, ...]:
@@ -256,16 +249,19 @@ def _whole(costs: Sequence[float]) -> tuple[int, ...]:
     return tuple(max(1, round(1000 * cost / most)) if most else 1 for cost in costs)
 
 
-def _shares_of_time(moves: Numbers, shares: Sequence[float]) -> Sequence[float]:
-    """Return the share of requests that find each state; the chain begins in the first."""
+def _shares_of_time(moves: Numbers, shares: Sequence[float]) -> list[float]:
+    """Return the share of requests that find each state; the chain begins in the first.
+
+    Args:
+        moves: For each state, the state after a request for each model.
+        shares: Each model's share of the requests.
+    """
     n_states = len(moves)
     now: npt.NDArray[np.float64] = np.bincount([0], minlength=n_states).astype(np.float64)
-    used = [model for model, share in enumerate(shares) if share]
-    columns = np.concatenate([moves[:, model] for model in used])
-    weights = np.repeat([shares[model] for model in used], n_states)
+    columns, weights = moves.T.reshape(-1), np.repeat(shares, n_states)
     for _ in range(_MOST_STEPS):
         before = now
-        now = np.bincount(columns, weights * np.tile(now, len(used)), n_states).astype(np.float64)
+        now = np.bincount(columns, weights * np.tile(now, len(shares)), n_states).astype(np.float64)
         if float(np.abs(now - before).sum()) < _STILL:
             break
     return [float(share) for share in now / now.sum()]
