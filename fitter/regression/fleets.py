@@ -54,8 +54,8 @@ class FleetTable:
     """Bytes per second that models are loaded with, if given."""
     in_a_row: float = 1.0
     """Requests for a model one after the other, on average."""
-    order: tuple[str, ...] = ()
-    """Models in the order in which the log has them, in place of shares."""
+    log: Path | None = None
+    """The log of a server, whose requests stand in place of shares."""
 
 
 def has_fleet(path: Path) -> bool:
@@ -64,7 +64,7 @@ def has_fleet(path: Path) -> bool:
 
 
 def read_fleet(path: Path) -> FleetTable:
-    """Read the fleet of ``fitter.toml``, and the requests of its log. Raises ``UsageError``."""
+    """Read the fleet of ``fitter.toml``. Raises ``UsageError``."""
     document = read_toml(path, f"write one, with cases and {_EXAMPLE}")
     if "fleet" not in document:
         raise UsageError(f"{show(path)} has no fleet: add {_EXAMPLE}")
@@ -79,10 +79,10 @@ def read_fleet(path: Path) -> FleetTable:
         _check_one_machine(chosen)
         members = _members(chosen, read_table(table.get("models", {}), "fleet.models"))
         in_a_row = _in_a_row(table)
-        order = _order(members, table, path) if "log" in table else ()
+        log = _log(table, path) if "log" in table else None
     except UsageError as error:
         raise UsageError(f"{show(path)}: {error}") from None
-    return FleetTable(chosen, members, goal, _disk(table, path), in_a_row, order)
+    return FleetTable(chosen, members, goal, _disk(table, path), in_a_row, log)
 
 
 def fleet(
@@ -131,7 +131,7 @@ def fleet(
         table.disk,
         is_here,
         table.in_a_row,
-        table.order,
+        () if table.log is None else requests_in(table.log, table.members),
     )
     return plan_fleet(request, on_step=on_step, jobs=jobs)
 
@@ -235,8 +235,14 @@ def _in_a_row(table: Mapping[str, Any]) -> float:
     return float(value)
 
 
-def _order(members: Sequence[Member], table: Mapping[str, Any], path: Path) -> tuple[str, ...]:
-    """Read the models of the last requests from the log of a server."""
+def requests_in(log: Path, members: Sequence[Member]) -> tuple[str, ...]:
+    """Read the models of the last requests from the log of a server, in their order. Raises ``UsageError``."""
+    # a preset for llama-server has some names in another form
+    names = {safe_name(member.name): member.name for member in members} | {each.name: each.name for each in members}
+    return tuple(names[name] for name in last_requests(log, names))
+
+
+def _log(table: Mapping[str, Any], path: Path) -> Path:
     log = table["log"]
     if not isinstance(log, str) or not log:
         raise UsageError(f"fleet.log is {shown_in_file(log)}: give the log of a llama-server or of llama-swap")
@@ -244,9 +250,7 @@ def _order(members: Sequence[Member], table: Mapping[str, Any], path: Path) -> t
     given = next((f"fleet.models.{name}.share" for name, each in models.items() if "share" in each), None)
     if given := given or ("fleet.in_a_row" if "in_a_row" in table else None):
         raise UsageError(f"{given} is given, and fleet.log has the requests: leave one of them out")
-    # a preset for llama-server has some names in another form
-    names = {safe_name(member.name): member.name for member in members} | {each.name: each.name for each in members}
-    return tuple(names[name] for name in last_requests(path.absolute().parent / os.path.expanduser(log), names))
+    return path.absolute().parent / os.path.expanduser(log)
 
 
 def _disk(table: Mapping[str, Any], path: Path) -> float | None:

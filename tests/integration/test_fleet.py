@@ -309,6 +309,23 @@ def test_a_model_that_grows_fails_the_set_by_name(folder: Path) -> None:
     assert any(cause["what"] == "chat on CUDA0" for cause in failed["causes"])
 
 
+def test_a_check_needs_no_log(folder: Path) -> None:
+    toml = TOML.replace("share = 3\n", "").replace(
+        "[fleet.models.embed]", '[fleet]\nlog = "router.log"\n[fleet.models.embed]'
+    )
+    (folder / "fitter.toml").write_text(toml)
+    line = "srv  proxy_reques: proxying request to model {} on port 40001\n"
+    (folder / "router.log").write_text(line.format("chat") + line.format("embed") * 3)
+    document = json.loads(run_fitter("fleet", "--json", cwd=folder).stdout)
+    assert {model["name"]: model["share"] for model in document["models"]} == {"chat": 0.25, "embed": 0.75}
+    assert run_fitter("lock", cwd=folder).returncode == 0
+    (folder / "router.log").unlink()
+    assert run_fitter("check", cwd=folder).returncode == 0
+    done = run_fitter("fleet", cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr.endswith("router.log does not exist: give the log of a server\n")
+
+
 def test_a_check_needs_the_fleet_in_the_lock(folder: Path) -> None:
     (folder / "fitter.toml").write_text(TOML.partition("[fleet")[0])
     assert run_fitter("lock", cwd=folder).returncode == 0

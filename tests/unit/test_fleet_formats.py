@@ -95,9 +95,10 @@ def test_a_path_that_a_format_cannot_express(name: str, path: str) -> None:
         render(make_fleet({"a": 1, "b": 1}, 2, plans={"b": plan_of(path)}), name)
 
 
-@pytest.mark.parametrize("name", ["ini", "compose", "systemd"])
-def test_two_names_that_become_the_same(name: str) -> None:
-    with pytest.raises(PlanError, match=r"^this format would call both 'a:b' and 'a/b' a-b: rename one of them$"):
+@pytest.mark.parametrize(("name", "called"), [("ini", "a-b"), ("compose", "a-b"), ("systemd", "llama-a-b")])
+def test_two_names_that_become_the_same(name: str, called: str) -> None:
+    message = f"^this format would call both 'a:b' and 'a/b' {called}: rename one of them$"
+    with pytest.raises(PlanError, match=message):
         render(make_fleet({"a": 1, "a:b": 1, "a/b": 1}, 3), name)
 
 
@@ -473,38 +474,46 @@ def test_a_unit() -> None:
     assert comments(text)[:5] == [
         "Save each unit in ~/.config/systemd/user, in a file with the name above it, and then:",
         "systemctl --user daemon-reload",
-        "systemctl --user enable --now embed.service",
+        "systemctl --user enable --now llama-embed.service",
         "llama-server is looked for in /usr/local/bin and /usr/bin: write its path if it is elsewhere.",
         "A model that is started stops those that it does not fit together with.",
     ]
     found = units(text)
-    assert found["code.service"].strip().splitlines() == [
+    assert found["llama-code.service"].strip().splitlines() == [
         "[Unit]",
         "Description=code with llama-server",
-        "Conflicts=chat.service",
-        "After=chat.service",
+        "Conflicts=llama-chat.service",
+        "After=llama-chat.service",
         "",
         "[Service]",
         "Type=exec",
         "ExecStart=llama-server -m /m/1.gguf -c 4096 -ngl 33 -np 1 -fit off --port 8081",
         "Restart=on-failure",
     ]
-    assert [name for name, unit in found.items() if "[Install]\nWantedBy=default.target" in unit] == ["embed.service"]
+    assert [name for name, unit in found.items() if "[Install]\nWantedBy=default.target" in unit] == [
+        "llama-embed.service"
+    ]
     assert [settings_of(unit)["ExecStart"].split()[-1] for unit in found.values()] == ["8080", "8081", "8082"]
 
 
 @settings(max_examples=60, deadline=None)
 @given(fleet=fleets())
 def test_units_stop_those_that_they_do_not_fit_with(fleet: Fleet) -> None:
-    found = {name.removesuffix(".service"): settings_of(unit) for name, unit in units(render(fleet, "systemd")).items()}
+    found = {
+        name.removeprefix("llama-").removesuffix(".service"): settings_of(unit)
+        for name, unit in units(render(fleet, "systemd")).items()
+    }
     assert list(found) == [model.name for model in fleet.models]
     listed = {key: {name: each.get(key, "").split() for name, each in found.items()} for key in ("Conflicts", "After")}
     for one in found:
         for other in found:
             fits = any({one, other} <= each for each in sets_of(fleet))
-            assert (f"{other}.service" in listed["Conflicts"][one]) == (not fits)
+            assert (f"llama-{other}.service" in listed["Conflicts"][one]) == (not fits)
             # systemd ends the one before it starts the other if either says After, and both would be a circle
-            afters = (f"{other}.service" in listed["After"][one], f"{one}.service" in listed["After"][other])
+            afters = (
+                f"llama-{other}.service" in listed["After"][one],
+                f"llama-{one}.service" in listed["After"][other],
+            )
             assert sum(afters) == (not fits)
 
 
@@ -529,17 +538,18 @@ def test_units_stop_those_that_they_do_not_fit_with(fleet: Fleet) -> None:
 )
 def test_units_say_what_pairs_cannot_express(fleet: Fleet, expected: list[str]) -> None:
     said = [line for line in comments(render(fleet, "systemd")) if " although " in line]
-    assert said == [f"{each}: systemd stops none of them, so stop one yourself." for each in expected]
+    named = [re.sub(r"\b([a-d])\b", r"llama-\1", each) for each in expected]
+    assert said == [f"{each}: systemd stops none of them, so stop one yourself." for each in named]
 
 
 def test_units_that_all_fit_stop_none() -> None:
     text = render(make_fleet({"a": 1, "b": 1}, 2), "systemd")
     assert "Conflicts=" not in text
     assert comments(text)[2:4] == [
-        "systemctl --user start a.service",
+        "systemctl --user start llama-a.service",
         "llama-server is looked for in /usr/local/bin and /usr/bin: write its path if it is elsewhere.",
     ]
-    assert comments(text)[4] == "a.service"
+    assert comments(text)[4] == "llama-a.service"
 
 
 def test_units_say_no_more_than_a_reader_reads() -> None:
@@ -588,5 +598,5 @@ def verify(tmp_path: Path) -> Iterator[Callable[[Mapping[str, str]], str]]:
 def test_systemd_accepts_the_units(verify: Callable[[Mapping[str, str]], str]) -> None:
     for path in (PATHS[1], PATHS[2], PATHS[3], PATHS[5], "/m/%Q %h;.gguf"):
         assert verify(units(render(hostile(path), "systemd"))) == ""
-    unit = units(render(hostile("/m/%Q.gguf"), "systemd"))["chat.service"]
-    assert "Failed to resolve unit specifiers" in verify({"chat.service": unit.replace("%%Q", "%Q")})
+    unit = units(render(hostile("/m/%Q.gguf"), "systemd"))["llama-chat.service"]
+    assert "Failed to resolve unit specifiers" in verify({"llama-chat.service": unit.replace("%%Q", "%Q")})

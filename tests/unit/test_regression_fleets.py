@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fitter.errors import UsageError
-from fitter.regression.fleets import read_fleet
+from fitter.planning.fleet.members import Member
+from fitter.regression.fleets import read_fleet, requests_in
 
 CASES = """
 [cases.chat]
@@ -72,7 +73,14 @@ def test_a_log_gives_the_order(tmp_path: Path) -> None:
     line = "srv  proxy_reques: proxying request to model {} on port 40001\n"
     (tmp_path / "router.log").write_text((line.format("chat") * 30 + line.format("embed") * 10) * 50)
     fleet = read_fleet(written(tmp_path, '[fleet]\nlog = "router.log"\n'))
-    assert fleet.order == (("chat",) * 30 + ("embed",) * 10) * 50
+    assert fleet.log == tmp_path / "router.log"
+    assert requests_in(fleet.log, fleet.members) == (("chat",) * 30 + ("embed",) * 10) * 50
+
+
+def test_a_preset_has_some_names_in_another_form(tmp_path: Path) -> None:
+    (tmp_path / "router.log").write_text("srv  proxy_reques: proxying request to model all-a on port 40001\n")
+    members = (Member("all/a", 0.5), Member("embed", 0.5))
+    assert requests_in(tmp_path / "router.log", members) == ("all/a",)
 
 
 WRONG = {

@@ -120,9 +120,8 @@ def _fleet() -> list[tuple[str, str, str, str]]:
             "`log`",
             "string",
             "",
-            "A log of a llama-server's router, or of llama-swap at `logLevel: debug`, relative to "
-            "the file's directory: the shares of the requests are counted in it, "
-            "and the plan is for the order of the last 2,000.",
+            "A log of a llama-server's router, or of llama-swap at `logLevel: debug`, relative to the file's directory: "
+            "the plan is for the order of its last 2,000 requests, in place of shares.",
         ),
         (
             "`in_a_row`",

@@ -26,7 +26,8 @@ def text(fleet: Fleet) -> str:
 
     Raises :class:`PlanError` for a value that cannot be on one line, and for two names that would be the same.
     """
-    names = distinct(fleet, file_name)
+    # a model's name alone could be that of a service which the system has, such as dbus
+    names = distinct(fleet, lambda name: f"llama-{file_name(name)}")
     lines = [f"# {line}" for line in _comments(fleet, names)]
     for index, each in enumerate(fleet.models):
         lines += ["", f"# {names[each.name]}.service", *_unit(fleet, each, index, names)]
