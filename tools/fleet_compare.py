@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import fitter
-from fitter.api.fleet_ways import FleetCase, Modeler, Planned, room_of
+from fitter.api.fleet_candidates import Candidate, FleetCase, ModelPlanner, room_of
 from fitter.api.plan_fleet import FleetRequest, plan_fleet
 from fitter.api.shared_models import bytes_of_a_process
 from fitter.machine.disk import default_bandwidth
@@ -30,16 +30,16 @@ from tools.fleet_replay import PATTERNS, POLICIES, Asked, Replayed, ReplayModel,
 _OWN = ("share", "resident", "evict", "never_with")
 
 
-def alone(example: FleetExample) -> tuple[dict[str, Planned], dict[str, dict[str, Way]]]:
+def alone(example: FleetExample) -> tuple[dict[str, Candidate], dict[str, dict[str, Way]]]:
     """Plan each model with the machine for itself, and on each device alone."""
     plans, on_one = {}, {}
     for name, words in example.models.items():
         keywords = {**example.keywords, **_of_fit(words)}
-        modeler = Modeler(FleetCase(Member(name, 1), words["model"], keywords), _DISK)
-        with closing(modeler.worker):
-            plans[name] = modeler.plan_alone()
+        planner = ModelPlanner(FleetCase(Member(name, 1), words["model"], keywords), _DISK)
+        with closing(planner.worker):
+            plans[name] = planner.plan_alone()
             devices = [use.name for use in plans[name].plan.devices]
-            on = {name: modeler.planned(modeler.fit({}, [name], is_least=True)) for name in devices}
+            on = {name: planner.candidate(planner.fit({}, [name], is_least=True)) for name in devices}
         on_one[name] = {device: one.way for device, one in on.items() if one.plan.fits}
     return plans, on_one
 
@@ -54,7 +54,7 @@ _DISK = default_bandwidth()[0]
 
 def setup_of(
     example: FleetExample,
-    plans: Mapping[str, Planned],
+    plans: Mapping[str, Candidate],
     on_one: Mapping[str, Mapping[str, Way]],
     room: Room,
     fleet: fitter.Fleet | None = None,

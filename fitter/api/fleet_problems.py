@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from fitter.api.fleet_ways import Modeler, context_of
+from fitter.api.fleet_candidates import ModelPlanner, context_of
 from fitter.planning.fleet.assignment import assign
 from fitter.planning.fleet.members import Way
 from fitter.planning.fleet.residency import Rules
 from fitter.text import mib_up
 
 
-def beyond_its_budget(modeler: Modeler) -> str:
+def beyond_its_budget(planner: ModelPlanner) -> str:
     """Say that a model fits, but not as quickly, with such a context or in so little memory as the user wants."""
-    assert modeler.alone is not None
-    name, plan, case = modeler.name, modeler.alone.plan, modeler.case
+    assert planner.alone is not None
+    name, plan, case = planner.name, planner.alone.plan, planner.case
     price = plan.estimate
     if price and price.generation_tokens_per_second < case.generation_tokens_per_second:
         return (

@@ -1,7 +1,7 @@
 """Plan several models on one machine: which are in memory together, with which parameters, and what makes room.
 
-Each model is measured in several ways (``fleet_ways``), one way is chosen for each (``planning.fleet``), and what a set
-leaves is given to its models. Then each model is measured again beside the others.
+``fleet_candidates`` plans each model in several ways, ``planning.fleet`` chooses one of them, and what a set leaves goes
+to its models. Then each model is measured again beside the others.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fitter.api.checked_call import checked_call
+from fitter.api.fleet_candidates import Candidate, FleetCase, ModelPlanner, context_of, room_of
 from fitter.api.fleet_problems import beyond_its_budget, why_not
-from fitter.api.fleet_ways import FleetCase, Modeler, Planned, context_of, room_of
 from fitter.api.repeat_load import fit_keywords_of
 from fitter.errors import LlamaCppError, PlanError, UsageError
 from fitter.llama.worker.process import processors
@@ -152,10 +152,10 @@ def plan_fleet(request: FleetRequest, *, on_step: OnStep | None = None, jobs: in
     _check(request)
     disk = _disk(request)
     with ExitStack() as stack:
-        modelers = [Modeler(case, disk.bandwidth) for case in cases]
-        for modeler in modelers:
-            stack.callback(modeler.worker.close)
-        return _Planner(request, modelers, disk, on_step or (lambda done, total, text: None), jobs).plan()
+        planners = [ModelPlanner(case, disk.bandwidth) for case in cases]
+        for planner in planners:
+            stack.callback(planner.worker.close)
+        return _FleetPlanner(request, planners, disk, on_step or (lambda done, total, text: None), jobs).plan()
 
 
 def _check(request: FleetRequest) -> None:
@@ -183,17 +183,17 @@ def _disk(request: FleetRequest) -> Disk:
     return Disk(*default_bandwidth())
 
 
-class _Planner:
+class _FleetPlanner:
     """The steps of one fleet."""
 
     def __init__(
-        self, request: FleetRequest, modelers: Sequence[Modeler], disk: Disk, on_step: OnStep, jobs: int | None
+        self, request: FleetRequest, planners: Sequence[ModelPlanner], disk: Disk, on_step: OnStep, jobs: int | None
     ) -> None:
-        self._request, self._modelers, self._disk, self._say = request, modelers, disk, on_step
+        self._request, self._planners, self._disk, self._say = request, planners, disk, on_step
         is_shared = request.is_here or any(case.keywords.get("rpc") for case in request.cases)
         # the free memory of real devices must not change while another load looks at it
-        self._jobs = 1 if is_shared else min(jobs or processors(), len(modelers))
-        self._done, self._steps = 0, 4 * len(modelers)
+        self._jobs = 1 if is_shared else min(jobs or processors(), len(planners))
+        self._done, self._steps = 0, 4 * len(planners)
         members, order = tuple(case.member for case in request.cases), request.order
         if order:
             members = tuple(replace(each, share=order.count(each.name) / len(order)) for each in members)
@@ -201,70 +201,72 @@ class _Planner:
 
     def plan(self) -> Fleet:
         """Plan the fleet."""
-        alone = self._each(Modeler.plan_alone, "alone")
+        alone = self._each(ModelPlanner.plan_alone, "alone")
         problems = [
-            f"'{modeler.name}' does not fit on this machine, even alone: {one.plan.problems[0].message}"
-            for modeler, one in zip(self._modelers, alone, strict=True)
+            f"'{planner.name}' does not fit on this machine, even alone: {one.plan.problems[0].message}"
+            for planner, one in zip(self._planners, alone, strict=True)
             if one.plan.problems
         ]
         if problems:
-            return self._failed(problems)
+            return self._failure(problems)
         number = {member.name: index for index, member in enumerate(self._members)}
         order = tuple(number[name] for name in self._request.order)
         self._rules = Rules(self._members, room_of([one.plan for one in alone]), self._request.in_a_row, order)
         rules = self._rules
         reloads = sum(one.way.reload_seconds for one in alone)
-        self._found = [[one] for one in alone]
-        has_all = all(modeler.is_good(one.plan) for modeler, one in zip(self._modelers, alone, strict=True))
+        self._candidates = [[one] for one in alone]
+        has_all = all(planner.is_good(one.plan) for planner, one in zip(self._planners, alone, strict=True))
         is_enough = has_all and rules.room.holds([one.way for one in alone])
         if not is_enough:
-            self._found = self._each(lambda modeler: modeler.ways(rules.room, reloads), "with parts of the machine")
-        if problems := [beyond_its_budget(modeler) for modeler, ways in self._by_model() if not ways]:
-            return self._failed(problems)
-        chosen = self._chosen()
+            self._candidates = self._each(
+                lambda planner: planner.ways(rules.room, reloads), "with parts of the machine"
+            )
+        if problems := [beyond_its_budget(planner) for planner, ways in self._by_model() if not ways]:
+            return self._failure(problems)
+        chosen = self._choose()
         if chosen is None:
-            return self._failed([why_not(self._rules, [[one.way for one in ways] for ways in self._found])])
-        chosen = self._confirmed(self._grown(chosen))
+            return self._failure([why_not(self._rules, [[one.way for one in ways] for ways in self._candidates])])
+        chosen = self._confirm(self._grow(chosen))
         return self._fleet(chosen, self._runs(chosen).best(), alone)
 
-    def _by_model(self) -> list[tuple[Modeler, list[Planned]]]:
-        return list(zip(self._modelers, self._found, strict=True))
+    def _by_model(self) -> list[tuple[ModelPlanner, list[Candidate]]]:
+        return list(zip(self._planners, self._candidates, strict=True))
 
-    def _chosen(self) -> list[Planned] | None:
+    def _choose(self) -> list[Candidate] | None:
         """Choose a way for each model, and plan it on the very devices that were chosen; ``None`` if there is none."""
         while True:
-            choice = assign(self._rules, [[one.way for one in ways] for ways in self._found], self._request.goal)
+            choice = assign(self._rules, [[one.way for one in ways] for ways in self._candidates], self._request.goal)
             if choice is None:
                 return None
             is_as_expected = True
             chosen = []
-            for modeler, ways, index in zip(self._modelers, self._found, choice.ways, strict=True):
+            for planner, ways, index in zip(self._planners, self._candidates, choice.ways, strict=True):
                 one = ways[index]
                 if one.instead:
-                    plan = modeler.fit({}, one.devices, is_least=True)
-                    real = modeler.planned(plan, one.devices)
+                    plan = planner.fit({}, one.devices, is_least=True)
+                    real = planner.candidate(plan, one.devices)
                     is_as_expected &= real.way == one.way
-                    ways[index : index + 1] = [real] if modeler.is_good(plan) else []
+                    ways[index : index + 1] = [real] if planner.is_good(plan) else []
                     one = real
                 chosen.append(one)
             if is_as_expected:
                 return chosen
 
-    def _each(self, ask: Callable[[Modeler], _T], text: str) -> list[_T]:
+    def _each(self, ask: Callable[[ModelPlanner], _T], text: str) -> list[_T]:
         """Ask about every model, several at a time."""
         with ThreadPoolExecutor(self._jobs) as pool:
-            asked = [pool.submit(ask, modeler) for modeler in self._modelers]
+            asked = [pool.submit(ask, planner) for planner in self._planners]
             try:
                 found = []
-                for modeler, one in zip(self._modelers, asked, strict=True):
-                    found.append(_named(modeler.name, one))
-                    self._step(f"{modeler.name} {text}")
+                for planner, one in zip(self._planners, asked, strict=True):
+                    found.append(_named(planner.name, one))
+                    self._step(f"{planner.name} {text}")
                 return found
             except BaseException:
                 for one in asked:
                     one.cancel()
-                for modeler in self._modelers:
-                    modeler.worker.dismiss()
+                for planner in self._planners:
+                    planner.worker.dismiss()
                 raise
 
     def _step(self, text: str) -> None:
@@ -273,7 +275,7 @@ class _Planner:
 
     # --- what each set leaves
 
-    def _grown(self, chosen: list[Planned]) -> list[Planned]:
+    def _grow(self, chosen: list[Candidate]) -> list[Candidate]:
         """Give what the sets leave to their models: first where more memory saves most, then for longer contexts."""
         chosen = list(chosen)
         if self._request.goal == "alone":
@@ -283,16 +285,16 @@ class _Planner:
             slow = [model for model in order if self._lost(model, chosen[model]) > 0]
             waiting = set(slow if is_least else order)
             for model in slow if is_least else order:
-                modeler, now = self._modelers[model], chosen[model]
+                planner, now = self._planners[model], chosen[model]
                 reserve = self._others(chosen, model, waiting)
                 if is_least:
-                    plan = modeler.fit(reserve, is_least=True)
+                    plan = planner.fit(reserve, is_least=True)
                 else:
                     fixed = fit_keywords_of(now.plan)
-                    plan = modeler.repeat({word: fixed[word] for word in fixed if word != "n_ctx"}, reserve)
+                    plan = planner.repeat({word: fixed[word] for word in fixed if word != "n_ctx"}, reserve)
                 waiting.discard(model)
-                one = modeler.planned(plan)
-                if not modeler.is_good(plan) or not self._keeps_sets(chosen, model, one.way):
+                one = planner.candidate(plan)
+                if not planner.is_good(plan) or not self._keeps_sets(chosen, model, one.way):
                     continue
                 is_quicker = one.way.seconds < now.way.seconds * (1 - GAIN)
                 has_more = context_of(one.plan) > context_of(now.plan) and one.way.seconds <= now.way.seconds * (
@@ -302,15 +304,15 @@ class _Planner:
                     chosen[model] = one
         return chosen
 
-    def _lost(self, model: int, now: Planned) -> float:
-        alone = self._modelers[model].alone
+    def _lost(self, model: int, now: Candidate) -> float:
+        alone = self._planners[model].alone
         assert alone is not None
         return self._members[model].share * (now.way.seconds - alone.way.seconds)
 
-    def _runs(self, chosen: Sequence[Planned]) -> Runs:
+    def _runs(self, chosen: Sequence[Candidate]) -> Runs:
         return Runs(self._rules, [one.way for one in chosen])
 
-    def _others(self, chosen: Sequence[Planned], model: int, waiting: set[int]) -> dict[str, int]:
+    def _others(self, chosen: Sequence[Candidate], model: int, waiting: set[int]) -> dict[str, int]:
         """Return the bytes at each place that the model must leave to the others of its sets.
 
         What is left is divided among those that are ``waiting`` for it.
@@ -335,14 +337,14 @@ class _Planner:
             most = {place: max(most.get(place, 0), size) for place, size in {**most, **kept}.items()}
         return {place: size for place, size in most.items() if place not in pools}
 
-    def _keeps_sets(self, chosen: Sequence[Planned], model: int, way: Way) -> bool:
+    def _keeps_sets(self, chosen: Sequence[Candidate], model: int, way: Way) -> bool:
         """Whether the same sets fit if the model runs in another ``way``."""
         ways = [way if index == model else one.way for index, one in enumerate(chosen)]
         return Runs(self._rules, ways).sets == self._runs(chosen).sets
 
     # --- the answer
 
-    def _confirmed(self, chosen: Sequence[Planned]) -> list[Planned]:
+    def _confirm(self, chosen: Sequence[Candidate]) -> list[Candidate]:
         """Measure each model again with its final parameters, beside what the others of its sets take.
 
         Raises:
@@ -350,24 +352,24 @@ class _Planner:
             LlamaCppError: llama.cpp measures something else than before.
         """
         confirmed = []
-        for model, (modeler, one) in enumerate(zip(self._modelers, chosen, strict=True)):
+        for model, (planner, one) in enumerate(zip(self._planners, chosen, strict=True)):
             for reserve in self._beside(chosen, model):
-                plan = modeler.repeat(fit_keywords_of(one.plan), reserve)
+                plan = planner.repeat(fit_keywords_of(one.plan), reserve)
                 if not plan.fits:
                     raise PlanError(
-                        f"'{modeler.name}' no longer fits beside the other models, because memory was taken meanwhile: "
+                        f"'{planner.name}' no longer fits beside the other models, because memory was taken meanwhile: "
                         "plan again"
                     )
-                if modeler.planned(plan).way.needs != one.way.needs:
+                if planner.candidate(plan).way.needs != one.way.needs:
                     raise LlamaCppError(
-                        f"llama.cpp measures '{modeler.name}' differently beside the other models: plan it alone, and "
+                        f"llama.cpp measures '{planner.name}' differently beside the other models: plan it alone, and "
                         "report this model"
                     )
             confirmed.append(replace(one, plan=plan))
-            self._step(f"{modeler.name} beside the others")
+            self._step(f"{planner.name} beside the others")
         return confirmed
 
-    def _beside(self, chosen: Sequence[Planned], model: int) -> list[dict[str, int]]:
+    def _beside(self, chosen: Sequence[Candidate], model: int) -> list[dict[str, int]]:
         """List what the others take: the most at each place, or with pools of memory each set by itself."""
         if not any(one.plan.pools for one in chosen):
             return [self._others(chosen, model, set())]
@@ -380,10 +382,10 @@ class _Planner:
                 found.append(sums)
         return found
 
-    def _pools(self, chosen: Sequence[Planned]) -> set[str]:
+    def _pools(self, chosen: Sequence[Candidate]) -> set[str]:
         return {pool.name for one in chosen for pool in one.plan.pools}
 
-    def _fleet(self, chosen: Sequence[Planned], residency: Residency, alone: Sequence[Planned]) -> Fleet:
+    def _fleet(self, chosen: Sequence[Candidate], residency: Residency, alone: Sequence[Candidate]) -> Fleet:
         names = [member.name for member in self._members]
         models = tuple(
             FleetModel(
@@ -392,16 +394,16 @@ class _Planner:
                 member.share,
                 one.way.seconds,
                 first.way.seconds,
-                modeler.load_seconds(one.plan),
-                modeler.lost_seconds(one.plan),
+                planner.load_seconds(one.plan),
+                planner.lost_seconds(one.plan),
                 one.way.needs,
                 residency.misses[index],
                 residency.evict_costs[index],
                 member.is_resident,
                 member.may_be_evicted,
             )
-            for index, (member, modeler, one, first) in enumerate(
-                zip(self._members, self._modelers, chosen, alone, strict=True)
+            for index, (member, planner, one, first) in enumerate(
+                zip(self._members, self._planners, chosen, alone, strict=True)
             )
         )
         sets = tuple(
@@ -417,10 +419,10 @@ class _Planner:
             min(residency.seconds, self._bound(alone)),
             self._runs(chosen).any_together,
             self._disk,
-            sum(modeler.worker.dummy_loads for modeler in self._modelers),
+            sum(planner.worker.dummy_loads for planner in self._planners),
         )
 
-    def _uses(self, chosen: Sequence[Planned], models: Sequence[int]) -> tuple[PlaceUse, ...]:
+    def _uses(self, chosen: Sequence[Candidate], models: Sequence[int]) -> tuple[PlaceUse, ...]:
         room = self._rules.room.bytes
         places = list(dict.fromkeys((*room, HOST_NAME)))
         return tuple(
@@ -428,7 +430,7 @@ class _Planner:
             for place in places
         )
 
-    def _bound(self, alone: Sequence[Planned]) -> float:
+    def _bound(self, alone: Sequence[Candidate]) -> float:
         """Return seconds that no way to run these models beats: each as quick as any placement on the whole machine.
 
         A set of models whose weights are larger than the machine's whole memory cannot stay in memory.
@@ -450,7 +452,7 @@ class _Planner:
 
     # --- what does not fit
 
-    def _failed(self, problems: Sequence[str]) -> Fleet:
+    def _failure(self, problems: Sequence[str]) -> Fleet:
         return Fleet(self._request.goal, (), (), (), 0.0, 0.0, 0, self._disk, problems=tuple(problems))
 
 

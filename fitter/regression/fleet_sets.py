@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from fitter.api.fleet_ways import Modeler, Planned, room_of
+from fitter.api.fleet_candidates import Candidate, ModelPlanner, room_of
 from fitter.api.repeat_load import fit_keywords_of
 from fitter.errors import PlanError, UsageError
 from fitter.parameters.table import BesideKeywords, ForKeywords, LoadKeywords, ServerKeywords, of_a_case, taken_by
@@ -58,14 +58,14 @@ def compare_sets(table: FleetTable, lock: Lock, llama_cpp: str | None) -> tuple[
     for name, model in locked.models.items():
         if others := model.keywords.keys() - _recordable():
             raise UsageError(f"'{name}' has {min(others)} in the lock, which no fleet records: run 'fitter lock'")
-    now: dict[str, Planned] = {}
+    now: dict[str, Candidate] = {}
     for case, member in zip(with_build(table.cases, llama_cpp), table.members, strict=True):
-        modeler = Modeler(fleet_case(case, member), 1.0)
-        with closing(modeler.worker):
+        planner = ModelPlanner(fleet_case(case, member), 1.0)
+        with closing(planner.worker):
             keywords = locked.models[case.name].keywords
             changed = _changed(case, lock.cases.get(case.name))
-            now[case.name] = modeler.planned(
-                modeler.repeat({name: value for name, value in keywords.items() if name not in changed})
+            now[case.name] = planner.candidate(
+                planner.repeat({name: value for name, value in keywords.items() if name not in changed})
             )
     room = room_of([one.plan for one in now.values()]).bytes
     return tuple(_compared(names, locked, now, room) for names in locked.sets)
@@ -78,7 +78,7 @@ def _changed(case: Case, snapshot: Snapshot | None) -> set[str]:
 
 
 def _compared(
-    names: Sequence[str], locked: LockedFleet, now: Mapping[str, Planned], room: Mapping[str, int]
+    names: Sequence[str], locked: LockedFleet, now: Mapping[str, Candidate], room: Mapping[str, int]
 ) -> CaseComparison:
     moves, causes = [], []
     for place in dict.fromkeys(place for name in names for place in (*locked.models[name].needs, *now[name].way.needs)):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fitter.api.fleet_ways import FleetCase
+from fitter.api.fleet_candidates import FleetCase
 from fitter.api.plan_fleet import FleetRequest, OnStep, plan_fleet
 from fitter.errors import UsageError
 from fitter.machine.bandwidth import parse_bandwidth

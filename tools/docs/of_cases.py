@@ -120,7 +120,7 @@ def _fleet() -> list[tuple[str, str, str, str]]:
             "`log`",
             "string",
             "",
-            "A log of a llama-server's router, or of llama-swap at `logLevel: debug`, relative to the file's directory: "
+            "A log of a llama-server's router, or of llama-swap at `logLevel: debug`, relative to the directory: "
             "the plan is for the order of its last 2,000 requests, in place of shares.",
         ),
         (

@@ -178,7 +178,7 @@ class Runs:
     def residency(self, evict_costs: Sequence[int]) -> Residency:
         """Follow the requests, and evict the models that cost least."""
         evictions = _Evictions(self.sets, evict_costs, self._n)
-        loads = self._walked(evictions) if self._rules.order else self._drawn(evictions)
+        loads = self._replay(evictions) if self._rules.order else self._simulate(evictions)
         shares, lost, misses = self._rules.shares, 0.0, [0.0] * self._n
         for load in loads:
             lost += load.share * self._ways[load.model].reload_seconds
@@ -186,7 +186,7 @@ class Runs:
         running = sum(share * way.seconds for share, way in zip(shares, self._ways, strict=True))
         return Residency(self.sets, tuple(evict_costs), running + lost, tuple(misses), tuple(loads))
 
-    def _drawn(self, evictions: _Evictions) -> list[Load]:
+    def _simulate(self, evictions: _Evictions) -> list[Load]:
         """Follow random requests: the sets in memory are the states of a Markov chain."""
         rules, used = self._rules, [model for model, share in enumerate(self._rules.shares) if share]
         index_of, states, moves = {rules.first: 0}, [rules.first], list[list[int]]()
@@ -207,7 +207,7 @@ class Runs:
             if not state >> model & 1
         ]
 
-    def _walked(self, evictions: _Evictions) -> list[Load]:
+    def _replay(self, evictions: _Evictions) -> list[Load]:
         """Follow the requests in their order, twice, so that the start counts less."""
         state, counts = self._rules.first, Counter[tuple[int, int, int]]()
         for model in self._rules.order * 2:

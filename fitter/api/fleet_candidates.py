@@ -1,4 +1,4 @@
-"""The ways to run one model of a fleet: plans with all of a machine, with some of its devices, and with less memory."""
+"""Candidates for one model of a fleet: plans on all of a machine, on some of its devices, and in less memory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FleetCase:
 
 
 @dataclass(frozen=True)
-class Planned:
+class Candidate:
     """A plan as a way to run a model."""
 
     plan: Plan = field(repr=False)
@@ -62,8 +62,8 @@ class Planned:
     """Devices by those of the plan in whose place they stand, where it was planned with others that are the same."""
 
 
-class Modeler:
-    """A model of a fleet, and the worker that has measured it."""
+class ModelPlanner:
+    """Plans one model of a fleet, with a worker of its own that remembers its measurements."""
 
     def __init__(self, case: FleetCase, disk: float) -> None:
         self.case = case
@@ -73,7 +73,7 @@ class Modeler:
         self.worker = RememberingWorker(is_alone=True, timeout=timeout, llama_cpp=words.get("llama_cpp"))
         self._disk = disk
         self._n_ctx: int | None = None
-        self.alone: Planned | None = None
+        self.alone: Candidate | None = None
         """The quickest plan with the whole machine, with the smallest context."""
 
     @property
@@ -81,7 +81,7 @@ class Modeler:
         """Its name in the fleet."""
         return self.case.member.name
 
-    def plan_alone(self) -> Planned:
+    def plan_alone(self) -> Candidate:
         """Plan the model with the whole machine, with the smallest context that the user wants.
 
         Raises:
@@ -106,7 +106,7 @@ class Modeler:
             if (smallest := min(least, n_ctx_train) * _streams(plan)) != least:
                 self._n_ctx = smallest
                 plan = self.fit({}, is_least=True)
-        self.alone = self.planned(plan)
+        self.alone = self.candidate(plan)
         return self.alone
 
     def fit(self, reserve: Mapping[str, int], devices: Sequence[str] | None = None, *, is_least: bool = False) -> Plan:
@@ -139,7 +139,7 @@ class Modeler:
         """Plan the model with ``keywords`` that fix its parameters, and with ``reserve`` bytes kept free by place."""
         return self._fit({**self._words, **keywords}, reserve or {})
 
-    def planned(self, plan: Plan, devices: tuple[str, ...] | None = None) -> Planned:
+    def candidate(self, plan: Plan, devices: tuple[str, ...] | None = None) -> Candidate:
         """Count what ``plan`` needs while it runs."""
         rows = use_of(plan).rows
         needs = {row.device or HOST_NAME: row.used for row in rows}
@@ -147,7 +147,7 @@ class Modeler:
             needs[pool.name] = sum(needs.get(member, 0) for member in pool.members)
         price = plan.estimate
         seconds = (plan.turns.all.seconds if plan.turns else price.seconds) if price else 0.0
-        return Planned(plan, Way(needs, seconds, self.load_seconds(plan) + self.lost_seconds(plan)), devices)
+        return Candidate(plan, Way(needs, seconds, self.load_seconds(plan) + self.lost_seconds(plan)), devices)
 
     def load_seconds(self, plan: Plan) -> float:
         """Return the seconds to read the model, and what is loaded with it, from the disk."""
@@ -177,7 +177,7 @@ class Modeler:
             and all(used.get(place, 0) <= most for place, most in case.memory.items())
         )
 
-    def ways(self, room: Room, reloads: float) -> list[Planned]:
+    def ways(self, room: Room, reloads: float) -> list[Candidate]:
         """Plan the model in several ways, of which none needs as much as another one everywhere and is slower.
 
         Args:
@@ -194,7 +194,7 @@ class Modeler:
         everywhere = tuple(free)
         for names in (everywhere,) if is_placed else _choices(everywhere, room):
             devices = None if is_placed else names
-            last: Planned | None = None
+            last: Candidate | None = None
             for part in _PARTS:
                 rooms = {name: round(part * free[name]) for name in names}
                 if last is not None and all(last.way.needs.get(name, 0) <= size for name, size in rooms.items()):
@@ -209,7 +209,7 @@ class Modeler:
                     break
                 if not plan.fits:
                     break
-                last = self.planned(plan, devices)
+                last = self.candidate(plan, devices)
                 on_host = on_host if names else last
                 if self.is_good(plan):
                     found += [last, *(() if is_placed else _elsewhere(last, names, room))]
@@ -217,7 +217,7 @@ class Modeler:
                     break
         return _useful(found, room)
 
-    def _least_spilled(self, room: int, on_host: Planned) -> float:
+    def _least_spilled(self, room: int, on_host: Candidate) -> float:
         """Return seconds that a request takes at least with ``room`` bytes of devices: half of the host's time for the
         share of the model that has no room there.
         """
@@ -277,7 +277,7 @@ def _kind(use: DeviceUse) -> tuple[str, int, int, int]:
     return use.description, use.total, use.free, use.margin
 
 
-def _elsewhere(planned: Planned, names: Sequence[str], room: Room) -> Iterator[Planned]:
+def _elsewhere(candidate: Candidate, names: Sequence[str], room: Room) -> Iterator[Candidate]:
     """Yield the same way on other devices that are the same, in groups of the same size."""
     group = next((group for group in room.alike if names and set(names) < set(group)), None)
     if group is None:
@@ -285,13 +285,13 @@ def _elsewhere(planned: Planned, names: Sequence[str], room: Room) -> Iterator[P
     for begin in range(len(names), len(group) - len(names) + 1, len(names)):
         others = group[begin : begin + len(names)]
         instead = dict(zip(names, others, strict=True))
-        needs = {instead.get(place, place): size for place, size in planned.way.needs.items()}
-        yield replace(planned, way=replace(planned.way, needs=needs), devices=others, instead=instead)
+        needs = {instead.get(place, place): size for place, size in candidate.way.needs.items()}
+        yield replace(candidate, way=replace(candidate.way, needs=needs), devices=others, instead=instead)
 
 
-def _useful(found: Sequence[Planned], room: Room) -> list[Planned]:
+def _useful(found: Sequence[Candidate], room: Room) -> list[Candidate]:
     """Leave out what needs as much as another one everywhere, and is no quicker."""
-    kept: list[tuple[list[int], Planned]] = []
+    kept: list[tuple[list[int], Candidate]] = []
     for one in sorted(found, key=lambda one: (one.way.seconds, sum(room.row(one.way.needs)))):
         row = room.row(one.way.needs)
         if not any(all(map(le, less, row)) for less, _ in kept):
