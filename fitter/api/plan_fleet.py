@@ -1,7 +1,7 @@
 """Plan several models on one machine: which are in memory together, with which parameters, and what makes room.
 
-``fleet_candidates`` plans each model in several ways, ``planning.fleet`` chooses one of them, and what a set leaves goes
-to its models. Then each model is measured again beside the others.
+``fleet_candidates`` plans each model in several ways, ``planning.fleet`` chooses one of them, and what a set leaves
+goes to its models. Then each model is measured again beside the others.
 """
 
 from __future__ import annotations
