@@ -239,6 +239,8 @@ def test_a_batch_touches_nearly_all_experts() -> None:
     assert at.experts_touched == pytest.approx(1)
     one = cost.setting(work(layer(0), n_expert=128, n_expert_used=8), (FAST,), DESKTOP, Workload(1, 1))
     assert one.experts_touched == pytest.approx(8 / 128)
+    text = cost.setting(work(layer(0), n_expert=128, n_expert_used=8), (FAST,), DESKTOP, Workload(is_text=True))
+    assert text.experts_touched == pytest.approx(1 - (120 / 128) ** (512**0.6))
 
 
 def test_a_weight_of_few_bits_takes_as_long_as_one_of_more() -> None:
@@ -665,13 +667,11 @@ def generation_speeds(rows: list[Measured]) -> list[tuple[Measured, float, float
     ]
 
 
-def prompt_speeds(rows: list[Measured]) -> list[tuple[Measured, float, float]]:
+def prompt_speeds(rows: list[Measured], is_text: bool = False) -> list[tuple[Measured, float, float]]:
     """Each row with its prompt tokens per second: priced, measured."""
-    return [
-        (row, priced_row(row, Workload(row.prompt, 0, row.prompt_after)).prompt_tokens_per_second, row.prompt_tps)
-        for row in rows
-        if row.prompt_tps
-    ]
+    workload = Workload(generate=0, is_text=is_text)
+    of = [(row, replace(workload, prompt=row.prompt, cached=row.prompt_after)) for row in rows if row.prompt_tps]
+    return [(row, priced_row(row, each).prompt_tokens_per_second, row.prompt_tps or 0.0) for row, each in of]
 
 
 def priced_row(row: Measured, workload: Workload) -> Estimate:
@@ -714,6 +714,20 @@ def test_placements() -> None:
     pairs, prompt_pairs = ordered(generation_speeds(rows)), ordered(prompt_speeds(rows))
     assert len(pairs) >= 80 and sum(pairs) >= 0.9 * len(pairs)
     assert len(prompt_pairs) >= 60 and sum(prompt_pairs) >= 0.9 * len(prompt_pairs)
+
+
+def test_prompts_of_text_with_experts_on_the_host() -> None:
+    """``unlike_of_text`` was fitted on every second of these rows; the others judge it."""
+    rows, _ = speed_rows.placements()
+    streamed = [
+        row
+        for row in rows
+        if row.prompt_tps and row.cell[3] == "llama.cpp" and row.devices and row.work.n_expert
+        if any(weights.place == HOST for each in row.work.layers for weights in each.weights)
+    ]
+    judging = streamed[1::2]
+    assert len(judging) == 22
+    assert median_error(prompt_speeds(judging, is_text=True)) <= 0.125 < 0.15 < median_error(prompt_speeds(judging))
 
 
 def test_rows_that_are_not_used_say_why() -> None:

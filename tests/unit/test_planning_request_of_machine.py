@@ -156,13 +156,13 @@ WORKLOADS: dict[str, tuple[dict[str, Any], Workload, int]] = {
     "a conversation to its end": (
         {"workload": "prompt=6000,reused=0.5,answer=500,turns=5,users=2", "program": "llama-server"},
         # prompts of 3000 are new in the four last turns, and 3000 in the first
-        *(Workload(3000, 500, 3000, 2), 6000 + 2 * 3500 + 500),
+        *(Workload(3000, 500, 3000, 2, is_text=True), 6000 + 2 * 3500 + 500),
     ),
     "several in one cache": (
         {"workload": "prompt=6000,answer=500,users=2", "program": "llama-server", "kv_unified": True},
-        *(Workload(6000, 500, 0, 2), 2 * 6500),
+        *(Workload(6000, 500, 0, 2, is_text=True), 2 * 6500),
     ),
-    "more users than slots": ({"users": 8, "n_seq_max": 2}, Workload(2048, 512, 0, 2), 4096),
+    "more users than slots": ({"users": 8, "n_seq_max": 2}, Workload(2048, 512, 0, 2, is_text=True), 4096),
     "a short one does not": ({"prompt": 10, "generate": 10}, Workload(10, 10), 4096),
 }
 

@@ -85,6 +85,7 @@ class Costs:
         bare_splits: Graph splits of a layer with only its cache on a device.
         mapped: Limit in bytes per second for weights that are mapped from their file; the driver copies them twice.
         unlike: Tokens of a step use as many experts as so many unlike ones: their number to this power.
+        unlike_of_text: The same for tokens of a text's micro batch (``Workload.is_text``), which are more alike.
     """
 
     families: Mapping[str, Family]
@@ -97,6 +98,7 @@ class Costs:
     bare_splits: int
     mapped: float = math.inf
     unlike: float = 1.0
+    unlike_of_text: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -231,6 +233,8 @@ class Workload:
     """Users that send such a request at once: each step of generation makes a token for each of them."""
     drafted: int = 0
     """Tokens that are drafted for each user, and checked in the same step."""
+    is_text: bool = False
+    """Whether the prompt is a text that a model was trained for; else its tokens use experts as if by chance."""
 
     @property
     def tokens_of_step(self) -> int:
@@ -391,6 +395,7 @@ def setting(
     costs = costs or default()
     batch = max(1, min(work.n_ubatch, workload.prompt or work.n_ubatch))
     share = work.n_expert_used / work.n_expert if work.n_expert else 1.0
+    unlike = batch**costs.unlike_of_text if workload.is_text else batch
     return Setting(
         tuple(devices),
         host,
@@ -401,7 +406,7 @@ def setting(
         workload.cached + workload.prompt + workload.generate / 2,
         _has_local(devices) and work.op_offload and batch >= MIN_OFFLOAD_BATCH,
         share,
-        1 - (1 - share) ** batch,
+        1 - (1 - share) ** unlike,
         1 - (1 - share) ** workload.tokens_of_step**costs.unlike if workload.tokens_of_step > 1 else share,
         workload,
         work.is_mapped,
