@@ -275,13 +275,16 @@ def _work(ask: Ask, params: Params, n_ctx_train: int) -> tuple[Session, Workload
     else:
         context = n_ctx_train if ask.is_workload_given else min(ask.fit_ctx, n_ctx_train)
     is_chosen = bool(params.n_ctx)
-    if ask.session and ask.workload is not None:
+    is_described = ask.workload is not None
+    if ask.session and is_described:
         check_session(ask.session, context, is_set=is_chosen)
         session = ask.session
     else:
         workload = workload_of(ask.prompt, ask.generate, context, is_set=is_chosen)
         session = Session(workload.prompt, workload.generate, users=ask.users or 1)
-    return session, session.workload(users=min(session.users, params.n_seq_max))
+    request = session.workload(users=min(session.users, params.n_seq_max))
+    # a plain request is priced as before work could be described
+    return session, replace(request, is_text=is_described)
 
 
 def _streams(params: Params) -> int:

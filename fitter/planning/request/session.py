@@ -63,8 +63,7 @@ class Session:
     def workload(self, kept: float = 1.0, users: int | None = None) -> Workload:
         """Make the request to price: an average turn, of ``users`` at once (default: all)."""
         computed = min(self.prompt, max(1, round(self.computed(kept))))
-        at_once = self.users if users is None else users
-        return Workload(computed, self.answer, self.prompt - computed, at_once, is_text=True)
+        return Workload(computed, self.answer, self.prompt - computed, self.users if users is None else users)
 
 
 _KEYS = {"prompt": parse_tokens, "answer": parse_tokens, "turns": parse_whole, "users": parse_whole}
