@@ -78,7 +78,7 @@ def test_every_option_of_every_command_is_there_with_a_meaning() -> None:
         name
         for command in commands.values()
         for param in command.params
-        if param.param_type_name == "option"
+        if param.param_type_name == "option" and not getattr(param, "hidden", False)
         for name in (*param.opts, *param.secondary_opts)
     }
     for heading, text in headings.items():

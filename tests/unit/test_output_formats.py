@@ -166,7 +166,7 @@ def test_a_plan_that_does_not_fit_is_no_python_script() -> None:
         render(plan, "python")
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "json"])
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("json", "gguf-parser")])
 def test_a_pattern_that_llama_cpp_would_cut_is_refused(name: str) -> None:
     overrides = (TensorBuftOverride("a{1,2}", "CPU"),)
     with pytest.raises(UsageError, match=re.escape("a{1,2}")):

@@ -105,7 +105,7 @@ def entries() -> dict[tuple[str, ...], Entry]:
 
 
 def _options(command: click.Command) -> Iterator[click.Option]:
-    return (each for each in command.params if isinstance(each, click.Option))
+    return (each for each in command.params if isinstance(each, click.Option) and not each.hidden)
 
 
 def _metavar(option: click.Option) -> str:

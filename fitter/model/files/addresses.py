@@ -20,9 +20,12 @@ EXTRA = "remote"
 HUB = "hf"
 """Scheme of files on Hugging Face's hub: ``hf://org/repo/file.gguf``."""
 
+MODEL_SCOPE = "ms"
+"""Scheme of files on ModelScope: ``ms://org/repo[@revision]/file.gguf``."""
+
 _URL = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]+)://.*", re.DOTALL)
 _CHAINED = re.compile(r"[a-z][a-z0-9+.-]+(://[^:]*)?::.*", re.DOTALL)
-_FLATTENED = re.compile(r"(?P<scheme>https?|hf|s3|gs|gcs|az|abfs|ftp|sftp|file):/(?P<rest>[^/].*)", re.DOTALL)
+_FLATTENED = re.compile(r"(?P<scheme>https?|hf|ms|s3|gs|gcs|az|abfs|ftp|sftp|file):/(?P<rest>[^/].*)", re.DOTALL)
 """A URL after ``pathlib`` removed a slash."""
 _USER = re.compile(r"//(?:[^/:\[]*:(?![0-9]*(?:[:/?#]|$))(?:(?!::).)*@|[^/]*@)", re.DOTALL)
 """A user before a host. After a colon, anything but a port is a password, even with a slash."""
@@ -33,9 +36,13 @@ _SPLIT = re.compile(r"(?P<before>[^?#]*?)-(?P<number>[0-9]{5})-of-(?P<count>[0-9
 _KINDS = {"datasets": "dataset", "spaces": "space"}
 _ID = re.compile(r"\w[\w.-]*", re.ASCII)
 """Name of an organization or repository on the hub."""
+_ON_MODEL_SCOPE = re.compile(
+    r"ms://(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w.%-]+))?/(?P<file>[^?#]+)", re.ASCII | re.IGNORECASE
+)
 _PAGE = re.compile(r"(/[^/]+/[^/]+)/(?:blob|raw|tree)/")
 """Pages of the hub that show a file instead of the file itself."""
 _DEFAULT_ENDPOINT = "https://huggingface.co"
+_MODEL_SCOPE_ENDPOINT = "https://modelscope.cn"
 _SHORT = ("https://hf.co", "https://www.huggingface.co")
 """Other names of the usual hub."""
 _SUFFIX = ".gguf"
@@ -156,6 +163,8 @@ def address(url: str) -> Address:
     scheme = url.partition(":")[0].lower()
     if scheme == HUB:
         return Address(_of_hub(url), shown(url), is_hub=True)
+    if scheme == MODEL_SCOPE:
+        return Address(_of_model_scope(url), shown(url))
     if scheme not in ("http", "https"):
         return Address(url, shown(url))
     try:
@@ -178,8 +187,9 @@ def address(url: str) -> Address:
 
 def host_of(url: str) -> str:
     """Return the host of a URL, without port; empty without one."""
+    hosts = {HUB: _hub(), MODEL_SCOPE: _model_scope()}
     try:
-        parts = urllib.parse.urlsplit(_hub() if url.partition(":")[0].lower() == HUB else url)
+        parts = urllib.parse.urlsplit(hosts.get(url.partition(":")[0].lower(), url))
         return (parts.hostname or "").rstrip(".")
     except ValueError:
         return ""
@@ -195,15 +205,28 @@ def _hub() -> str:
     return (os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/")
 
 
-def check_endpoint(host: str) -> None:
-    """Raise ``ModelError`` if ``HF_ENDPOINT`` is no URL."""
+def _model_scope() -> str:
+    return (os.environ.get("MS_ENDPOINT") or _MODEL_SCOPE_ENDPOINT).rstrip("/")
+
+
+def _of_model_scope(url: str) -> str:
+    """Return the URL of a file on ModelScope. Raises ``ModelError`` if it is not the address of one."""
+    match = _ON_MODEL_SCOPE.fullmatch(shown(url))
+    if match is None or {".", ".."} & set(urllib.parse.unquote(match["file"]).split("/")):
+        raise ModelError(f"{shown(url)} is not a file of ModelScope: write it as ms://org/repo/file.gguf")
+    check_endpoint(_model_scope(), "MS_ENDPOINT", _MODEL_SCOPE_ENDPOINT)
+    return f"{_model_scope()}/models/{match['repository']}/resolve/{match['revision'] or 'master'}/{match['file']}"
+
+
+def check_endpoint(host: str, variable: str = "HF_ENDPOINT", usual: str = _DEFAULT_ENDPOINT) -> None:
+    """Raise ``ModelError`` if the ``host`` in an environment variable is no URL; ``usual`` is one."""
     try:
         parts = urllib.parse.urlsplit(host)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_url = False
     if not is_url:
-        raise ModelError("HF_ENDPOINT is no URL: set it to one such as https://huggingface.co, or unset it")
+        raise ModelError(f"{variable} is no URL: set it to one such as {usual}, or unset it")
 
 
 def _is_of_hub(parts: urllib.parse.SplitResult) -> bool:
@@ -375,6 +398,9 @@ def download_command(url: str) -> str:
     scheme = plain.partition(":")[0].lower()
     if scheme == HUB:
         return shlex.join(hub_download([url]))
+    if scheme == MODEL_SCOPE:
+        plain, scheme = _of_model_scope(plain), "https"
+        split = split and _split(plain)
     if scheme in ("http", "https"):
         if split is not None:
             plain = f"{split[0]}-[00001-{split[2]:05d}]-of-{split[2]:05d}.gguf"

@@ -24,6 +24,7 @@ FORMATS = {
     "llama-swap": "a model for llama-swap's config.yaml",
     "compose": "a compose.yaml with llama.cpp's image",
     "ollama": "a Modelfile for Ollama",
+    "gguf-parser": "gguf-parser's document, for schedulers",
 }
 """The help for each format."""
 

@@ -1,0 +1,120 @@
+"""The memory of a model with each number of layers on devices: one dummy load for each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fitter.api.call_worker import OneLoad, one_load
+from fitter.api.checked_call import checked_worker_call
+from fitter.api.shared_models import check_drafts_alone
+from fitter.llama.client import Worker
+from fitter.llama.types import Params, Row
+from fitter.machine.machine import choose
+from fitter.model import location
+from fitter.model.header import Model, open_model
+from fitter.parameters.table import AnyPath as Path
+from fitter.parameters.table import Measuring
+from fitter.planning.placing.placement import llama_placement
+from fitter.planning.request.ask import Ask
+from fitter.planning.request.constraints import context_of_a_sequence
+from fitter.planning.tables.offload_rows import OffloadTable, layer_counts, offload_row
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_RANK = 4
+"""llama.cpp's number for pooling that ranks texts."""
+
+
+@checked_worker_call(Measuring)
+def offload_table(
+    model: Path,
+    *,
+    step: int = 0,
+    is_n_ctx_limited: bool = False,
+    mmproj: Path | None = None,
+    model_draft: Path | None = None,
+    n_gpu_layers_draft: int | None = None,
+    on_log: Callable[[str], None] | None = None,
+    worker: Worker | None = None,
+    **parameters: Unpack[Measuring],
+) -> OffloadTable:
+    """Measure a model with no layers on devices, with ``step`` more each time, and with ``n_gpu_layers``.
+
+    A place's memory is the larger of the dummy load's and the real one's. A model that only reads texts gets batches as
+    large as its context, since it reads a text in one.
+
+    Args:
+        model: Path or address of a GGUF file.
+        step: Layers between two loads; 0 for the load with ``n_gpu_layers`` alone.
+        is_n_ctx_limited: Whether a context beyond the model's own becomes the model's own.
+        mmproj: A projector beside it, on the first device; on the host where no layer is on a device.
+        model_draft: A draft model beside it, on the same devices.
+        n_gpu_layers_draft: Layers of the draft model on devices; -1, the default: all.
+        on_log: Called with every line of llama.cpp's log.
+        worker: A worker to use for many calls; it stays open, and takes the devices of each call.
+        parameters: As for ``measure``.
+
+    Raises:
+        FitterError: As ``measure`` raises it.
+    """
+    with one_load(Ask.of_a_load(parameters), os.fsdecode(model), worker, on_log) as load:
+        is_embedding, ranks = _reads_only(load.model)
+        params, trained = load.params, load.model.n_ctx_train
+        if trained and is_n_ctx_limited:
+            params = replace(params, n_ctx=min(params.n_ctx or trained, trained))
+        if is_embedding:
+            # a text is read in one batch
+            n_ctx = context_of_a_sequence(params, trained or params.n_ctx)
+            params = replace(params, embeddings=True, n_batch=n_ctx, n_ubatch=n_ctx)
+        infos = choose(load.worker.devices(), params.devices)
+        names = tuple(info.name for info in infos)
+        free = [info.free for info in infos]
+        draft = None if model_draft is None else open_model(os.fsdecode(model_draft), load.worker.header)
+        if draft is not None:
+            check_drafts_alone(draft)
+        n_units = load.model.n_layer - load.model.n_layer_nextn + 1
+        rows, measured = [], None
+        for n_gpu_layers in layer_counts(params.n_gpu_layers, step, n_units) if names else (0,):
+            at = replace(params, n_gpu_layers=n_gpu_layers)
+            measured = load.worker.measure(str(load.model.path), at, reserve=True).most
+            beside: list[Row] = []
+            if draft is not None:
+                layers = (-1 if n_gpu_layers_draft is None else n_gpu_layers_draft) if n_gpu_layers else 0
+                beside += _draft(load, draft, replace(at, n_ctx=measured.n_ctx, n_gpu_layers=layers))
+            if mmproj is not None:
+                beside += _projector(load, os.fsdecode(mmproj), names[0] if names and n_gpu_layers else None)
+            placement = llama_placement(n_units, n_gpu_layers, params.tensor_split, free)
+            rows.append(offload_row(placement, measured, beside))
+        assert measured is not None
+        return OffloadTable(
+            load.model.architecture,
+            measured.n_ctx,
+            bool(measured.flash_attn),
+            params.n_batch,
+            params.n_ubatch,
+            is_embedding,
+            ranks,
+            tuple(rows),
+        )
+
+
+def _reads_only(model: Model) -> tuple[bool, bool]:
+    """Return whether ``model`` only reads texts (attention that is not causal), and whether it ranks them."""
+    architecture = model.metadata.get("general.architecture")
+    is_causal = model.metadata.get(f"{architecture}.attention.causal", True)
+    has_head = any(tensor.name.startswith("cls.") for tensor in model.tensors)
+    return not is_causal, has_head or model.metadata.get(f"{architecture}.pooling_type") == _RANK
+
+
+def _draft(load: OneLoad, draft: Model, main: Params) -> tuple[Row, ...]:
+    params = replace(main, tensor_buft_overrides=(), lora=(), embeddings=False, n_outputs_max=main.n_seq_max)
+    return load.worker.measure(str(draft.path), params, role="draft", reserve=True).most.rows
+
+
+def _projector(load: OneLoad, path: str, device: str | None) -> tuple[Row, ...]:
+    file = str(location.model_files(path)[0]) if location.is_address(path) else path
+    return load.worker.projector(file, device=device, flash_attn=load.params.flash_attn)
