@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fitter.api.planner import Planner
     from fitter.api.quantizations import quants
     from fitter.api.report_plan import report
+    from fitter.api.server_client import Client
     from fitter.api.tune_plan import tune
     from fitter.llama.types import (
         Array,
@@ -145,6 +146,7 @@ _HOMES = {
     "fitter.programs.later": ("Later",),
     "fitter.api.quantizations": ("quants",),
     "fitter.api.report_plan": ("report",),
+    "fitter.api.server_client": ("Client",),
     "fitter.api.tune_plan": ("tune",),
     "fitter.api.plan_repository": ("repository",),
     "fitter.api.plan_fleet": ("fleet",),
@@ -177,6 +179,7 @@ __all__ = [
     "Calibration",
     "CancelledError",
     "Choice",
+    "Client",
     "Comparison",
     "Depth",
     "DeviceCalibration",

@@ -88,6 +88,16 @@ class Planner:
         """Dummy loads made until now."""
         return self._worker.dummy_loads
 
+    def turn_to(self, model: AnyPath) -> None:
+        """Answer about another ``model`` from now on, with the same processes and what they have measured.
+
+        Raises ``UsageError`` if it has no name.
+        """
+        self._begin_in_fork()
+        name, _ = _check_defaults(model)
+        with self._alone():
+            self._model = name
+
     def fit(self, *, on_progress: Callable[[Progress], None] | None = None, **parameters: Unpack[Fitting]) -> Plan:
         """Answer as ``fitter.fit``. Raises what that raises, and ``CancelledError``."""
         return self._ask(api.fit, Fitting, parameters, {"on_progress": on_progress})

@@ -55,10 +55,15 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
         raise UsageError(f"{show(path)} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise UsageError(f"{show(path)} is not JSON: give a file that 'fitter model.gguf --json' wrote") from None
+    return plan_of(document, show(path))
+
+
+def plan_of(document: Any, name: str) -> Plan:
+    """Return the plan of a JSON ``document`` from the place ``name``, as ``read_plan``. Raises ``UsageError``."""
     try:
         return _plan(_Entry("", document))
     except _Wrong as wrong:
-        raise UsageError(f"{show(path)}: {wrong}") from None
+        raise UsageError(f"{name}: {wrong}") from None
 
 
 class _Wrong(Exception):

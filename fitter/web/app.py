@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -27,15 +29,20 @@ from fitter.planning.plan.layer_map import LayerMap
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.request import Progress
 from fitter.planning.tables.repository_rows import Repository, RepositoryFile
-from fitter.web import planner_page
+from fitter.web import known_answers, planner_page
 from fitter.web.allowed_files import Root, encoded
 from fitter.web.fetching import Fetching
 from fitter.web.guard import Guard, Hosts
+from fitter.web.known_answers import KnownAnswers
+from fitter.web.metrics import CONTENT_TYPE, Metrics
 from fitter.web.pool import Busy, Overtaken, Pool, Question, Unanswered
-from fitter.web.questions import ASKED, PlanQuestion, Wanted, wanted
+from fitter.web.questions import ASKED, PlanQuestion, PlanQuestions, Wanted, wanted
 from fitter.web.wording import worded
 
 _T = TypeVar("_T")
+
+API = "/api/v1"
+"""Beginning of the addresses of the JSON API; its number changes when an old question is no longer understood."""
 
 _STATUS = {Busy: 503, WorkerError: 503, Overtaken: 409, UsageError: 400, ModelError: 422, TimeLimitError: 504}
 """HTTP status of an error; any other error is the server's fault."""
@@ -84,6 +91,25 @@ class Server:
     settings: Settings
     pool: Pool
     fetching: Fetching = field(default_factory=Fetching)
+    known: KnownAnswers = field(default_factory=KnownAnswers)
+
+    async def document(self, asked: PlanQuestion, request: Request) -> bytes:
+        """Return the requested plan as JSON: a known one, or one that is made now. Raises ``FitterError``."""
+        model = await self._wanted(asked)
+        about = None
+        if asked.gpus is not None and not model.is_repository:
+            async with self.pool.asked(asked.session) as question:
+                if model.is_elsewhere:
+                    await self.fetching.fetch(question, model.opens)
+            keywords = asked.keywords(has_devices=self.settings.has_devices)
+            about = await asyncio.to_thread(known_answers.question, model.opens, keywords)
+            if (answer := self.known.get(about)) is not None:
+                return answer
+        plan = (await self.plan(asked, request, with_map=False)).plan
+        answer = await asyncio.to_thread(lambda: json.dumps(plan.to_dict()).encode())
+        if about is not None and not plan.search.is_cut_short:
+            self.known.put(about, answer)
+        return answer
 
     async def plan(self, asked: PlanQuestion, request: Request, *, with_map: bool) -> Answer:
         """Make the requested plan. Raises ``FitterError``."""
@@ -203,7 +229,7 @@ def application(settings: Settings, pool: Pool) -> Guard:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        openapi_url="/api/openapi.json",
+        openapi_url=f"{API}/openapi.json",
     )
     _add_errors(app, settings)
     _add_pages(app, server)
@@ -257,27 +283,59 @@ def _constant(text: str, kind: str) -> Callable[[], Awaitable[Response]]:
 
 
 def _add_api(app: FastAPI, server: Server) -> None:
-    @app.post("/api/plan", summary="Plan a model", responses=_answers())
-    async def plan(asked: PlanQuestion, request: Request) -> JSONResponse:
-        """The plan, as fitter --json prints it. One that does not fit has "fits" false and says why in "problems"."""
-        answer = await server.plan(asked, request, with_map=False)
-        return JSONResponse(answer.plan.to_dict())
+    metrics = Metrics(server.pool, server.known)
 
-    @app.get("/api/models", summary="The models below the server's directory")
+    async def answer(asked: PlanQuestion, request: Request) -> tuple[int, bytes]:
+        """Return the status of an answer, and its document."""
+        began, status = time.monotonic(), 500
+        try:
+            document = await server.document(asked, request)
+            status = 200
+            return status, document
+        except (FitterError, Unanswered) as error:
+            status = status_of(error)
+            return status, json.dumps({"error": planner_page.told(str(error), server.settings.root)}).encode()
+        finally:
+            metrics.answered(status, time.monotonic() - began)
+
+    @app.post(f"{API}/plan", summary="Plan a model", responses=_answers())
+    async def plan(asked: PlanQuestion, request: Request) -> Response:
+        """The plan, as fitter --json prints it. One that does not fit has "fits" false and says why in "problems"."""
+        status, document = await answer(asked, request)
+        return Response(document, status, media_type="application/json")
+
+    @app.post(f"{API}/plans", summary="Plan several models", responses=_answers("The plans, in the questions' order"))
+    async def plans(asked: PlanQuestions, request: Request) -> Response:
+        """For each question the status and the answer of one that is asked alone."""
+        answers = await asyncio.gather(*(answer(each, request) for each in asked.questions))
+        parts = (b'{"status":%d,"answer":%s}' % each for each in answers)
+        return Response(b'{"answers":[%s]}' % b",".join(parts), media_type="application/json")
+
+    @app.get(f"{API}/models", summary="The models below the server's directory")
     def models() -> dict[str, Any]:
         """Their paths, which a question takes as its model, and bytes; none where no directory is offered."""
         models = server.settings.root.models() if server.settings.root is not None else ()
         return {"models": [{"model": each.path, "bytes": each.bytes, "files": len(each.files)} for each in models]}
 
-    @app.get("/api/shapes", summary="The models that can be planned without a file")
+    @app.get(f"{API}/shapes", summary="The models that can be planned without a file")
     def shapes() -> JSONResponse:
         """As fitter shapes --json prints them."""
         return JSONResponse(SHAPES.write(Shapes(tuple(planner_page.shapes()))))
 
-    @app.get("/api/gpus", summary="The cards that are known by name")
+    @app.get(f"{API}/gpus", summary="The cards that are known by name")
     def gpus() -> JSONResponse:
         """As fitter devices --catalogue --json prints them."""
         return JSONResponse(CATALOGUE.write(Catalogue(tuple(gpu_catalogue.gpus().values()))))
+
+    @app.get("/health", summary="Whether the server answers")
+    def health() -> dict[str, Any]:
+        """Its version, and how many questions wait."""
+        return {"status": "ok", "version": fitter.__version__, "waiting": server.pool.waiting}
+
+    @app.get("/metrics", summary="The server's figures for Prometheus", response_class=Response)
+    def figures() -> Response:
+        """In Prometheus's text format."""
+        return Response(metrics.text(), media_type=CONTENT_TYPE)
 
 
 class Refusal(BaseModel):
@@ -286,10 +344,15 @@ class Refusal(BaseModel):
     error: str
 
 
-def _answers() -> dict[int | str, dict[str, Any]]:
+def _answers(what: str = "The plan") -> dict[int | str, dict[str, Any]]:
     """List the possible answers to a question, for the OpenAPI document."""
-    plan = {"description": "The plan", "content": {"application/json": {"schema": {"type": "object"}}}}
+    plan = {"description": what, "content": {"application/json": {"schema": {"type": "object"}}}}
     return {200: plan, **{status: {"model": Refusal, "description": words} for status, words in _MEANING.items()}}
+
+
+def status_of(error: Exception) -> int:
+    """Return the HTTP status of an error."""
+    return next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
 
 
 def _add_errors(app: FastAPI, settings: Settings) -> None:
@@ -299,8 +362,7 @@ def _add_errors(app: FastAPI, settings: Settings) -> None:
     @app.exception_handler(FitterError)
     @app.exception_handler(Unanswered)
     async def failed(_: Request, error: Exception) -> JSONResponse:
-        status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
-        return said(status, str(error))
+        return said(status_of(error), str(error))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -320,4 +382,4 @@ def _add_errors(app: FastAPI, settings: Settings) -> None:
         return said(500, "the server failed unexpectedly: its terminal says why")
 
 
-__all__ = ["Answer", "Server", "Settings", "application"]
+__all__ = ["API", "Answer", "Server", "Settings", "application"]

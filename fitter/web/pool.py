@@ -225,15 +225,10 @@ class Pool:
             elif self.planners < self._most:
                 held = _Held(self._make(model))
             elif self._idle:
-                oldest = min(self._idle, key=lambda each: each.used)
-                self._idle.remove(oldest)
-                held = _Held(self._make(model))
-                self._busy.add(held)
-                try:
-                    await self._end([oldest])
-                except BaseException:
-                    self._busy.discard(held)
-                    raise
+                # its processes go on with the other model
+                held = min(self._idle, key=lambda each: each.used)
+                self._idle.remove(held)
+                held.planner.turn_to(model)
             else:
                 await self._wait(question, (model, about), end)
                 continue

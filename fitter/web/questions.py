@@ -146,6 +146,19 @@ else:
     )
     """A question for a plan: ``Asked``, and every parameter of ``ASKED``."""
 
+MOST_QUESTIONS = 64
+"""Most questions in one request."""
+
+
+class PlanQuestions(BaseModel):
+    """Several questions, each answered by itself."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    questions: list[PlanQuestion] = Field(
+        min_length=1, max_length=MOST_QUESTIONS, description=f"Up to {MOST_QUESTIONS} questions, each as for a plan."
+    )
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -187,4 +200,14 @@ def wanted(model: str, root: Root | None) -> Wanted:
     return Wanted(str(root.file(text)), text)
 
 
-__all__ = ["ASKED", "LONGEST", "SECONDS", "Asked", "PlanQuestion", "Wanted", "wanted"]
+__all__ = [
+    "ASKED",
+    "LONGEST",
+    "MOST_QUESTIONS",
+    "SECONDS",
+    "Asked",
+    "PlanQuestion",
+    "PlanQuestions",
+    "Wanted",
+    "wanted",
+]

@@ -428,7 +428,7 @@ ANSWERS: dict[str, tuple[int, bytes, dict[str, str], str]] = {
     "too many files": (200, listed(*map(str, range(100_001))), {}, TOO_MANY),
     "too long a page": (200, b"[" + b" " * (8 << 20) + b"]", {}, TOO_MANY),
     "pages of another host": (200, b"[]", {"Link": '<http://example.com/x>; rel="next"'}, NO_LIST),
-    "pages without end": (200, b"[]", {"Link": '</api/models/org/tiny/tree/main>; rel="next"'}, TOO_MANY),
+    "pages without end": (200, b"[]", {"Link": '</api/v1/models/org/tiny/tree/main>; rel="next"'}, TOO_MANY),
     "deep": (200, b"[" * 100_000, {}, NO_LIST),
 }
 

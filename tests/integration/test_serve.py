@@ -75,12 +75,12 @@ class Site:
 
     def question(self) -> Any:
         """The schema of a question."""
-        document = self.get("/api/openapi.json")
+        document = self.get("/api/v1/openapi.json")
         return document["components"]["schemas"]["PlanQuestion"]
 
     def plan(self, **question: Any) -> tuple[int, Any]:
         """Ask the API for a plan, and return the status and the answer."""
-        status, body = ask(self.served.connection(), "/api/plan", question)
+        status, body = ask(self.served.connection(), "/api/v1/plan", question)
         assert TOKEN not in body
         return status, json.loads(body)
 
@@ -439,7 +439,7 @@ def test_no_process_stays_on_this_machines_devices(tmp_path: Path) -> None:
     write_tiny(tmp_path / "dense.gguf", TINY_DENSE)
     with serving("--root", str(tmp_path), "--workers", "1") as served:
         for gpus, is_left in ((None, False), (CARD, True)):
-            assert ask(served.connection(), "/api/plan", {"model": "dense.gguf", "gpus": gpus})[0] == 200
+            assert ask(served.connection(), "/api/v1/plan", {"model": "dense.gguf", "gpus": gpus})[0] == 200
             assert bool(served.children()) == is_left
 
 
@@ -470,8 +470,9 @@ def test_everyone_can_use_it(scheme: str, width: int, site: Site, browser: Brows
 
 
 def test_the_api_has_a_page(site: Site, browser: Browser) -> None:
-    document = site.get("/api/openapi.json")
-    assert set(document["paths"]) == {"/api/plan", "/api/models", "/api/shapes", "/api/gpus"}
+    document = site.get("/api/v1/openapi.json")
+    calls = {f"/api/v1/{name}" for name in ("plan", "plans", "models", "shapes", "gpus")}
+    assert set(document["paths"]) == {*calls, "/health", "/metrics"}
     keys = document["components"]["schemas"]["PlanQuestion"]["properties"]
     assert set(keys) == {"model", "gpus", "session", *ASKED}
     context = browser.new_context()
@@ -480,12 +481,14 @@ def test_the_api_has_a_page(site: Site, browser: Browser) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url.removeprefix(site.url)))
     page.goto(f"{site.url}api")
-    assert page.locator("tbody th code").all_inner_texts() == list(keys)
+    one, several = page.locator("section").nth(0), page.locator("section").nth(1)
+    assert one.locator("tbody th code").all_inner_texts() == list(keys)
+    assert several.locator("tbody th code").all_inner_texts() == ["questions"]
     assert sorted(asked) == ["api", "style.css"]
-    meanings = dict(zip(keys, page.locator("tbody td").all_inner_texts(), strict=True))
+    meanings = dict(zip(keys, one.locator("tbody td").all_inner_texts(), strict=True))
     assert meanings["host_margin"].endswith(" Bytes, or a text such as 24GiB. [default: 1024 MiB]")
-    answers = document["paths"]["/api/plan"]["post"]["responses"]
-    assert page.locator("dt").all_inner_texts() == [status for status in answers if status != "200"]
+    answers = document["paths"]["/api/v1/plan"]["post"]["responses"]
+    assert one.locator("dt").all_inner_texts() == [status for status in answers if status != "200"]
     context.close()
 
 
@@ -531,7 +534,7 @@ def test_the_document_says_what_is_taken(name: str, right: Sequence[Any], wrong:
 
 
 def test_the_lists_are_those_of_the_commands(site: Site) -> None:
-    assert [each["model"] for each in site.get("/api/models")["models"]] == [
+    assert [each["model"] for each in site.get("/api/v1/models")["models"]] == [
         "broken.gguf",
         "deep/dense-Q8_0.gguf",
         "deep/moe.gguf",
@@ -539,8 +542,8 @@ def test_the_lists_are_those_of_the_commands(site: Site) -> None:
         "hostile.gguf",
         "na\\xefve/caf\\xe9.gguf",
     ]
-    assert [each["name"] for each in site.get("/api/gpus")["gpus"]] == list(gpu_catalogue.gpus())
-    assert [each["name"] for each in site.get("/api/shapes")["shapes"]] == [each.name for each in listing.shapes()]
+    assert [each["name"] for each in site.get("/api/v1/gpus")["gpus"]] == list(gpu_catalogue.gpus())
+    assert [each["name"] for each in site.get("/api/v1/shapes")["shapes"]] == [each.name for each in listing.shapes()]
 
 
 def test_a_name_that_is_no_utf_8_is_planned(site: Site) -> None:
@@ -587,7 +590,7 @@ WRONG: dict[str, tuple[dict[str, Any], int, str]] = {
 @pytest.mark.parametrize(("change", "status", "message"), WRONG.values(), ids=WRONG.keys())
 def test_what_cannot_be_is_one_line(change: dict[str, Any], status: int, message: str, site: Site) -> None:
     found, answer = site.plan(**{"model": "dense.gguf", "gpus": CARD, **change})
-    assert str(status) in site.get("/api/openapi.json")["paths"]["/api/plan"]["post"]["responses"]
+    assert str(status) in site.get("/api/v1/openapi.json")["paths"]["/api/v1/plan"]["post"]["responses"]
     assert (found, set(answer)) == (status, {"error"}), answer
     assert message in answer["error"] and "\n" not in answer["error"]
     assert str(site.root.parent) not in answer["error"] and str(Path.home()) not in answer["error"]
@@ -596,7 +599,7 @@ def test_what_cannot_be_is_one_line(change: dict[str, Any], status: int, message
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"a"', b"\xff", b"[" * 60000, b"1" * 6000])
 def test_what_is_no_question(body: bytes, site: Site) -> None:
     connection = site.served.connection()
-    connection.request("POST", "/api/plan", body, {"Content-Type": "application/json"})
+    connection.request("POST", "/api/v1/plan", body, {"Content-Type": "application/json"})
     answer = connection.getresponse()
     found = json.loads(answer.read())
     assert answer.status == 400 and list(found) == ["error"]
@@ -623,15 +626,15 @@ def test_private_addresses_are_asked_where_that_is_allowed(site: Site, tmp_path:
         serving("--allow-private-addresses", "--workers", "1", HF_ENDPOINT=hub.url, HF_TOKEN=TOKEN) as served,
     ):
         for model in (address, "hf://org/repo/a.gguf"):
-            status, body = ask(served.connection(), "/api/plan", {"model": model, "gpus": CARD})
+            status, body = ask(served.connection(), "/api/v1/plan", {"model": model, "gpus": CARD})
             assert (status, json.loads(body)["model"]["path"]) == (200, model)
         page = json.loads(ask(served.connection(), "/panel/a", {"model": "hf://org/repo", "gpus": CARD})[1])
         assert page["error"] is None and 'data-model="hf://org/repo/a.gguf"' in page["html"]
         hub.token = "another"
-        status, body = ask(served.connection(), "/api/plan", {"model": "hf://org/repo/b.gguf", "gpus": CARD})
+        status, body = ask(served.connection(), "/api/v1/plan", {"model": "hf://org/repo/b.gguf", "gpus": CARD})
         assert status == 422 and TOKEN not in body
 
-        status, body = ask(served.connection(), "/api/plan", {"model": "dense.gguf", "gpus": CARD})
+        status, body = ask(served.connection(), "/api/v1/plan", {"model": "dense.gguf", "gpus": CARD})
         said = "'dense.gguf' is no address, and the server offers no directory"
         assert (status, json.loads(body)["error"].partition(":")[0]) == (400, said)
         served.process.send_signal(signal.SIGTERM)
@@ -641,7 +644,7 @@ def test_private_addresses_are_asked_where_that_is_allowed(site: Site, tmp_path:
 # --- requests
 
 
-def said(site: Site, *lines: str, body: bytes = b"", start: str = "POST /api/plan HTTP/1.1") -> tuple[int, str]:
+def said(site: Site, *lines: str, body: bytes = b"", start: str = "POST /api/v1/plan HTTP/1.1") -> tuple[int, str]:
     """Status and text of the answer to a request of these lines."""
     with socket.create_connection((site.served.host, site.served.port), patience.SECONDS) as sock:
         sock.sendall("\r\n".join([start, *lines, "", ""]).encode("latin-1") + body)
@@ -668,7 +671,7 @@ def test_requests_of_others_are_refused(site: Site) -> None:
         assert said(site, f"Host: {own}", f"Origin: {origin}", "Connection: close", start=page)[0] == 403
     preflight = said(
         site, f"Host: {own}", "Origin: http://evil.example", "Access-Control-Request-Method: POST",
-        start="OPTIONS /api/plan HTTP/1.1",
+        start="OPTIONS /api/v1/plan HTTP/1.1",
     )  # fmt: skip
     assert preflight[0] == 403 and "access-control" not in preflight[1].lower()
 
@@ -684,7 +687,7 @@ def test_a_body_has_one_length(site: Site) -> None:
 def test_what_is_not_there_says_where_to_look(site: Site) -> None:
     for method, path, status, words in (
         ("GET", "/none", 404, "Not Found"),
-        ("PUT", "/api/plan", 405, "Method Not Allowed"),
+        ("PUT", "/api/v1/plan", 405, "Method Not Allowed"),
     ):
         connection = site.served.connection()
         connection.request(method, path, b"{}", {"Content-Type": "application/json"})
@@ -697,7 +700,7 @@ def test_what_is_not_there_says_where_to_look(site: Site) -> None:
         )
 
 
-@pytest.mark.parametrize("path", ["/", "/api", "/app.js", "/style.css", "/api/shapes", "/none", "/../etc/passwd"])
+@pytest.mark.parametrize("path", ["/", "/api", "/app.js", "/style.css", "/api/v1/shapes", "/none", "/../etc/passwd"])
 def test_every_answer_has_its_headers(path: str, site: Site) -> None:
     connection = site.served.connection()
     connection.request("GET", path)
@@ -719,7 +722,7 @@ def test_many_pages_at_once(site: Site) -> None:
 
 def test_an_asker_who_goes_away_holds_nothing(site: Site) -> None:
     lines = [
-        "POST /api/plan HTTP/1.1",
+        "POST /api/v1/plan HTTP/1.1",
         f"Host: {site.served.host}:{site.served.port}",
         "Content-Type: application/json",
     ]
@@ -737,7 +740,7 @@ def test_stopped_workers_do_not_hold_up_the_end(tmp_path: Path, signal_number: i
     def attempt(seconds: float) -> None:
         question = {"model": "shape://llama-3.2-1b", "gpus": ["8GiB"]}
         with serving("--workers", "2", XDG_CACHE_HOME=str(tmp_path)) as served:
-            assert ask(served.connection(), "/api/plan", question)[0] == 200
+            assert ask(served.connection(), "/api/v1/plan", question)[0] == 200
             asking = threading.Thread(target=left_without, args=[served, {**question, "n_ctx": 2048}])
             workers = served.children()
             assert workers
@@ -756,10 +759,10 @@ def test_stopped_workers_do_not_hold_up_the_end(tmp_path: Path, signal_number: i
 def test_workers_that_are_killed_again_and_again_are_said(tmp_path: Path) -> None:
     question = {"model": "shape://llama-3.2-1b", "gpus": ["8GiB"]}
     with serving("--workers", "1", XDG_CACHE_HOME=str(tmp_path)) as served:
-        whole = ask(served.connection(), "/api/plan", question)
+        whole = ask(served.connection(), "/api/v1/plan", question)
         answers: list[tuple[int, str]] = []
         other = {**question, "n_ctx": 2048}
-        asking = threading.Thread(target=lambda: answers.append(ask(served.connection(), "/api/plan", other)))
+        asking = threading.Thread(target=lambda: answers.append(ask(served.connection(), "/api/v1/plan", other)))
         asking.start()
         while asking.is_alive():
             for worker in served.children():
@@ -769,14 +772,14 @@ def test_workers_that_are_killed_again_and_again_are_said(tmp_path: Path) -> Non
         ((status, body),) = answers
         assert status == 503
         assert json.loads(body)["error"].startswith("the process that runs llama.cpp was ended by SIGKILL during '")
-        again = ask(served.connection(), "/api/plan", question)
+        again = ask(served.connection(), "/api/v1/plan", question)
         assert (again[0], json.loads(again[1])["params"]) == (200, json.loads(whole[1])["params"])
 
 
 def left_without(served: Served, question: dict[str, Any]) -> None:
     """Ask a server that ends."""
     with suppress(OSError, http.client.HTTPException):
-        assert ask(served.connection(), "/api/plan", question)[0] == 409
+        assert ask(served.connection(), "/api/v1/plan", question)[0] == 409
 
 
 def failing(*words: str) -> tuple[int, str]:
@@ -826,7 +829,7 @@ def test_which_llama_cpp_plans(tmp_path: Path) -> None:
     status, text = failing("--llama-cpp", str(tmp_path))
     assert (status, text.count("\n")) == (3, 1) and str(tmp_path) in text
     with serving("--llama-cpp", where, "--workers", "1") as served:
-        status, body = ask(served.connection(), "/api/plan", {"model": "shape://llama-3.2-1b", "gpus": ["8GiB"]})
+        status, body = ask(served.connection(), "/api/v1/plan", {"model": "shape://llama-3.2-1b", "gpus": ["8GiB"]})
         assert (status, json.loads(body)["llama_cpp"]["key"]) == (200, build_folder.find(where).key)
         assert str(where) not in body
 

@@ -96,7 +96,7 @@ def question(served: Served, what: str, name: str) -> Outcome:
     before, connection = _taken_by(served.process.pid).seconds, served.connection()
     with _watching(served.process.pid) as seen:
         try:
-            status, said = ask(connection, "/api/plan", {"model": name, "gpus": ["8GiB"]})
+            status, said = ask(connection, "/api/v1/plan", {"model": name, "gpus": ["8GiB"]})
         except OSError as error:
             status, said = 0, f"{type(error).__name__}: {error}"
         finally:

@@ -1,0 +1,55 @@
+"""Answers that the server has given, so that the same question costs a look. They are about described cards alone."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from fitter.llama.header.file_identity import identity
+from fitter.model import location
+from fitter.model.files import header_cache
+
+MOST = 64 << 20
+"""Most bytes of all answers."""
+
+
+class KnownAnswers:
+    """The last answers, ``most`` bytes of them, by their questions."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._answers: OrderedDict[str, bytes] = OrderedDict()
+        self.bytes = 0
+        """Bytes of all answers."""
+        self.hits = 0
+        """Questions whose answer was known."""
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def get(self, question: str) -> bytes | None:
+        """Return the answer to a question, and keep it longer than others; ``None`` if it is not known."""
+        answer = self._answers.get(question)
+        if answer is not None:
+            self._answers.move_to_end(question)
+            self.hits += 1
+        return answer
+
+    def put(self, question: str, answer: bytes) -> None:
+        """Keep an answer, and forget those that were longest not asked for."""
+        self.bytes += len(answer) - len(self._answers.pop(question, b""))
+        self._answers[question] = answer
+        while self.bytes > self._most:
+            self.bytes -= len(self._answers.popitem(last=False)[1])
+
+
+def question(model: str, keywords: Mapping[str, Any]) -> str:
+    """Return a text that differs for other keywords, another model, and another version of its files.
+
+    Raises ``FitterError`` if the model cannot be opened.
+    """
+    with header_cache.reading():
+        files = location.model_files(model)
+        return json.dumps([model, [identity(str(file)) for file in files], keywords], sort_keys=True)
