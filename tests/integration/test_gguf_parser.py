@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import json
 from pathlib import Path
@@ -133,6 +134,31 @@ def test_the_table() -> None:
     done = run_fitter("gguf-parser", "-m", MODEL, "-c", "4096", "--gpu-layers-step", "20")
     assert done.returncode == 0
     assert [line.split()[:2] for line in done.stdout.splitlines()[1:]] == [["0", "no"], ["20", "no"], ["29", "yes"]]
+
+
+def placements() -> list[dict[str, str]]:
+    """Where GPUStack placed models, by whose answer."""
+    path = Path(__file__).parents[1] / "data" / "gpustack" / "placements.csv"
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_gpustack_runs_out_of_memory_with_the_other_answers_alone() -> None:
+    left: dict[str, list[int]] = {"fitter": [], "gguf_parser": []}
+    for row in placements():
+        for name, found in left.items():
+            for used, total in zip(row[f"{name}_used_mib"].split("+"), row["total_mib"].split("+"), strict=False):
+                found += [int(total) - int(used)] if used else []
+    assert min(left["fitter"]) >= 500 and len([each for each in left["gguf_parser"] if each < 0]) == 4
+
+
+@pytest.mark.parametrize("model", ["gemma-4-26b-a4b", "jamba-v0.1", "llama-3.1-8b"])
+def test_what_is_stored_of_them_is_what_llama_cpp_takes(model: str) -> None:
+    row = next(row for row in placements() if (row["model"], row["cards"]) == (model, "12"))
+    words = ("-c", row["n_ctx"], "-np", "4", "-fa", "-ngl")
+    for name in ("fitter", "gguf_parser"):
+        (found,) = items("-m", f"shape://{model}:Q4_K_M", *words, row[f"{name}_layers"])
+        assert found["vrams"][0]["uma"] >> 20 == int(row[f"{name}_used_mib"])
 
 
 WRONG: dict[str, tuple[list[str], int, str]] = {
