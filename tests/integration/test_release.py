@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.patience import until
-from tools.release.__main__ import main
+from tools.release import recipes
+from tools.release.__main__ import PLACEHOLDER, main
 from tools.release.git import git
 from tools.release.package_index import Source
+from tools.release.project import ReleaseError, read_project
 
 pytest.importorskip("build")
 pytest.importorskip("twine")
@@ -138,9 +140,10 @@ def test_a_release_is_a_commit_a_tag_and_seven_files(root: Path, capsys: pytest.
     assert main(["0.2.0", "--build"], root) == 0
     assert main(["0.2.1", "--build"], root) == 1
     assert said(capsys) == ["release: this tree is 0.2.0, not 0.2.1: tag the commit that made the release"]
-    write(root, "fitter/__init__.py", "# changed\n")
-    assert main(["0.2.0", "--build"], root) == 1
-    assert "packaging/homebrew/llama-fitter.rb is not of llama_fitter-0.2.0.tar.gz" in said(capsys)[0]
+    sdist = root / "dist/llama_fitter-0.2.0.tar.gz"
+    sdist.write_bytes(b"another")
+    with pytest.raises(ReleaseError, match=r"llama-fitter.rb is not of llama_fitter-0.2.0.tar.gz, "):
+        recipes.check(root, read_project(root), sdist)
 
 
 def test_a_dry_run_builds_and_changes_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,7 +177,7 @@ REFUSED = {
         "CHANGELOG.md has no entry below ## [Unreleased]: write what is new there",
     ),
     "no owner": (
-        *(["0.2.0"], "sed -i s/somebody/OWNER/ pyproject.toml && git commit -qam x"),
+        *(["0.2.0"], f"sed -i s/somebody/{PLACEHOLDER}/ pyproject.toml && git commit -qam x"),
         "the repository has no owner: python -m tools.release --owner NAME, and commit it",
     ),
     "no repository": (
@@ -244,7 +247,8 @@ def test_an_interrupted_release_leaves_the_repository_as_it_was(number: int, sta
     write(root, "tools/wheel/__main__.py", "import time\nopen('build/began', 'w')\ntime.sleep(600)\n")
     commit(root)
     before = state(root)
-    code = "import sys, pathlib; from tools.release.__main__ import main; sys.exit(main(sys.argv[2:], pathlib.Path(sys.argv[1])))"
+    code = "from pathlib import Path; from sys import argv; from tools.release.__main__ import PLACEHOLDER, main; "
+    code += "raise SystemExit(main(argv[2:], Path(argv[1])))"
     command = [sys.executable, "-c", code, root, "0.2.0", "--tested"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:
         began = root / "build/release/tree/build/began"
