@@ -17,12 +17,12 @@ from tools.release import recipes
 from tools.release.__main__ import PLACEHOLDER, main
 from tools.release.git import git
 from tools.release.package_index import Source
-from tools.release.project import ReleaseError, read_project
+from tools.release.project import NAME, ReleaseError, read_project
 
 pytest.importorskip("build")
 pytest.importorskip("twine")
 
-PROJECT = """\
+PROJECT = f"""\
 [build-system]
 requires = ["scikit-build-core>=0.10"]
 build-backend = "scikit_build_core.build"
@@ -36,8 +36,8 @@ license-files = ["LICENSE"]
 requires-python = ">=3.10"
 dependencies = ["click>=8.1", "tomli>=2; python_version < '3.11'"]
 [project.urls]
-Documentation = "https://somebody.github.io/llama-fitter/"
-Source = "https://github.com/somebody/llama-fitter"
+Documentation = "https://somebody.github.io/{NAME}/"
+Source = "https://github.com/somebody/{NAME}"
 [tool.scikit-build]
 wheel.cmake = false
 wheel.packages = ["fitter"]
@@ -61,7 +61,7 @@ FILES = {
     "pyproject.toml": PROJECT,
     ".gitignore": "/build/\n/dist/\n__pycache__/\n",
     "LICENSE": "MIT\n",
-    "README.md": 'Write `uses: somebody/llama-fitter@v0.1.0` or `pip install "llama-fitter[web]==0.1.0"`.\n',
+    "README.md": f'Write `uses: somebody/{NAME}@v0.1.0` or `pip install "{NAME}[web]==0.1.0"`.\n',
     "CHANGELOG.md": "# Changelog\n\n## [Unreleased]\n\n### Added\n\n- It is there.\n",
     "Makefile": "lint test-unit:\n\t@echo $@ >>build/made\n",
     "fitter/__init__.py": "",
