@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 PYTHON = "python"
-"""The name of llama-cpp-python's libllama."""
+"""The name of this Python's libllama: llama-cpp-python's, or else the one that fitter's wheel brings."""
+_BUNDLE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "bundle")
+"""Folder of the libllama in fitter's wheel; a source build has none."""
 
 _BELOW = ("", "lib", "lib64", "bin", "build/bin", "usr/lib", "usr/lib64")
 _WHERE = "a directory with libllama.so and ggml's libraries, or a llama-server that is linked to them"
@@ -78,6 +80,11 @@ class Build(NamedTuple):
         return os.path.dirname(self.libllama)
 
     @property
+    def is_bundled(self) -> bool:
+        """Whether fitter's wheel brought it, which was tested with it."""
+        return self.directory == _BUNDLE
+
+    @property
     def cpu_plugins(self) -> tuple[str, ...]:
         """Plugins for a CPU, one of which is loaded."""
         return tuple(path for path in self.plugins if _is(path, _CPU))
@@ -105,7 +112,8 @@ class Build(NamedTuple):
 def find(where: str = PYTHON) -> Build:
     """Find the build that ``where`` names: ``python``, a directory, a ``llama-server`` or a libllama.
 
-    ``python`` is the libllama that the installed llama-cpp-python would load, whatever version that is.
+    ``python`` is the libllama that the installed llama-cpp-python would load, whatever version that is. Without one it
+    is the libllama in fitter's wheel.
 
     Raises:
         UsageError: There is no such file.
@@ -160,23 +168,31 @@ def on_path(name: str) -> str:
     return next((path for path in places_of if os.path.isfile(path) and os.access(path, os.X_OK)), "")
 
 
-def python_package() -> tuple[str, ...]:
-    """Return the directories of the installed llama-cpp-python. Raises ``LibraryError`` if it is not installed."""
+def has_python() -> bool:
+    """Return whether this Python has a libllama: llama-cpp-python is installed, or fitter's wheel brought one."""
+    return bool(_python_folders())
+
+
+def _python_folders() -> list[str]:
+    """List the folders that may hold this Python's libllama."""
+    if given := os.environ.get("LLAMA_CPP_LIB_PATH"):
+        return [given]
     # Not imported: that would load libllama into this process.
     package = importlib.util.find_spec("llama_cpp")
     places = package.submodule_search_locations if package is not None else None
-    if not places:
+    if places:
+        return [os.path.join(place, "lib") for place in places]
+    return [_BUNDLE] if os.path.isdir(_BUNDLE) else []
+
+
+def _of_python() -> str:
+    paths = [os.path.join(folder, "libllama.so") for folder in _python_folders()]
+    if not paths:
         raise LibraryError(
             "llama-cpp-python is not installed: pip install llama-cpp-python, or name another llama.cpp with "
             "--llama-cpp"
         )
-    return tuple(places)
-
-
-def _of_python() -> str:
-    given = os.environ.get("LLAMA_CPP_LIB_PATH")
-    names = [os.path.join(given or os.path.join(place, "lib"), "libllama.so") for place in python_package()]
-    return os.path.abspath(next(filter(os.path.exists, names), names[0]))
+    return os.path.abspath(next(filter(os.path.exists, paths), paths[0]))
 
 
 def _in_directory(directory: str) -> str:

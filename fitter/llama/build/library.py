@@ -166,7 +166,7 @@ def _libraries() -> Library:
 
 def _check_trust(library: Library) -> None:
     """Raise ``LibraryError`` if the build is not the one fitter was built for, and behaves differently."""
-    if worker_environment.is_canary() or _is_built_for(library):
+    if worker_environment.is_canary() or loaded_build().is_bundled or _is_built_for(library):
         return
     from fitter.llama.build import verdicts
 
