@@ -38,9 +38,15 @@ PACKAGES = (
 
 INTERPRETER = "fitter.llama.processes.interpreter"
 STARTS = {
-    "fitter.llama.processes.supervisor": {"subprocess.Popen": "interpreter", "os.fork": "fork", "os.execv": "program"},
+    "fitter.llama.processes.supervisor.posix": {
+        "subprocess.Popen": "interpreter",
+        "os.fork": "fork",
+        "os.execv": "program",
+    },
+    "fitter.llama.processes.supervisor.windows": {"subprocess.Popen": "program"},
     "fitter.llama.load.forked_load": {"os.fork": "fork"},
-    "fitter.llama.worker.process": {"os.posix_spawn": "interpreter", "os.fork": "fork"},
+    "fitter.system.posix": {"os.posix_spawn": "interpreter", "os.fork": "fork"},
+    "fitter.system.windows": {"subprocess.Popen": "interpreter"},
     "fitter.llama.processes.interpreter": {"subprocess.run": "interpreter"},
     "fitter.programs.program_help": {"subprocess.run": "program"},
 }
