@@ -1,22 +1,12 @@
 // A model's header alone, without its tokenizer, as a private file that llama.cpp loads in place of the model's own.
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 #include <string>
 #include <unordered_set>
 #include <vector>
-
-#ifdef __linux__
-#include <sys/syscall.h>
-#endif
 
 #include "builds/symbols.h"
 #include "fitter.h"
@@ -24,6 +14,7 @@
 #include "gguf.h"
 #include "guard.h"
 #include "measuring/skeleton.h"
+#include "platform/platform.h"
 
 namespace {
 
@@ -107,7 +98,7 @@ struct descriptor {
     descriptor & operator=(const descriptor &) = delete;
     ~descriptor() {
         if (fd >= 0) {
-            close(fd);
+            fitter::platform::close_file(fd);
         }
     }
     int release() {
@@ -117,64 +108,36 @@ struct descriptor {
     }
 };
 
-// A file of memory that has no name and goes with the last process that holds it. -1 where the system has none.
-int memory_file() {
-#if defined(__linux__) && defined(SYS_memfd_create)
-    // By number: the C library of older distributions does not have it.
-    constexpr unsigned int close_on_exec = 1;
-    constexpr unsigned int never_execute = 8;
-
-    const auto create = [](unsigned int flags) {
-        return static_cast<int>(syscall(SYS_memfd_create, "fitter-skeleton", flags));
-    };
-    // Some systems insist on the second flag, older ones do not know it.
-    const int fd = create(close_on_exec | never_execute);
-    return fd < 0 && errno == EINVAL ? create(close_on_exec) : fd;
-#else
-    return -1;
-#endif
-}
-
-// The same on a disk: the name is gone before anything is written.
-int unlinked_file() {
-    const char * directory = std::getenv("TMPDIR");
-    std::string  name      = std::string(directory != nullptr && *directory != '\0' ? directory : P_tmpdir) + "/fitter-XXXXXX";
-    const int    fd        = mkstemp(name.data());
-    if (fd >= 0) {
-        unlink(name.c_str());
-        fcntl(fd, F_SETFD, FD_CLOEXEC);
-    }
-    return fd;
-}
-
-void write_all(int fd, const std::vector<char> & data) {
-    for (size_t done = 0; done < data.size();) {
-        const ssize_t written = write(fd, data.data() + done, data.size() - done);
-        if (written < 0 && errno != EINTR) {
-            fail("the copy of its header cannot be written");
-        }
-        done += written > 0 ? static_cast<size_t>(written) : 0;
-    }
-}
-
-int write_file(const gguf_context * gguf) {
+void write_file(const gguf_context * gguf, int file) {
     std::vector<char> meta(gguf_get_meta_size(gguf));
     gguf_get_meta_data(gguf, meta.data());
-
-    descriptor file(memory_file());
-    if (file.fd < 0) {
-        file.fd = unlinked_file();
+    if (!fitter::platform::write_all(file, meta.data(), meta.size())) {
+        fail("the copy of its header cannot be written");
     }
-    if (file.fd < 0) {
-        fail("no temporary file can be created for a copy of its header (set TMPDIR to another directory)");
-    }
-    fchmod(file.fd, S_IRUSR | S_IWUSR);
-    write_all(file.fd, meta);
     // llama.cpp looks whether the tensors' data is there, and does not read it.
-    if (ftruncate(file.fd, static_cast<off_t>(meta.size() + data_size(gguf))) != 0) {
+    if (!fitter::platform::lengthen(file, meta.size() + data_size(gguf))) {
         fail("the copy of its header cannot be as long as the model");
     }
-    return file.release();
+}
+
+// All headers in the first one, as that of one file.
+gguf_context * joined(void * const * gguf, int32_t n) {
+    auto * first = static_cast<gguf_context *>(n > 0 ? gguf[0] : nullptr);
+    if (first == nullptr) {
+        throw std::invalid_argument("no file is given");
+    }
+    if (!has_no_tokenizer(first) || gguf_find_key(first, vocab_size_key(first).c_str()) < 0) {
+        throw std::invalid_argument("its header does not say how many tokens it has");
+    }
+    remove_keys(first, "split.");
+    std::unordered_set<std::string> names;
+    for (int64_t i = 0; i < gguf_get_n_tensors(first); i++) {
+        names.insert(gguf_get_tensor_name(first, i));
+    }
+    for (int32_t i = 1; i < n; i++) {
+        add_tensors(first, static_cast<const gguf_context *>(gguf[i]), names);
+    }
+    return first;
 }
 
 }  // namespace
@@ -200,21 +163,24 @@ void fitter_skeleton_strip(void * gguf) {
 
 int32_t fitter_skeleton_write(void * const * gguf, int32_t n) {
     return fitter::guarded<int32_t>(-1, [&] {
-        auto * first = static_cast<gguf_context *>(n > 0 ? gguf[0] : nullptr);
-        if (first == nullptr) {
-            throw std::invalid_argument("no file is given");
+        const gguf_context * whole = joined(gguf, n);
+        descriptor           file(fitter::platform::create_nameless_file());
+        if (file.fd < 0) {
+            fail("no temporary file can be created for a copy of its header (set TMPDIR to another directory)");
         }
-        if (!has_no_tokenizer(first) || gguf_find_key(first, vocab_size_key(first).c_str()) < 0) {
-            throw std::invalid_argument("its header does not say how many tokens it has");
+        write_file(whole, file.fd);
+        return file.release();
+    });
+}
+
+bool fitter_skeleton_write_to(void * const * gguf, int32_t n, const char * path) {
+    return fitter::guarded(false, [&] {
+        const gguf_context * whole = joined(gguf, n);
+        descriptor           file(fitter::platform::create_file(path));
+        if (file.fd < 0) {
+            fail("no temporary file can be created for a copy of its header");
         }
-        remove_keys(first, "split.");
-        std::unordered_set<std::string> names;
-        for (int64_t i = 0; i < gguf_get_n_tensors(first); i++) {
-            names.insert(gguf_get_tensor_name(first, i));
-        }
-        for (int32_t i = 1; i < n; i++) {
-            add_tensors(first, static_cast<const gguf_context *>(gguf[i]), names);
-        }
-        return write_file(first);
+        write_file(whole, file.fd);
+        return true;
     });
 }
