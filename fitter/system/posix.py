@@ -65,7 +65,7 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 """Signals beside SIGINT that ask a process to end."""
 
 CRASHES = frozenset({signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV})
-"""Signals that end a process by its own fault."""
+"""Signals that a program causes itself; any other comes from outside."""
 
 KILLED = -signal.SIGKILL
 """Exit status of a killed process."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fitter.llama.worker import process
+from fitter import system
 from fitter.machine.host import host_memory
 from tests.support.patience import SECONDS
 from tools.tiny import TINY_DENSE, write_tiny
