@@ -6,8 +6,8 @@ import _ctypes
 import contextlib
 import ctypes
 import os
-import platform
 import sys
+import sysconfig
 
 from fitter.errors import LibraryError
 from fitter.llama.build import pe as binaries
@@ -59,8 +59,9 @@ _kernel.GetModuleFileNameW.argtypes = [wintypes.HMODULE, wintypes.LPWSTR, wintyp
 
 
 def machine() -> str:
-    name = platform.machine().lower()
-    return "x86_64" if name in ("amd64", "x86_64") else name
+    # of this Python: its libraries have to be the same
+    name = sysconfig.get_platform().removeprefix("win-")
+    return "x86_64" if name == "amd64" else name
 
 
 def part_of(name: str) -> str:
