@@ -78,7 +78,9 @@ def check(wheel: Path, target: Target) -> None:
     with zipfile.ZipFile(wheel) as archive:
         libraries = {name for name in archive.namelist() if re.search(r"\.(so|dylib|dll)(\.|$)", name)}
     if libraries != (expected := target.own | target.bundle):
-        raise BuildError(f"{wheel.name} lacks {sorted(expected - libraries)}, and should not hold {sorted(libraries - expected)}")
+        raise BuildError(
+            f"{wheel.name} lacks {sorted(expected - libraries)}, and should not hold {sorted(libraries - expected)}"
+        )
 
 
 def _run(module: str, *words: str | Path, variables: Mapping[str, str] | None = None) -> None:

@@ -34,7 +34,11 @@ def write_compilers(directory: Path, python: Path, target: Target) -> dict[str, 
     libraries = ["-s"]
     if target.system == "Linux":
         gcc = _gcc(target.processor)
-        headers = ["-nostdinc++", "-Wno-gnu-include-next", *(f"-I{path}" for path in (INCLUDE, *_header_directories(gcc)))]
+        headers = [
+            "-nostdinc++",
+            "-Wno-gnu-include-next",
+            *(f"-I{path}" for path in (INCLUDE, *_header_directories(gcc))),
+        ]
         # By path: zig takes -lstdc++ for its own libc++. Up to glibc 2.33 two of its parts are libraries of their own.
         libraries += [*(_library(gcc, name) for name in ("libstdc++.so.6", "libgcc_s.so.1")), "-ldl", "-lpthread"]
         compile_cpp = [*compile_c, *headers]
