@@ -25,7 +25,7 @@ struct library {
     decltype(&mtmd_log_set)          log_set = nullptr;
     decltype(&mtmd_init_from_file)   init    = nullptr;
     decltype(&mtmd_free)             free    = nullptr;
-    void *                           usage   = nullptr;
+    void *                           handle  = nullptr;
 };
 
 library loaded_library;
@@ -60,8 +60,8 @@ bool fitter_projector_library(void * handle) {
             !find(handle, "mtmd_init_from_file", found.init) || !find(handle, "mtmd_free", found.free)) {
             return false;
         }
-        found.usage = fitter::platform::mtmd_usage_of(handle);
-        if (found.usage == nullptr) {
+        found.handle = handle;
+        if (!fitter::platform::has_mtmd_usage(handle)) {
             fitter::set_error("it has no mtmd_get_memory_usage");
             return false;
         }
@@ -85,7 +85,7 @@ bool fitter_projector_library(void * handle) {
 bool fitter_projector_measure(const fitter_projector_t * projector, uint64_t * out) {
     return fitter::guarded(false, [&] {
         *out = 0;
-        const auto sizes = fitter::platform::mtmd_usage(loaded_library.usage, projector->path, params_of(*projector));
+        const auto sizes = fitter::platform::mtmd_usage(loaded_library.handle, projector->path, params_of(*projector));
         for (const auto & [device, size] : sizes) {
             *out += size;
         }

@@ -21,9 +21,9 @@ llama_memory_breakdown breakdown_of(const llama_context * context);
 ggml_backend_sched_t  sched_of(const llama_context * context);
 const llama_cparams & cparams_of(const llama_context * context);
 
-// mtmd_get_memory_usage of a libmtmd, by its handle; nullptr where it has none.
-void * mtmd_usage_of(void * library);
+// mtmd_get_memory_usage of the libmtmd of this handle, and whether it has one.
+bool has_mtmd_usage(void * library);
 
-std::map<ggml_backend_dev_t, size_t> mtmd_usage(void * function, const char * path, const mtmd_context_params & params);
+std::map<ggml_backend_dev_t, size_t> mtmd_usage(void * library, const char * path, const mtmd_context_params & params);
 
 }  // namespace fitter::platform

@@ -9,6 +9,8 @@ namespace fitter::platform {
 
 namespace {
 
+constexpr const char * usage_name = "_Z21mtmd_get_memory_usagePKc19mtmd_context_params";
+
 // From b11434 (ggml 0.26) on mtmd_get_memory_usage returns more behind the sizes, whatever the header here has.
 struct memory_usage {
     std::map<ggml_backend_dev_t, size_t> sizes;
@@ -23,10 +25,11 @@ ggml_backend_sched_t sched_of(const llama_context * context) { return context->g
 
 const llama_cparams & cparams_of(const llama_context * context) { return context->get_cparams(); }
 
-void * mtmd_usage_of(void * library) { return symbol_of(library, "_Z21mtmd_get_memory_usagePKc19mtmd_context_params"); }
+bool has_mtmd_usage(void * library) { return symbol_of(library, usage_name) != nullptr; }
 
-std::map<ggml_backend_dev_t, size_t> mtmd_usage(void * function, const char * path, const mtmd_context_params & params) {
-    return reinterpret_cast<memory_usage (*)(const char *, mtmd_context_params)>(function)(path, params).sizes;
+std::map<ggml_backend_dev_t, size_t> mtmd_usage(void * library, const char * path, const mtmd_context_params & params) {
+    using function = memory_usage (*)(const char *, mtmd_context_params);
+    return reinterpret_cast<function>(symbol_of(library, usage_name))(path, params).sizes;
 }
 
 }  // namespace fitter::platform

@@ -68,6 +68,27 @@ constexpr const char * msvc_breakdown =
     "PEAUggml_backend_buffer_type@@@std@@V?$allocator@U?$pair@QEAUggml_backend_buffer_type@@Ullama_memory_breakdown_data@@"
     "@std@@@4@@std@@PEBUllama_context@@@Z";
 
+constexpr const char * usual_usage = "_Z21mtmd_get_memory_usagePKc19mtmd_context_params";
+constexpr const char * msvc_usage  = "?mtmd_get_memory_usage@@YA?AUmtmd_memory_usage@@PEBDUmtmd_context_params@@@Z";
+constexpr const char * older_usage = "?mtmd_get_memory_usage@@YA?AV?$map@PEAUggml_backend_device@@_KU?$less@PEAUggml_backend_device@@"
+                                     "@std@@V?$allocator@U?$pair@QEAUggml_backend_device@@_K@std@@@3@@std@@PEBDUmtmd_context_params@@"
+                                     "@Z";
+
+// From b11434 (ggml 0.26) on mtmd_get_memory_usage returns more behind the sizes, whatever the header here has.
+template <typename Map> struct usage {
+    Map  sizes;
+    char room[256];
+};
+
+void * usage_of(void * library) {
+    for (const char * name : {usual_usage, msvc_usage, older_usage}) {
+        if (void * function = symbol_of(library, name)) {
+            return function;
+        }
+    }
+    return nullptr;
+}
+
 template <typename Function> Function found(const char * name) { return reinterpret_cast<Function>(symbol(name)); }
 
 // ---- schedulers, where a context does not tell its own: they are seen when they are made
@@ -166,8 +187,15 @@ const llama_cparams & cparams_of(const llama_context * context) {
                           : *reinterpret_cast<const llama_cparams *>(reinterpret_cast<const char *>(context) + sizeof(void *));
 }
 
-void * mtmd_usage_of(void *) { return nullptr; }
+bool has_mtmd_usage(void * library) { return usage_of(library) != nullptr; }
 
-std::map<ggml_backend_dev_t, size_t> mtmd_usage(void *, const char *, const mtmd_context_params &) { return {}; }
+std::map<ggml_backend_dev_t, size_t> mtmd_usage(void * library, const char * path, const mtmd_context_params & params) {
+    if (void * same = symbol_of(library, usual_usage)) {
+        return reinterpret_cast<usage<std::map<ggml_backend_dev_t, size_t>> (*)(const char *, mtmd_context_params)>(same)(path, params)
+            .sizes;
+    }
+    using other = usage<msvc_map<ggml_backend_dev_t, size_t>> (*)(const char *, mtmd_context_params);
+    return reinterpret_cast<other>(usage_of(library))(path, params).sizes.take();
+}
 
 }  // namespace fitter::platform

@@ -32,6 +32,7 @@ __all__ = [
     "SEARCH_PATH",
     "SOUGHT",
     "SYSTEM",
+    "address_for",
     "binaries",
     "close_library",
     "environment_places",
@@ -118,6 +119,12 @@ def open_library(path: str) -> ctypes.CDLL:
 def library_of_build(path: str, libraries: Sequence[str]) -> ctypes.CDLL:
     """Load a libllama: an object with its functions and those of the ``libraries`` that it needs. Raises ``OSError``."""
     return ctypes.CDLL(path)
+
+
+def address_for(library: ctypes.CDLL, symbol: str) -> int | None:
+    """Return the address of a function of a loaded library, or of one that it is linked to; ``None`` without one."""
+    function = getattr(library, symbol, None)
+    return ctypes.cast(function, ctypes.c_void_p).value if function is not None else None
 
 
 def close_library(library: ctypes.CDLL) -> None:

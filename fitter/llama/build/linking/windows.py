@@ -29,6 +29,7 @@ __all__ = [
     "SEARCH_PATH",
     "SOUGHT",
     "SYSTEM",
+    "address_for",
     "binaries",
     "close_library",
     "environment_places",
@@ -99,6 +100,7 @@ class _Libraries(ctypes.CDLL):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        function: Any
         try:
             function = super().__getattr__(name)
         except AttributeError:
@@ -111,6 +113,15 @@ class _Libraries(ctypes.CDLL):
 
 def library_of_build(path: str, libraries: Sequence[str]) -> ctypes.CDLL:
     return _Libraries(path, [open_library(each) for each in libraries])
+
+
+def address_for(library: ctypes.CDLL, symbol: str) -> int | None:
+    # a library that is loaded is not searched for again, wherever it is
+    names = (name for name in binaries.linking_of(library._name).needed if name.startswith(SOUGHT))
+    for each in (library, *map(ctypes.CDLL, names)):
+        if (function := getattr(each, symbol, None)) is not None:
+            return ctypes.cast(function, ctypes.c_void_p).value
+    return None
 
 
 def close_library(library: ctypes.CDLL) -> None:
