@@ -1,8 +1,8 @@
 """A C++ compiler for another system than this machine: zig's clang.
 
 On Linux libllama is compiled with libstdc++ and hands a ``std::map`` over, so that fitter's libraries cannot have zig's
-libc++: they get the libstdc++ of this machine's g++ for that processor. What newer headers of libstdc++ want of glibc and
-of libstdc++.so beyond the older ones is taken back in ``include/``. Elsewhere zig's libc++ is taken.
+libc++: they get the libstdc++ of this machine's g++ for that processor. What newer headers of libstdc++ want of glibc
+and of libstdc++.so beyond the older ones is taken back in ``include/``. Elsewhere zig's libc++ is taken.
 """
 
 from __future__ import annotations
@@ -35,9 +35,18 @@ def write_compilers(directory: Path, python: Path, target: Target) -> dict[str, 
     directory.mkdir(parents=True, exist_ok=True)
     if target.system == "Linux":
         gcc = _gcc(target.processor)
-        headers = ["-nostdinc++", "-Wno-gnu-include-next", *(f"-I{path}" for path in (INCLUDE, *_header_directories(gcc)))]
+        headers = [
+            "-nostdinc++",
+            "-Wno-gnu-include-next",
+            *(f"-I{path}" for path in (INCLUDE, *_header_directories(gcc))),
+        ]
         # By path: zig takes -lstdc++ for its own libc++. Up to glibc 2.33 two of its parts are libraries of their own.
-        libraries += [_filesystem(gcc, directory), *(_library(gcc, name) for name in ("libstdc++.so.6", "libgcc_s.so.1")), "-ldl", "-lpthread"]
+        libraries += [
+            _filesystem(gcc, directory),
+            *(_library(gcc, name) for name in ("libstdc++.so.6", "libgcc_s.so.1")),
+            "-ldl",
+            "-lpthread",
+        ]
         compile_cpp = [*compile_c, *headers]
     return {
         "CC": str(_write(directory / "zig-cc", compile_c, ["-s"])),
