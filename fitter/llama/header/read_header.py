@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 from fitter.errors import LlamaCppError, ModelError
@@ -12,14 +11,12 @@ from fitter.llama.build.log import captured_log, reason
 from fitter.llama.header import limits
 from fitter.llama.header.file_identity import identity
 from fitter.llama.types import Array, Header, MetadataValue, Skeleton, TensorInfo
+from fitter.system import DESCRIPTORS, close_file, path_of
 
 MAX_ARRAY_VALUES = 4096
 """Longest array of numbers whose values are read."""
 MOST_TEXT = 1 << 20
 """Most bytes of all texts in a header; the longest texts, chat templates, have some 20 kB."""
-
-DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
-"""Folder in which open files have paths."""
 
 
 class Headers:
@@ -43,7 +40,7 @@ class Headers:
         self._forget()
         made, self._made = self._made, None
         if made is not None:
-            os.close(made[1])
+            close_file(made[1])
 
     def read(self, path: str) -> Header:
         """Read the header of one file. Raises ``ModelError`` with ggml's reason if it is malformed."""
@@ -62,7 +59,7 @@ class Headers:
         """Return the path of the skeleton, valid in this process until the next one. Raises ``LlamaCppError``."""
         if not skeleton.files:
             raise LlamaCppError("a skeleton needs the files of its model")
-        if not os.path.isdir(DESCRIPTORS):
+        if DESCRIPTORS and not os.path.isdir(DESCRIPTORS):
             raise LlamaCppError(
                 f"the header of {skeleton.files[0]} cannot be copied without {DESCRIPTORS}: mount /proc"
             )
@@ -70,11 +67,11 @@ class Headers:
         if self._made is None or self._made[0] != key:
             descriptor = self._make(skeleton)
             if self._made is not None:
-                os.close(self._made[1])
+                close_file(self._made[1])
             self._made = (key, descriptor)
         # on some systems opening a descriptor's path duplicates it, with its position in the file
         os.lseek(self._made[1], 0, os.SEEK_SET)
-        return f"{DESCRIPTORS}/{self._made[1]}"
+        return path_of(self._made[1])
 
     def write_skeleton(self, skeleton: Skeleton, path: str) -> None:
         """Write the skeleton's header to a file of its length. Raises ``LlamaCppError``."""
