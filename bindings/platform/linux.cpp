@@ -1,15 +1,12 @@
-#include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
-#include <cstdlib>
 
 #include "platform/platform.h"
+#include "platform/posix.h"
 
 namespace fitter::platform {
 
@@ -27,9 +24,6 @@ uintptr_t top_of_stack() {
     return reinterpret_cast<uintptr_t>(lowest) + size;
 }
 
-namespace {
-
-// A file of memory. -1 where the system has none.
 int memory_file() {
 #ifdef SYS_memfd_create
     // By number: the C library of older distributions does not have it.
@@ -45,29 +39,6 @@ int memory_file() {
 #else
     return -1;
 #endif
-}
-
-// The same on a disk: the name is gone before anything is written.
-int unlinked_file() {
-    const char * directory = std::getenv("TMPDIR");
-    std::string  name      = std::string(directory != nullptr && *directory != '\0' ? directory : P_tmpdir) + "/fitter-XXXXXX";
-    const int    fd        = mkstemp(name.data());
-    if (fd >= 0) {
-        unlink(name.c_str());
-        fcntl(fd, F_SETFD, FD_CLOEXEC);
-    }
-    return fd;
-}
-
-}  // namespace
-
-int create_private_file() {
-    const int in_memory = memory_file();
-    const int file      = in_memory >= 0 ? in_memory : unlinked_file();
-    if (file >= 0) {
-        fchmod(file, S_IRUSR | S_IWUSR);
-    }
-    return file;
 }
 
 }  // namespace fitter::platform

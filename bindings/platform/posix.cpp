@@ -9,8 +9,11 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
+#include <cstdlib>
 
 #include "platform/platform.h"
+#include "platform/posix.h"
 
 namespace fitter::platform {
 
@@ -43,6 +46,31 @@ void release(void * base, size_t size) { munmap(base, size); }
 int open_file(const char * path) { return open(path, O_RDONLY | O_CLOEXEC); }
 
 int create_file(const char * path) { return open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); }
+
+namespace {
+
+// The same on a disk: the name is gone before anything is written.
+int unlinked_file() {
+    const char * directory = std::getenv("TMPDIR");
+    std::string  name      = std::string(directory != nullptr && *directory != '\0' ? directory : P_tmpdir) + "/fitter-XXXXXX";
+    const int    fd        = mkstemp(name.data());
+    if (fd >= 0) {
+        unlink(name.c_str());
+        fcntl(fd, F_SETFD, FD_CLOEXEC);
+    }
+    return fd;
+}
+
+}  // namespace
+
+int create_private_file() {
+    const int in_memory = memory_file();
+    const int file      = in_memory >= 0 ? in_memory : unlinked_file();
+    if (file >= 0) {
+        fchmod(file, S_IRUSR | S_IWUSR);
+    }
+    return file;
+}
 
 void close_file(int file) { close(file); }
 

@@ -366,6 +366,21 @@ def test_llama_cpp_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert find("python").directory == str(tmp_path / "given")
 
 
+def test_the_one_in_the_wheel_where_there_is_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_folder, "BUNDLE", str(install(tmp_path / "bundle", llama="libllama.so")))
+    install(tmp_path / "packages" / "llama_cpp" / "lib", llama="libllama.so")
+    (tmp_path / "packages" / "llama_cpp" / "__init__.py").write_text("")
+    monkeypatch.delitem(sys.modules, "llama_cpp", raising=False)
+    monkeypatch.setattr("sys.path", [str(tmp_path / "packages")])
+    assert find("python").directory == str(tmp_path / "packages" / "llama_cpp" / "lib")
+    assert not find("python").is_bundled
+    monkeypatch.setattr("sys.path", [])
+    monkeypatch.setattr("sys.meta_path", [])
+    assert (find("python").directory, find("python").is_bundled) == (str(tmp_path / "bundle"), True)
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(install(tmp_path / "given", llama="libllama.so")))
+    assert not find("python").is_bundled
+
+
 def test_no_llama_cpp_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "llama_cpp", raising=False)
     monkeypatch.setattr("sys.path", [])

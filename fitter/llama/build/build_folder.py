@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PYTHON = "python"
 """The name of this Python's libllama: llama-cpp-python's, or else the one that fitter's wheel brings."""
-_BUNDLE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "bundle")
+BUNDLE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "bundle")
 """Folder of the libllama in fitter's wheel; a source build has none."""
 
 _BELOW = ("", "lib", "lib64", "bin", "build/bin", "usr/lib", "usr/lib64")
@@ -78,7 +78,7 @@ class Build(NamedTuple):
     @property
     def is_bundled(self) -> bool:
         """Whether fitter's wheel brought it, which was tested with it."""
-        return self.directory == _BUNDLE
+        return self.directory == BUNDLE
 
     @property
     def cpu_plugins(self) -> tuple[str, ...]:
@@ -179,7 +179,7 @@ def _python_folders() -> list[str]:
     places = package.submodule_search_locations if package is not None else None
     if places:
         return [os.path.join(place, "lib") for place in places]
-    return [_BUNDLE] if os.path.isdir(_BUNDLE) else []
+    return [BUNDLE] if os.path.isdir(BUNDLE) else []
 
 
 def _of_python() -> str:

@@ -83,6 +83,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 _STRUCTS = frozenset({_MODEL_PARAMS, _CONTEXT_PARAMS})
 _ABSENT = frozenset({"llama_version", "llama_n_rs_seq", "llama_state_seq_get_size_ext"})
 """Functions that a usable llama.cpp may lack."""
+REQUIRED = frozenset(_SIGNATURES) - _ABSENT
+"""Functions that a usable llama.cpp has."""
 
 
 class Functions:
@@ -104,7 +106,7 @@ class Functions:
         self.library = library
         for name, (result, *arguments) in _SIGNATURES.items():
             function = getattr(self.library, name, None)
-            if function is None and name not in _ABSENT:
+            if function is None and name in REQUIRED:
                 raise LibraryError(f"{path} is not a llama.cpp that fitter can use: it has no {name}")
             if function is not None and _STRUCTS.isdisjoint((result, *arguments)):
                 function.restype, function.argtypes = result, arguments
