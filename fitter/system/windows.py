@@ -92,10 +92,10 @@ _STATUSES = {
 _TICK = 0.05
 """Seconds between two looks at something that no wait of Windows tells, and longest wait without a look at Ctrl-C."""
 _KEPT_OUTPUT = 1 << 16
-_LOCKS = 64
-"""Bytes of a lock's file: a shared lock has one of them, an exclusive one all."""
-_FAR = 0x7FFF_0000
-"""Where those bytes are: beyond any content, because others cannot read a locked byte."""
+_FAR = 1 << 62
+"""The byte to lock: beyond any content, because others cannot read a locked byte."""
+_LOCKED = 33
+"""ERROR_LOCK_VIOLATION"""
 
 _kernel = ctypes.WinDLL("kernel32", use_last_error=True)
 _kernel.OpenProcess.restype = _kernel.CreateJobObjectW.restype = _kernel.GetCurrentProcess.restype = wintypes.HANDLE
@@ -105,6 +105,7 @@ _kernel.TerminateJobObject.argtypes = (wintypes.HANDLE, wintypes.UINT)
 _kernel.CloseHandle.argtypes = (wintypes.HANDLE,)
 _kernel.SetInformationJobObject.argtypes = (wintypes.HANDLE, ctypes.c_int, ctypes.c_void_p, wintypes.DWORD)
 _kernel.GetFinalPathNameByHandleW.argtypes = (wintypes.HANDLE, wintypes.LPWSTR, wintypes.DWORD, wintypes.DWORD)
+_kernel.LockFileEx.argtypes = (wintypes.HANDLE, *(wintypes.DWORD,) * 4, ctypes.c_void_p)
 _kernel.GetCompressedFileSizeW.argtypes = (wintypes.LPCWSTR, ctypes.POINTER(wintypes.DWORD))
 _kernel.GetCompressedFileSizeW.restype = wintypes.DWORD
 
@@ -327,27 +328,15 @@ def lock_file(file: IO[bytes], *, waits: bool) -> None:
 
 
 def _lock(fd: int, is_shared: bool, waits: bool) -> None:
-    before = os.lseek(fd, 0, os.SEEK_CUR)
-    try:
-        while not any(_is_locked(fd, place, size) for place, size in _places(is_shared)):
-            if not waits:
-                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-            time.sleep(_TICK)
-    finally:
-        os.lseek(fd, before, os.SEEK_SET)
-
-
-def _places(is_shared: bool) -> Iterable[tuple[int, int]]:
-    return ((_FAR + i, 1) for i in range(_LOCKS)) if is_shared else ((_FAR, _LOCKS),)
-
-
-def _is_locked(fd: int, place: int, size: int) -> bool:
-    os.lseek(fd, place, os.SEEK_SET)
-    try:
-        msvcrt.locking(fd, msvcrt.LK_NBLCK, size)
-    except PermissionError:
-        return False
-    return True
+    place = (ctypes.c_uint64 * 4)(0, 0, _FAR)  # OVERLAPPED
+    flags = 1 if is_shared else 3  # LOCKFILE_FAIL_IMMEDIATELY, LOCKFILE_EXCLUSIVE_LOCK
+    while not _kernel.LockFileEx(msvcrt.get_osfhandle(fd), flags, 0, 1, 0, place):
+        if (code := ctypes.get_last_error()) != _LOCKED:
+            raise ctypes.WinError(code)
+        if not waits:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        # in short waits, because Ctrl-C does not end one
+        time.sleep(_TICK)
 
 
 def replace(source: Path, target: Path) -> None:
