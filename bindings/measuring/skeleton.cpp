@@ -108,36 +108,22 @@ struct descriptor {
     }
 };
 
-void write_file(const gguf_context * gguf, int file) {
+int write_file(const gguf_context * gguf) {
     std::vector<char> meta(gguf_get_meta_size(gguf));
     gguf_get_meta_data(gguf, meta.data());
-    if (!fitter::platform::write_all(file, meta.data(), meta.size())) {
+
+    descriptor file(fitter::platform::create_private_file());
+    if (file.fd < 0) {
+        fail("no temporary file can be created for a copy of its header (set TMPDIR to another directory)");
+    }
+    if (!fitter::platform::write_all(file.fd, meta.data(), meta.size())) {
         fail("the copy of its header cannot be written");
     }
     // llama.cpp looks whether the tensors' data is there, and does not read it.
-    if (!fitter::platform::lengthen(file, meta.size() + data_size(gguf))) {
+    if (!fitter::platform::lengthen(file.fd, meta.size() + data_size(gguf))) {
         fail("the copy of its header cannot be as long as the model");
     }
-}
-
-// All headers in the first one, as that of one file.
-gguf_context * joined(void * const * gguf, int32_t n) {
-    auto * first = static_cast<gguf_context *>(n > 0 ? gguf[0] : nullptr);
-    if (first == nullptr) {
-        throw std::invalid_argument("no file is given");
-    }
-    if (!has_no_tokenizer(first) || gguf_find_key(first, vocab_size_key(first).c_str()) < 0) {
-        throw std::invalid_argument("its header does not say how many tokens it has");
-    }
-    remove_keys(first, "split.");
-    std::unordered_set<std::string> names;
-    for (int64_t i = 0; i < gguf_get_n_tensors(first); i++) {
-        names.insert(gguf_get_tensor_name(first, i));
-    }
-    for (int32_t i = 1; i < n; i++) {
-        add_tensors(first, static_cast<const gguf_context *>(gguf[i]), names);
-    }
-    return first;
+    return file.release();
 }
 
 }  // namespace
@@ -163,24 +149,21 @@ void fitter_skeleton_strip(void * gguf) {
 
 int32_t fitter_skeleton_write(void * const * gguf, int32_t n) {
     return fitter::guarded<int32_t>(-1, [&] {
-        const gguf_context * whole = joined(gguf, n);
-        descriptor           file(fitter::platform::create_nameless_file());
-        if (file.fd < 0) {
-            fail("no temporary file can be created for a copy of its header (set TMPDIR to another directory)");
+        auto * first = static_cast<gguf_context *>(n > 0 ? gguf[0] : nullptr);
+        if (first == nullptr) {
+            throw std::invalid_argument("no file is given");
         }
-        write_file(whole, file.fd);
-        return file.release();
-    });
-}
-
-bool fitter_skeleton_write_to(void * const * gguf, int32_t n, const char * path) {
-    return fitter::guarded(false, [&] {
-        const gguf_context * whole = joined(gguf, n);
-        descriptor           file(fitter::platform::create_file(path));
-        if (file.fd < 0) {
-            fail("no temporary file can be created for a copy of its header");
+        if (!has_no_tokenizer(first) || gguf_find_key(first, vocab_size_key(first).c_str()) < 0) {
+            throw std::invalid_argument("its header does not say how many tokens it has");
         }
-        write_file(whole, file.fd);
-        return true;
+        remove_keys(first, "split.");
+        std::unordered_set<std::string> names;
+        for (int64_t i = 0; i < gguf_get_n_tensors(first); i++) {
+            names.insert(gguf_get_tensor_name(first, i));
+        }
+        for (int32_t i = 1; i < n; i++) {
+            add_tensors(first, static_cast<const gguf_context *>(gguf[i]), names);
+        }
+        return write_file(first);
     });
 }

@@ -49,7 +49,14 @@ def write(output: Path, functions: Sequence[str], exports: Sequence[str]) -> Non
     lines += ["", "namespace fitter::platform {", "", "bound_list bound_functions() {"]
     lines.append("    static const bound_function all[] = {")
     lines += [f'        {{"{name}", jump_{i}, &fitter_targets[{i}]}},' for i, name in enumerate(functions)]
-    lines += ["    };", "    return {all, sizeof(all) / sizeof(all[0])};", "}", "", "}  // namespace fitter::platform", ""]
+    lines += [
+        "    };",
+        "    return {all, sizeof(all) / sizeof(all[0])};",
+        "}",
+        "",
+        "}  // namespace fitter::platform",
+        "",
+    ]
     output.write_text("\n".join(lines), encoding="utf-8")
 
 

@@ -61,7 +61,7 @@ int unlinked_file() {
 
 }  // namespace
 
-int create_nameless_file() {
+int create_private_file() {
     const int in_memory = memory_file();
     const int file      = in_memory >= 0 ? in_memory : unlinked_file();
     if (file >= 0) {

@@ -38,7 +38,7 @@ bool forget(void * base, size_t size);
 
 int  open_file(const char * path);
 int  create_file(const char * path);
-int  create_nameless_file();  // private, and gone with the last process that holds it
+int  create_private_file();  // without a name where the system has such files, gone with the last process that holds it
 void close_file(int file);
 
 // Bytes of a file; 0 where it is none that can be read at any place.

@@ -17,6 +17,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <cwchar>
 #include <map>
 #include <vector>
 
@@ -190,10 +191,21 @@ int create_file(const char * path) {
     return _wopen(wide(path).c_str(), _O_RDWR | _O_CREAT | _O_TRUNC | _O_BINARY | _O_NOINHERIT, _S_IREAD | _S_IWRITE);
 }
 
-// A file without a name cannot be opened by llama.cpp.
-int create_nameless_file() {
-    errno = ENOSYS;
-    return -1;
+// llama.cpp can open no file without a name, nor one that is deleted when it is closed.
+int create_private_file() {
+    wchar_t         directory[MAX_PATH + 1] = L"";
+    wchar_t         name[MAX_PATH + 1]      = L"";
+    const wchar_t * told                    = _wgetenv(L"TMPDIR");
+    if (told != nullptr && std::wcslen(told) < MAX_PATH) {
+        std::wcscpy(directory, told);
+    } else {
+        GetTempPathW(MAX_PATH + 1, directory);
+    }
+    if (GetTempFileNameW(directory, L"fit", 0, name) == 0) {
+        errno = EACCES;
+        return -1;
+    }
+    return _wopen(name, _O_RDWR | _O_BINARY | _O_NOINHERIT | _O_SHORT_LIVED | _O_TRUNC);
 }
 
 void close_file(int file) { _close(file); }

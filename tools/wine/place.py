@@ -44,8 +44,16 @@ _PACKAGES = (
 )
 """What fitter and its tests import. Later versions of numpy need functions of the C library that wine 8 lacks."""
 
-BUILDS = {
-    "v0.4.0": Packaged(
+
+def _py_sync(number: str, sha256: str, layout: str) -> Packaged:
+    file = f"llama_cpp_py_sync-0.{number}-1cpu-py3-none-win_amd64.whl"
+    return Packaged(
+        f"b{number}", "wheel", "llama-cpp-py-sync", f"0.{number}", file, sha256, "llama_cpp_py_sync", layout
+    )
+
+
+_BUILDS = (
+    Packaged(
         "v0.4.0",
         "npm",
         "@node-llama-cpp/win-x64",
@@ -55,7 +63,11 @@ BUILDS = {
         "package/bins/win-x64",
         "0.3.36",
     ),
-}
+    _py_sync("11413", "9030118dc618d3d382cd613030ef2b4099e12f8888f5296387451bd0e055a92d", "0.3.36"),
+    _py_sync("11548", "3b99acae7a0109ee9fab0921af6c4bac09ca320ae71f2862bfe5dc52cd266e96", "b11549"),
+    _py_sync("11739", "74bbe204b04203bc2cf885a28127919bc398d0dad7bd22353518956620508ca4", "b11549"),
+)
+BUILDS = {build.name: build for build in _BUILDS}
 """Builds of llama.cpp for Windows, by the name of the same one for Linux in ``tools/llama_builds.json``."""
 
 

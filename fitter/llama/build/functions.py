@@ -89,15 +89,19 @@ class Functions:
     """The functions of a libllama, called as in C; models, contexts and adapters are addresses.
 
     A missing function is ``None``. Functions with parameter structs can be called after ``lay_out``. Raises
-    ``LibraryError`` if fitter cannot use this llama.cpp, ``OSError`` if it cannot be loaded.
+    ``LibraryError`` if fitter cannot use this llama.cpp.
+
+    Args:
+        path: Its path.
+        library: The loaded library, with the functions of ggml.
     """
 
     layout = ""
     """Name of the layout of its parameter structs."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, library: ctypes.CDLL) -> None:
         self.path = path
-        self.library = ctypes.CDLL(path)
+        self.library = library
         for name, (result, *arguments) in _SIGNATURES.items():
             function = getattr(self.library, name, None)
             if function is None and name not in _ABSENT:

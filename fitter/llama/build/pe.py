@@ -3,23 +3,46 @@
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 from collections.abc import Iterator
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeAlias
+from fitter.errors import LibraryError
+from fitter.llama.build.elf import Linking, SharedLibrary
+from fitter.llama.build.mapped_file import begins_so, mapped, text_at
 
-    Sections: TypeAlias = "list[tuple[int, int, int]]"
-    """Address, bytes and offset in the file of each section."""
-
+_SYSTEM = "Windows"
+_BEGINNINGS = (b"MZ",)
 _X86_64 = 0x8664
 _EXPORTS, _IMPORTS, _DEBUG = 0, 1, 6
 """Places of parts in the header's table."""
 _CODEVIEW = 2
+_BESIDE = ("$ORIGIN",)
+"""Where Windows looks for a library first."""
 
 
-class Image:
+def read(path: str | os.PathLike[str]) -> SharedLibrary:
+    """Read the links and symbols of a library. Raises ``LibraryError``."""
+    with mapped(path, _SYSTEM, _BEGINNINGS) as data:
+        image = _Image(data)
+        return SharedLibrary(tuple(image.imports()), frozenset(image.exports()), frozenset())
+
+
+def is_binary(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file begins like a library or program for Windows."""
+    return begins_so(path, _BEGINNINGS)
+
+
+def linking_of(path: str | os.PathLike[str]) -> Linking:
+    """Read the links of a library or program. Raises ``LibraryError`` if it is for another machine, or damaged."""
+    with mapped(path, _SYSTEM, _BEGINNINGS) as data:
+        image = _Image(data)
+        if image.machine != _X86_64:
+            raise LibraryError(f"{os.fspath(path)} is not for x86-64: name a llama.cpp that was built for it")
+        return Linking(image.name(), tuple(image.imports()), _BESIDE, (), image.identity())
+
+
+class _Image:
     """A file for 64-bit Windows. Raises ``ValueError`` for anything else, ``struct.error`` if it is truncated.
 
     Attributes:
@@ -38,17 +61,13 @@ class Image:
         self._parts = start + 24 + 112
         (self._n_parts,) = struct.unpack_from("<I", data, self._parts - 4)
         table = start + 24 + optional_bytes
-        self._sections: Sections = []
+        self._sections: list[tuple[int, int, int]] = []
+        """Address, bytes and offset in the file of each section."""
         for at in range(table, table + 40 * n_sections, 40):
             size, address, in_file, offset = struct.unpack_from("<IIII", data, at + 8)
             if offset + in_file > len(data):
                 raise ValueError("a section ends behind the end of the file")
             self._sections.append((address, max(size, in_file), offset))
-
-    @property
-    def is_x86_64(self) -> bool:
-        """Whether it is for x86-64."""
-        return self.machine == _X86_64
 
     def imports(self) -> Iterator[str]:
         """Yield the names of the libraries that it is linked to."""
@@ -97,8 +116,4 @@ class Image:
         return data
 
     def _text(self, address: int) -> str:
-        start = self._offset(address)
-        end = self._data.find(b"\0", start)
-        if end < 0:
-            raise ValueError("a name without an end")
-        return self._data[start:end].decode("utf-8", "surrogateescape")
+        return text_at(self._data, self._offset(address))

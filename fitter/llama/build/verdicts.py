@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from fitter import system
 from fitter.errors import LibraryError
-from fitter.llama.build import elf, stored_answers
+from fitter.llama.build import stored_answers
+from fitter.llama.build.linking import binaries
 from fitter.llama.processes import interpreter, worker_environment
 from fitter.llama.build.build_folder import Build
 from fitter.llama.processes.resource_errors import is_resource_error
@@ -139,7 +140,7 @@ def _run_canary(build: Build, entry: str) -> str | _Accident:
 
 
 def _key(build: Build, fitter_libraries: tuple[str, ...]) -> str:
-    parts = [_VERSION, build.key, *(elf.linking_of(path).build_id or _digest(path) for path in fitter_libraries)]
+    parts = [_VERSION, build.key, *(binaries.linking_of(path).build_id or _digest(path) for path in fitter_libraries)]
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
 
 
