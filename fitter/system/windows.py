@@ -43,6 +43,7 @@ __all__ = [
     "copy_mode",
     "disk_bytes",
     "drop_cached",
+    "extend",
     "free_memory",
     "has_display",
     "is_address_space_limited",
@@ -54,6 +55,7 @@ __all__ = [
     "path_of",
     "physical_memory",
     "processors",
+    "quiet_crashes",
     "replace",
     "stack_limit",
     "status_of",
@@ -87,6 +89,7 @@ _STATUSES = {
     0xC000_0094: -signal.SIGFPE,
     0xC000_013A: -signal.SIGINT,
     0xC000_0409: -signal.SIGABRT,  # __fastfail
+    0xE06D_7363: -signal.SIGABRT,  # a C++ exception that nobody caught
 }
 
 _TICK = 0.05
@@ -106,8 +109,12 @@ _kernel.CloseHandle.argtypes = (wintypes.HANDLE,)
 _kernel.SetInformationJobObject.argtypes = (wintypes.HANDLE, ctypes.c_int, ctypes.c_void_p, wintypes.DWORD)
 _kernel.GetFinalPathNameByHandleW.argtypes = (wintypes.HANDLE, wintypes.LPWSTR, wintypes.DWORD, wintypes.DWORD)
 _kernel.LockFileEx.argtypes = (wintypes.HANDLE, *(wintypes.DWORD,) * 4, ctypes.c_void_p)
-_kernel.GetCompressedFileSizeW.argtypes = (wintypes.LPCWSTR, ctypes.POINTER(wintypes.DWORD))
-_kernel.GetCompressedFileSizeW.restype = wintypes.DWORD
+for _function in (_kernel.GetFileInformationByHandleEx, _kernel.SetFileInformationByHandle):
+    _function.argtypes = (wintypes.HANDLE, ctypes.c_int, ctypes.c_void_p, wintypes.DWORD)
+_kernel.DeviceIoControl.argtypes = (
+    *(wintypes.HANDLE, wintypes.DWORD, ctypes.c_void_p, wintypes.DWORD, ctypes.c_void_p, wintypes.DWORD),
+    *(ctypes.c_void_p, ctypes.c_void_p),
+)
 
 # --- worker processes
 
@@ -272,7 +279,13 @@ def _write_all(fd: int, take: Callable[[], bytes]) -> None:
     os.close(fd)
 
 
+def quiet_crashes() -> None:
+    # SEM_FAILCRITICALERRORS, SEM_NOGPFAULTERRORBOX
+    _kernel.SetErrorMode(3)
+
+
 def worker_pipes() -> tuple[int, int]:
+    quiet_crashes()
     pipes = os.dup(0), os.dup(1)
     # what llama.cpp prints is no answer
     os.dup2(2, 1)
@@ -378,11 +391,24 @@ def close_file(descriptor: int) -> None:
 def disk_bytes(path: str | os.PathLike[str]) -> int:
     if not os.path.isfile(path):
         return 0
-    high = wintypes.DWORD()
-    low = _kernel.GetCompressedFileSizeW(os.fspath(path), ctypes.byref(high))
-    if low == 0xFFFF_FFFF and (code := ctypes.get_last_error()):
-        raise ctypes.WinError(code)
-    return int(high.value << 32 | low)
+    descriptor = os.open(path, os.O_RDONLY | ITSELF)
+    try:
+        information = (ctypes.c_int64 * 3)()  # FILE_STANDARD_INFO
+        if not _kernel.GetFileInformationByHandleEx(msvcrt.get_osfhandle(descriptor), 1, information, 24):
+            raise ctypes.WinError(ctypes.get_last_error())
+        return information[0]
+    finally:
+        os.close(descriptor)
+
+
+def extend(file: IO[bytes], size: int) -> None:
+    file.flush()
+    handle, returned = msvcrt.get_osfhandle(file.fileno()), wintypes.DWORD()
+    # without it the rest is written: FSCTL_SET_SPARSE, which not every file system knows
+    _kernel.DeviceIoControl(handle, 0x900C4, None, 0, None, 0, ctypes.byref(returned), None)
+    # FileEndOfFileInfo
+    if not _kernel.SetFileInformationByHandle(handle, 6, ctypes.byref(ctypes.c_int64(size)), 8):
+        raise ctypes.WinError(ctypes.get_last_error())
 
 
 def drop_cached(descriptor: int, begin: int, size: int) -> bool:

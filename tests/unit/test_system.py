@@ -242,7 +242,11 @@ def test_an_open_file_has_a_path(tmp_path: Path) -> None:
 
 def test_bytes_on_the_disk(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    path.write_bytes(b"x" * 100_000)
+    with path.open("wb") as file:
+        file.write(b"x" * 100_000)
+        system.extend(file, 1 << 40)
+        assert file.tell() == 100_000
+    assert path.stat().st_size == 1 << 40
     assert 100_000 <= system.disk_bytes(path) < 200_000
 
 
