@@ -38,6 +38,7 @@ __all__ = [
     "copy_mode",
     "disk_bytes",
     "drop_cached",
+    "extend",
     "free_memory",
     "has_display",
     "is_address_space_limited",
@@ -49,6 +50,7 @@ __all__ = [
     "path_of",
     "physical_memory",
     "processors",
+    "quiet_crashes",
     "replace",
     "stack_limit",
     "status_of",
@@ -203,6 +205,10 @@ class Child:
         """Close everything but its input."""
         self.answers.close()
         os.close(self._output)
+
+
+def quiet_crashes() -> None:
+    """Let a crash of this process open no window."""
 
 
 def worker_pipes() -> tuple[int, int]:
@@ -360,6 +366,11 @@ def disk_bytes(path: str | os.PathLike[str]) -> int:
     """Return the bytes that a file, not the target of a link, takes on the disk. Raises ``OSError``."""
     # blocks of 512 bytes on every file system
     return 512 * os.lstat(path).st_blocks
+
+
+def extend(file: IO[bytes], size: int) -> None:
+    """Make a file so long without writing the rest. Raises ``OSError``."""
+    file.truncate(size)
 
 
 def drop_cached(descriptor: int, begin: int, size: int) -> bool:

@@ -43,6 +43,7 @@ __all__ = [
     "copy_mode",
     "disk_bytes",
     "drop_cached",
+    "extend",
     "free_memory",
     "has_display",
     "is_address_space_limited",
@@ -54,6 +55,7 @@ __all__ = [
     "path_of",
     "physical_memory",
     "processors",
+    "quiet_crashes",
     "replace",
     "stack_limit",
     "status_of",
@@ -87,15 +89,16 @@ _STATUSES = {
     0xC000_0094: -signal.SIGFPE,
     0xC000_013A: -signal.SIGINT,
     0xC000_0409: -signal.SIGABRT,  # __fastfail
+    0xE06D_7363: -signal.SIGABRT,  # a C++ exception that nobody caught
 }
 
 _TICK = 0.05
 """Seconds between two looks at something that no wait of Windows tells, and longest wait without a look at Ctrl-C."""
 _KEPT_OUTPUT = 1 << 16
-_LOCKS = 64
-"""Bytes of a lock's file: a shared lock has one of them, an exclusive one all."""
-_FAR = 0x7FFF_0000
-"""Where those bytes are: beyond any content, because others cannot read a locked byte."""
+_FAR = 1 << 62
+"""The byte to lock: beyond any content, because others cannot read a locked byte."""
+_LOCKED = 33
+"""ERROR_LOCK_VIOLATION"""
 
 _kernel = ctypes.WinDLL("kernel32", use_last_error=True)
 _kernel.OpenProcess.restype = _kernel.CreateJobObjectW.restype = _kernel.GetCurrentProcess.restype = wintypes.HANDLE
@@ -105,8 +108,13 @@ _kernel.TerminateJobObject.argtypes = (wintypes.HANDLE, wintypes.UINT)
 _kernel.CloseHandle.argtypes = (wintypes.HANDLE,)
 _kernel.SetInformationJobObject.argtypes = (wintypes.HANDLE, ctypes.c_int, ctypes.c_void_p, wintypes.DWORD)
 _kernel.GetFinalPathNameByHandleW.argtypes = (wintypes.HANDLE, wintypes.LPWSTR, wintypes.DWORD, wintypes.DWORD)
-_kernel.GetCompressedFileSizeW.argtypes = (wintypes.LPCWSTR, ctypes.POINTER(wintypes.DWORD))
-_kernel.GetCompressedFileSizeW.restype = wintypes.DWORD
+_kernel.LockFileEx.argtypes = (wintypes.HANDLE, *(wintypes.DWORD,) * 4, ctypes.c_void_p)
+for _function in (_kernel.GetFileInformationByHandleEx, _kernel.SetFileInformationByHandle):
+    _function.argtypes = (wintypes.HANDLE, ctypes.c_int, ctypes.c_void_p, wintypes.DWORD)
+_kernel.DeviceIoControl.argtypes = (
+    *(wintypes.HANDLE, wintypes.DWORD, ctypes.c_void_p, wintypes.DWORD, ctypes.c_void_p, wintypes.DWORD),
+    *(ctypes.c_void_p, ctypes.c_void_p),
+)
 
 # --- worker processes
 
@@ -271,7 +279,13 @@ def _write_all(fd: int, take: Callable[[], bytes]) -> None:
     os.close(fd)
 
 
+def quiet_crashes() -> None:
+    # SEM_FAILCRITICALERRORS, SEM_NOGPFAULTERRORBOX
+    _kernel.SetErrorMode(3)
+
+
 def worker_pipes() -> tuple[int, int]:
+    quiet_crashes()
     pipes = os.dup(0), os.dup(1)
     # what llama.cpp prints is no answer
     os.dup2(2, 1)
@@ -327,27 +341,15 @@ def lock_file(file: IO[bytes], *, waits: bool) -> None:
 
 
 def _lock(fd: int, is_shared: bool, waits: bool) -> None:
-    before = os.lseek(fd, 0, os.SEEK_CUR)
-    try:
-        while not any(_is_locked(fd, place, size) for place, size in _places(is_shared)):
-            if not waits:
-                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-            time.sleep(_TICK)
-    finally:
-        os.lseek(fd, before, os.SEEK_SET)
-
-
-def _places(is_shared: bool) -> Iterable[tuple[int, int]]:
-    return ((_FAR + i, 1) for i in range(_LOCKS)) if is_shared else ((_FAR, _LOCKS),)
-
-
-def _is_locked(fd: int, place: int, size: int) -> bool:
-    os.lseek(fd, place, os.SEEK_SET)
-    try:
-        msvcrt.locking(fd, msvcrt.LK_NBLCK, size)
-    except PermissionError:
-        return False
-    return True
+    place = (ctypes.c_uint64 * 4)(0, 0, _FAR)  # OVERLAPPED
+    flags = 1 if is_shared else 3  # LOCKFILE_FAIL_IMMEDIATELY, LOCKFILE_EXCLUSIVE_LOCK
+    while not _kernel.LockFileEx(msvcrt.get_osfhandle(fd), flags, 0, 1, 0, place):
+        if (code := ctypes.get_last_error()) != _LOCKED:
+            raise ctypes.WinError(code)
+        if not waits:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        # in short waits, because Ctrl-C does not end one
+        time.sleep(_TICK)
 
 
 def replace(source: Path, target: Path) -> None:
@@ -389,11 +391,24 @@ def close_file(descriptor: int) -> None:
 def disk_bytes(path: str | os.PathLike[str]) -> int:
     if not os.path.isfile(path):
         return 0
-    high = wintypes.DWORD()
-    low = _kernel.GetCompressedFileSizeW(os.fspath(path), ctypes.byref(high))
-    if low == 0xFFFF_FFFF and (code := ctypes.get_last_error()):
-        raise ctypes.WinError(code)
-    return int(high.value << 32 | low)
+    descriptor = os.open(path, os.O_RDONLY | ITSELF)
+    try:
+        information = (ctypes.c_int64 * 3)()  # FILE_STANDARD_INFO
+        if not _kernel.GetFileInformationByHandleEx(msvcrt.get_osfhandle(descriptor), 1, information, 24):
+            raise ctypes.WinError(ctypes.get_last_error())
+        return information[0]
+    finally:
+        os.close(descriptor)
+
+
+def extend(file: IO[bytes], size: int) -> None:
+    file.flush()
+    handle, returned = msvcrt.get_osfhandle(file.fileno()), wintypes.DWORD()
+    # without it the rest is written: FSCTL_SET_SPARSE, which not every file system knows
+    _kernel.DeviceIoControl(handle, 0x900C4, None, 0, None, 0, ctypes.byref(returned), None)
+    # FileEndOfFileInfo
+    if not _kernel.SetFileInformationByHandle(handle, 6, ctypes.byref(ctypes.c_int64(size)), 8):
+        raise ctypes.WinError(ctypes.get_last_error())
 
 
 def drop_cached(descriptor: int, begin: int, size: int) -> bool:

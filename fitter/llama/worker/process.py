@@ -280,7 +280,7 @@ def _folder_for_files() -> tuple[Directory | None, dict[str, str]]:
     from fitter.storage.temporary import Directory
 
     folder = Directory()
-    return folder, {"TEMP": folder.name, "TMP": folder.name}
+    return folder, dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder.name)
 
 
 def _become_worker(path: Sequence[str], environment: Mapping[str, str], parent: int, first: First) -> None:
