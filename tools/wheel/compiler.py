@@ -1,8 +1,8 @@
 """A C++ compiler for another system than this machine: zig's clang.
 
 On Linux libllama is compiled with libstdc++ and hands a ``std::map`` over, so that fitter's libraries cannot have zig's
-libc++: they get the libstdc++ of this machine's g++ for that processor. What newer headers of libstdc++ want of glibc and
-of libstdc++.so beyond the older ones is taken back in ``include/``. Elsewhere zig's libc++ is taken.
+libc++: they get the libstdc++ of this machine's g++ for that processor. What newer headers of libstdc++ want of glibc
+and of libstdc++.so beyond the older ones is taken back in ``include/``. Elsewhere zig's libc++ is taken.
 """
 
 from __future__ import annotations
@@ -32,13 +32,22 @@ def write_compilers(directory: Path, python: Path, target: Target) -> dict[str, 
     compile_c, compile_cpp = ([str(python), "-m", "ziglang", zig, "-target", target.zig] for zig in ("cc", "c++"))
     # Nobody debugs what is stripped of its symbols here.
     libraries = ["-s"]
+    directory.mkdir(parents=True, exist_ok=True)
     if target.system == "Linux":
         gcc = _gcc(target.processor)
-        headers = ["-nostdinc++", "-Wno-gnu-include-next", *(f"-I{path}" for path in (INCLUDE, *_header_directories(gcc)))]
+        headers = [
+            "-nostdinc++",
+            "-Wno-gnu-include-next",
+            *(f"-I{path}" for path in (INCLUDE, *_header_directories(gcc))),
+        ]
         # By path: zig takes -lstdc++ for its own libc++. Up to glibc 2.33 two of its parts are libraries of their own.
-        libraries += [*(_library(gcc, name) for name in ("libstdc++.so.6", "libgcc_s.so.1")), "-ldl", "-lpthread"]
+        libraries += [
+            _filesystem(gcc, directory),
+            *(_library(gcc, name) for name in ("libstdc++.so.6", "libgcc_s.so.1")),
+            "-ldl",
+            "-lpthread",
+        ]
         compile_cpp = [*compile_c, *headers]
-    directory.mkdir(parents=True, exist_ok=True)
     return {
         "CC": str(_write(directory / "zig-cc", compile_c, ["-s"])),
         "CXX": str(_write(directory / "zig-c++", compile_cpp, libraries)),
@@ -71,6 +80,19 @@ def _header_directories(gcc: str) -> list[str]:
     if not found:
         raise MissingError(f"{gcc} does not say where the headers of its libstdc++ are: use --native")
     return found
+
+
+def _filesystem(gcc: str, directory: Path) -> str:
+    """An archive of ``std::filesystem``, which older libstdc++ do not have, made in ``directory``."""
+    names = ("fs_dir.o", "fs_ops.o", "fs_path.o")
+    calls = (
+        ("ar", "x", _library(gcc, "libstdc++.a"), *names),
+        (gcc, "-O2", "-fPIC", "-c", str(INCLUDE.with_name("older.cpp")), "-o", "older.o"),
+        ("ar", "rcs", "filesystem.a", *names, "older.o"),
+    )
+    for call in calls:
+        subprocess.run(call, cwd=directory, check=True)
+    return str(directory.resolve() / "filesystem.a")
 
 
 def _library(gcc: str, name: str) -> str:

@@ -29,11 +29,11 @@ class Target:
 
     @property
     def bundle(self) -> frozenset[str]:
-        """The files of the llama.cpp that the wheel brings, by their names in it."""
+        """The files of the llama.cpp that the wheel brings, by their names in it, and its licence."""
         names = ("llama", "mtmd", "ggml", "ggml-base", "ggml-rpc", *(f"ggml-cpu-{each}" for each in self.processors))
         # CMake calls plugins for macOS .so.
         plain = (f"lib{name}.so" if self.is_plugin(name) else self.library.format(name) for name in names)
-        return frozenset(f"fitter/llama/bundle/{file}" for file in plain)
+        return frozenset(f"fitter/llama/bundle/{file}" for file in (*plain, "LICENSE"))
 
     def is_plugin(self, name: str) -> bool:
         """Whether ggml loads the library itself, and it is named as such on macOS."""

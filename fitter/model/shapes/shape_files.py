@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
+from fitter import system
 from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
 from fitter.llama.build import build_folder
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
@@ -146,7 +147,7 @@ def _quantized(path: Path, wanted: Wanted, timeout: float | None) -> Path:
         with made.open("rb") as file:
             length = made.stat().st_size
             data = file.read(length - _data_bytes(types[kind].sizes))
-        _put(place, lambda file: (file.write(data), file.truncate(length)))
+        _put(place, lambda file: (file.write(data), system.extend(file, length)))
     return place
 
 
