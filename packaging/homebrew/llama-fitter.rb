@@ -5,7 +5,7 @@ class LlamaFitter < Formula
   desc "Find the llama.cpp parameters that run a GGUF model fastest in your memory"
   homepage "https://OWNER.github.io/llama-fitter/"
   url "https://files.pythonhosted.org/packages/source/l/llama-fitter/llama_fitter-0.1.0.tar.gz"
-  sha256 "65e07b25f686b3337f7679604f1668fc886c27d2d1ff62f57ea5c98aa42b7ddb"
+  sha256 "741f5c03cead24e9e6fe09e2463aa14fb42de32da999dce467732c12a66e72fc"
   license "MIT"
 
   depends_on "cmake" => :build
