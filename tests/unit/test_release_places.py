@@ -124,7 +124,7 @@ def test_the_recipe_is_one_of_conda() -> None:
         run = {str(each).partition(" ")[0] for each in newer.recipe.requirements.run}
         assert run == {"python"} | {each.name for each in PROJECT.requirements if each.marker is None}
         assert {str(each).partition(" ")[0] for each in older.recipe.requirements.run} - run == {"tomli"}
-    with pytest.raises(rattler_build.RecipeParseError):
+    with pytest.raises(rattler_build.RecipeParseError, match="builds"):
         rattler_build.Stage0Recipe.from_yaml((ROOT / recipes.RECIPE).read_text().replace("build:", "builds:", 1))
 
 

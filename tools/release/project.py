@@ -27,7 +27,7 @@ _OWNERS = re.compile(
     rf"|(?P<scheme>https://)(?P<site>[A-Za-z0-9-]+)(?=\.github\.io/{NAME}\b)"
     rf"|(?P<list>\brecipe-maintainers:\n    - )(?P<maintainer>[A-Za-z0-9-]+)"
 )
-_VERSIONS = re.compile(rf"(?P<before>{NAME}(?:@v|(?:\[[a-z,]+\])?==)|\brev: v)(?P<version>\d[\w.]*)")
+_VERSIONS = re.compile(rf"(?P<before>{NAME}(?:@v|:|(?:\[[a-z,]+\])?==)|llama_fitter-|\brev: v)(?P<version>\d[\w.]*)")
 
 
 class ReleaseError(Exception):

@@ -105,8 +105,9 @@ def download(pin: Mapping[str, str], into: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     # Not ":all:", which would build the build tools from source as well.
     command += ["--no-binary", pin["package"], "--dest", str(into.absolute())]
-    if importlib.util.find_spec("scikit_build_core") is not None:
-        # pip asks the sdist's build backend for metadata before it saves the file; this environment has that backend.
+    if pin["package"] != "xllamacpp" and importlib.util.find_spec("scikit_build_core") is not None:
+        # pip asks the sdist's build backend for metadata before it saves the file; this environment has that backend,
+        # except for the bundle's, which is built with others.
         command += ["--no-build-isolation"]
     command += [f"{pin['package']}=={pin['version']}"]
     # Set where a pip that builds fitter runs this; it is that pip's own.
