@@ -92,15 +92,24 @@ def stored(project: Project) -> dict[Path, str]:
     formula = (ROOT / recipes.FORMULA).read_text()
     found = re.findall(r'resource "(.+)" do\n    url "(.+)"\n    sha256 "(.+)"\n', formula)
     sources = {name: Source(name, url, sha256) for name, url, sha256 in found}
-    checksum = re.search(r'^  sha256 "(.+)"$', formula, re.MULTILINE)
-    assert checksum is not None
+    sdist = re.search(r'^  url "(.+)"\n  sha256 "(.+)"$', formula, re.MULTILINE)
+    assert sdist is not None
     pins = {name: sources.pop(name) for name in recipes.PINS}
-    return recipes.render(ROOT, project, checksum[1], pins, list(sources.values()))
+    return recipes.render(ROOT, project, Source("llama-fitter", *sdist.groups()), pins, list(sources.values()))
 
 
 def test_the_recipes_follow_from_the_declarations() -> None:
     for path, text in stored(PROJECT).items():
         assert (ROOT / path).read_text() == text, "python -m tools.release --recipes writes them"
+
+
+def test_a_file_has_its_address_before_it_is_there(tmp_path: Path) -> None:
+    """As PyPI made that of an empty file of its own."""
+    (tmp_path / "py.typed").touch()
+    found = recipes.published(tmp_path / "py.typed")
+    digest = "0e5751c026e543b2e8ab2eb06099daa1d1e5df47778f7787faab45cdf12fe3a8"
+    assert found.url == f"https://files.pythonhosted.org/packages/0e/57/{digest[4:]}/py.typed"
+    assert found.sha256.startswith("e3b0c44298fc1c14")
 
 
 def test_the_recipes_have_every_requirement() -> None:

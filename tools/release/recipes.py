@@ -34,8 +34,7 @@ def write(tree: Path, project: Project, sdist: Path) -> list[str]:
     """Write the recipes of that source distribution into ``tree``, with today's versions of what it requires."""
     pins = {name: pinned_source(tree / path) for name, path in PINS.items()}
     resources = resolve(project.requirements, (*_FORMULAE, *_PARTS), "macosx_14_0_arm64", PYTHON)
-    checksum = hashlib.sha256(sdist.read_bytes()).hexdigest()
-    for path, text in render(tree, project, checksum, pins, resources).items():
+    for path, text in render(tree, project, published(sdist), pins, resources).items():
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
         (tree / path).write_text(text, encoding="utf-8")
     return [str(FORMULA), str(RECIPE)]
@@ -51,10 +50,18 @@ def write_from_tree(tree: Path) -> list[str]:
 
 def check(tree: Path, project: Project, sdist: Path) -> None:
     """Raise ``ReleaseError`` unless the recipes of ``tree`` are of that source distribution."""
-    checksum = hashlib.sha256(sdist.read_bytes()).hexdigest()
+    checksum = published(sdist).sha256
     for path in (FORMULA, RECIPE):
         if checksum not in (tree / path).read_text(encoding="utf-8"):
             raise ReleaseError(f"{path} is not of {project.sdist}, whose sha256 is {checksum}: release it again")
+
+
+def published(sdist: Path) -> Source:
+    """Return what a source distribution is on PyPI, which names the folder of a file by its BLAKE2 digest."""
+    content = sdist.read_bytes()
+    digest = hashlib.blake2b(content, digest_size=32).hexdigest()
+    url = f"https://files.pythonhosted.org/packages/{digest[:2]}/{digest[2:4]}/{digest[4:]}/{sdist.name}"
+    return Source(NAME, url, hashlib.sha256(content).hexdigest())
 
 
 def pinned_source(pin: Path) -> Source:
@@ -67,14 +74,14 @@ def pinned_source(pin: Path) -> Source:
 
 
 def render(
-    tree: Path, project: Project, checksum: str, pins: Mapping[str, Source], resources: Sequence[Source]
+    tree: Path, project: Project, sdist: Source, pins: Mapping[str, Source], resources: Sequence[Source]
 ) -> dict[Path, str]:
     """Return the text of each recipe.
 
     Args:
         tree: Where the pins are, which say the folder of llama.cpp in each source.
         project: What is packaged.
-        checksum: sha256 of the source distribution.
+        sdist: The source distribution.
         pins: The sources of llama.cpp.
         resources: The sources of Python distributions that the formula brings.
     """
@@ -92,7 +99,7 @@ def render(
     values = {
         "name": NAME,
         "project": project,
-        "checksum": checksum,
+        "sdist": sdist,
         "pins": pins,
         "folders": folders,
         "resources": resources,
