@@ -4,8 +4,8 @@ class LlamaFitter < Formula
 
   desc "Find the llama.cpp parameters that run a GGUF model fastest in your memory"
   homepage "https://OWNER.github.io/llama-fitter/"
-  url "https://files.pythonhosted.org/packages/source/l/llama-fitter/llama_fitter-0.1.0.tar.gz"
-  sha256 "741f5c03cead24e9e6fe09e2463aa14fb42de32da999dce467732c12a66e72fc"
+  url "https://files.pythonhosted.org/packages/ba/88/f3ebeebb168c75b53e2faf67ae87def953e7e15428edbb48e39b7d2722cc/llama_fitter-0.1.0.tar.gz"
+  sha256 "412cf4d469bbf80422ddef23243277d8aa1811886173bcfa365e58e90dff3ab1"
   license "MIT"
 
   depends_on "cmake" => :build
