@@ -4,8 +4,8 @@ class LlamaFitter < Formula
 
   desc "Find the llama.cpp parameters that run a GGUF model fastest in your memory"
   homepage "https://OWNER.github.io/llama-fitter/"
-  url "https://files.pythonhosted.org/packages/ba/88/f3ebeebb168c75b53e2faf67ae87def953e7e15428edbb48e39b7d2722cc/llama_fitter-0.1.0.tar.gz"
-  sha256 "412cf4d469bbf80422ddef23243277d8aa1811886173bcfa365e58e90dff3ab1"
+  url "https://files.pythonhosted.org/packages/cb/28/df6be717576a77a5759dc98400713c3301626494bdcadd6b3724b6d24d10/llama_fitter-0.1.0.tar.gz"
+  sha256 "61d861e6308aa531d10d7558dd269bdc6e15138d8a2896099ee59b219839d603"
   license "MIT"
 
   depends_on "cmake" => :build
