@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -10,9 +11,10 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.support.patience import until
+from tests.support.patience import is_running, until
 from tools.release import recipes
 from tools.release.__main__ import PLACEHOLDER, main
 from tools.release.git import git
@@ -244,7 +246,9 @@ def test_what_fails_leaves_the_repository_as_it_was(
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
 def test_an_interrupted_release_leaves_the_repository_as_it_was(number: int, status: int, root: Path) -> None:
-    write(root, "tools/wheel/__main__.py", "import time\nopen('build/began', 'w')\ntime.sleep(600)\n")
+    wheel = "import subprocess; compiler = subprocess.Popen(['sleep', '600'])\n"
+    wheel += "open('build/began', 'w').write(str(compiler.pid)); compiler.wait()\n"
+    write(root, "tools/wheel/__main__.py", wheel)
     commit(root)
     before = state(root)
     code = "from pathlib import Path; from sys import argv; from tools.release.__main__ import PLACEHOLDER, main; "
@@ -252,12 +256,17 @@ def test_an_interrupted_release_leaves_the_repository_as_it_was(number: int, sta
     command = [sys.executable, "-c", code, root, "0.2.0", "--tested"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:
         began = root / "build/release/tree/build/began"
-        until(began.exists)
+        until(lambda: began.exists() and began.read_text())
+        compiler = psutil.Process(int(began.read_text()))
         process.send_signal(number)
         _, err = process.communicate()
     assert process.returncode == status
     if status == 130:
         assert err.splitlines()[-1] == "release: interrupted: the repository is as it was"
+        until(lambda: not is_running(compiler))
+    else:
+        # Nothing can be done after it.
+        os.killpg(os.getpgid(compiler.pid), signal.SIGKILL)
     assert state(root) == before
     assert not (root / "dist").exists()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -59,9 +60,23 @@ def run(tree: Path, module: str, *words: str | Path, variables: Mapping[str, str
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     command = [sys.executable, "-m", module, *map(str, words)]
     environment = {**os.environ, "PATH": path, "PIP_DISABLE_PIP_VERSION_CHECK": "1", **(variables or {})}
-    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        print(done.stdout + done.stderr, file=sys.stderr)
+    # In a group of its own, so that an interruption ends the compilers, too.
+    with subprocess.Popen(
+        command,
+        cwd=tree,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode != 0:
+        print(output, file=sys.stderr)
         said = " ".join(word for word in map(str, words) if not word.startswith(("-", os.sep)))
         raise ReleaseError(f"python -m {module} {said} failed: see above")
 
