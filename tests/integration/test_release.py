@@ -224,6 +224,10 @@ def test_an_untested_commit_is_refused(root: Path, capsys: pytest.CaptureFixture
 
 FAILED = {
     "no wheel": ("raise SystemExit('no zig')\n", "python -m tools.wheel linux-x86_64 failed: see above"),
+    "a build that is killed": (
+        "import os; os.kill(os.getpid(), 9)\n",
+        "python -m tools.wheel linux-x86_64 was ended by signal 9",
+    ),
     "a wheel for another system": (
         WHEEL.replace("TARGETS[target].platform", "'freebsd'"),
         "llama_fitter-0.2.0-py3-none-freebsd.whl is for no system that is missing: remove it",

@@ -78,7 +78,8 @@ def run(tree: Path, module: str, *words: str | Path, variables: Mapping[str, str
     if process.returncode != 0:
         print(output, file=sys.stderr)
         said = " ".join(word for word in map(str, words) if not word.startswith(("-", os.sep)))
-        raise ReleaseError(f"python -m {module} {said} failed: see above")
+        how = f"was ended by signal {-process.returncode}" if process.returncode < 0 else "failed: see above"
+        raise ReleaseError(f"python -m {module} {said} {how}")
 
 
 def _without_its_platforms(path: Path, project: Project, platforms: Mapping[str, str]) -> dict[str, str]:
