@@ -161,6 +161,9 @@ def _unpack_python(directory: Path) -> None:
     for path in (directory / "cp313").iterdir():
         path.rename(directory / path.name)
     (directory / "cp313").rmdir()
+    zig = (sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu", "-shared", "-s", "-ladvapi32")
+    library = directory / "bcryptprimitives.dll"
+    _do(*zig, str(Path(__file__).with_name("bcryptprimitives.c")), "-o", str(library))
 
 
 def _install_packages(directory: Path) -> None:
