@@ -159,6 +159,8 @@ def _unpack_python(directory: Path) -> None:
     for path in (directory / "cp313").iterdir():
         path.rename(directory / path.name)
     (directory / "cp313").rmdir()
+    # Python does without it; wine 8 ends the process that asks it, as hypothesis and uvicorn do by way of platform.system()
+    (directory / "DLLs" / "_wmi.pyd").unlink()
 
 
 def _install_packages(directory: Path) -> None:
