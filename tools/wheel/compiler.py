@@ -51,6 +51,8 @@ def write_compilers(directory: Path, python: Path, target: Target) -> dict[str, 
     return {
         "CC": str(_write(directory / "zig-cc", compile_c, ["-s"])),
         "CXX": str(_write(directory / "zig-c++", compile_cpp, libraries)),
+        # CMake wants one for Windows, whether there is something to compile or not.
+        "RC": str(_write(directory / "zig-rc", [str(python), "-m", "ziglang", "rc"], [])),
         "ZIG_GLOBAL_CACHE_DIR": str(directory.parents[1] / "zig-cache"),
         "ZIG_LOCAL_CACHE_DIR": str(directory.parents[1] / "zig-cache"),
     }

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tools import llama_builds
 from tools.llama_builds import FetchError, Packaged
+from tools.wine import libraries
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = Path(os.environ.get("FITTER_WINE", ROOT / "build" / "wine"))
@@ -94,6 +95,7 @@ def prepare() -> None:
             _make(_site(), _install_packages)
         if not (PLACE / "prefix" / "system.reg").is_file():
             _make("prefix", _make_prefix)
+        libraries.build(PLACE / "libraries")
 
 
 def command(*arguments: str) -> list[str]:
