@@ -164,6 +164,8 @@ def _unpack_python(directory: Path) -> None:
     zig = (sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu", "-shared", "-s", "-ladvapi32")
     library = directory / "bcryptprimitives.dll"
     _do(*zig, str(Path(__file__).with_name("bcryptprimitives.c")), "-o", str(library))
+    # Python does without it; wine 8 ends the process that asks it, as hypothesis and uvicorn do by way of platform.system()
+    (directory / "DLLs" / "_wmi.pyd").unlink()
 
 
 def _install_packages(directory: Path) -> None:
