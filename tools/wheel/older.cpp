@@ -1,6 +1,7 @@
-// What libstdc++'s own std::filesystem wants of a later glibc and libstdc++.
+// What a later libstdc++ has, and what its std::filesystem wants of a later glibc.
 
 #include <new>
+#include <random>
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
@@ -12,5 +13,10 @@ HIDDEN void __throw_bad_array_new_length();
 
 void __throw_bad_array_new_length() {
     throw bad_alloc();
+}
+
+// The system's numbers are as random as their bits are many.
+HIDDEN double random_device::_M_getentropy() const noexcept {
+    return 32;
 }
 }  // namespace std
