@@ -164,7 +164,7 @@ def _unpack_python(directory: Path) -> None:
     zig = (sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu", "-shared", "-s", "-ladvapi32")
     library = directory / "bcryptprimitives.dll"
     _do(*zig, str(Path(__file__).with_name("bcryptprimitives.c")), "-o", str(library))
-    # Python does without it; wine 8 ends the process that asks it, as hypothesis and uvicorn do by way of platform.system()
+    # Python does without it; wine 8 ends the process that asks it, as platform.system() does
     (directory / "DLLs" / "_wmi.pyd").unlink()
 
 
