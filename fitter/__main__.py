@@ -62,6 +62,7 @@ def _run() -> int:
     try:
         for number in handled:
             signal.signal(number, _interrupt)
+        system.watch_interrupts(_leave)
         status = cli.main(args)
         sys.stderr.flush()
         return status

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import platform
 import re
 import threading
 import time
@@ -194,7 +193,7 @@ def _processor(root: Path = Path("/")) -> str:
             key, _, value = line.partition(":")
             if key.strip() in ("model name", "Model"):
                 return value.strip()
-    return platform.processor() or platform.machine()
+    return system.processor()
 
 
 # --- the file

@@ -11,6 +11,7 @@ from fitter import system
 from fitter.errors import LibraryError, PlanError, UsageError
 from fitter.llama.build.build_folder import PYTHON, find, named, on_path
 from fitter.llama.build.functions import same_commit
+from fitter.llama.build.linking import EXECUTABLE, LIBRARY
 from fitter.llama.processes.supervisor import SupervisedProgram
 from fitter.llama.types import LlamaCpp
 from fitter.text import printable
@@ -72,7 +73,7 @@ def named_server(llama_cpp: str | None) -> str | None:
     """Return the path of the llama-server that ``llama_cpp`` or the environment names; ``None`` if they name none."""
     where = named(llama_cpp)
     path = None if where == PYTHON else _program_at(where, ())
-    return path if path and os.path.basename(path) == NAME else None
+    return path if path and os.path.basename(path) == NAME + EXECUTABLE else None
 
 
 def _missing_error(where: str) -> str:
@@ -86,10 +87,10 @@ def _program_at(where: str, below: tuple[str, ...]) -> str | None:
         return program
     path = os.path.expanduser(where)
     if os.path.isdir(path):
-        files = (os.path.join(path, name, NAME) for name in below)
+        files = (os.path.join(path, name, NAME + EXECUTABLE) for name in below)
         return next((os.path.abspath(file) for file in files if os.path.isfile(file)), None)
     if os.path.isfile(path):
-        if ".so" not in os.path.basename(path):
+        if LIBRARY.format("").removeprefix("lib") not in os.path.basename(path):
             return os.path.abspath(path)
         return _program_at(os.path.dirname(os.path.abspath(path)), _BESIDE)
     return None

@@ -48,7 +48,9 @@ __all__ = [
     "open_files",
     "own_memory",
     "path_of",
+    "path_of_url",
     "physical_memory",
+    "processor",
     "processors",
     "quiet_crashes",
     "replace",
@@ -57,6 +59,7 @@ __all__ = [
     "sync_folder",
     "user",
     "wait_writable",
+    "watch_interrupts",
     "worker_pipes",
 ]
 
@@ -357,6 +360,13 @@ def path_of(descriptor: int) -> str:
     return f"{DESCRIPTORS}/{descriptor}"
 
 
+def path_of_url(path: str) -> str:
+    """Return the file's path that the path of a ``file:`` URL names."""
+    from urllib.parse import unquote
+
+    return unquote(path)
+
+
 def close_file(descriptor: int) -> None:
     """Close a file that only ``path_of`` names; nothing of it is left."""
     os.close(descriptor)
@@ -404,12 +414,23 @@ def wait_writable(number: int) -> None:
     select.select([], [number], [])
 
 
+def watch_interrupts(leave: Callable[[int, object], object]) -> None:
+    """Let ``leave`` handle a signal that the main thread cannot answer, because its wait does not end."""
+
+
 def has_display() -> bool:
     """Return whether programs can have windows."""
     return sys.platform == "darwin" or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
 
 
 # --- the machine
+
+
+def processor() -> str:
+    """Return the name of the processor, or of its architecture."""
+    import platform
+
+    return platform.processor() or platform.machine()
 
 
 def processors() -> int:

@@ -53,7 +53,9 @@ __all__ = [
     "open_files",
     "own_memory",
     "path_of",
+    "path_of_url",
     "physical_memory",
+    "processor",
     "processors",
     "quiet_crashes",
     "replace",
@@ -62,6 +64,7 @@ __all__ = [
     "sync_folder",
     "user",
     "wait_writable",
+    "watch_interrupts",
     "worker_pipes",
 ]
 
@@ -94,6 +97,8 @@ _STATUSES = {
 
 _TICK = 0.05
 """Seconds between two looks at something that no wait of Windows tells, and longest wait without a look at Ctrl-C."""
+_LEAVE_SECONDS = 5.0
+"""Seconds after Ctrl-C in which the main thread may end by itself."""
 _KEPT_OUTPUT = 1 << 16
 _FAR = 1 << 62
 """The byte to lock: beyond any content, because others cannot read a locked byte."""
@@ -380,6 +385,12 @@ def path_of(descriptor: int) -> str:
     return buffer.value[4:] if len(buffer.value) < 260 and buffer.value[5:6] == ":" else buffer.value
 
 
+def path_of_url(path: str) -> str:
+    from urllib.request import url2pathname
+
+    return url2pathname(path)
+
+
 def close_file(descriptor: int) -> None:
     path = path_of(descriptor)
     os.close(descriptor)
@@ -435,11 +446,32 @@ def wait_writable(number: int) -> None:
     time.sleep(_TICK)
 
 
+def watch_interrupts(leave: Callable[[int, object], object]) -> None:
+    # Ctrl-C ends no wait of the main thread for a lock
+    signals, wake = os.pipe()
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        number = os.read(signals, 1)[0]
+        time.sleep(_LEAVE_SECONDS)
+        leave(number, None)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def has_display() -> bool:
     return True
 
 
 # --- the machine
+
+
+def processor() -> str:
+    # not platform's, which asks a service
+    import winreg
+
+    with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"HARDWARE\DESCRIPTION\System\CentralProcessor\0") as key:
+        return str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
 
 
 def processors() -> int:

@@ -43,7 +43,8 @@ class Target:
     def own(self) -> frozenset[str]:
         """The files of fitter's own libraries."""
         names = ("fitter", "ggml-fitter", *(("fitter-cudart", "fitter-cells") if self.system == "Linux" else ()))
-        return frozenset(f"fitter/llama/lib{name}.so" for name in names)
+        library = self.library if self.system == "Windows" else "lib{}.so"
+        return frozenset(f"fitter/llama/{library.format(name)}" for name in names)
 
 
 TARGETS = {

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tools import llama_builds
 from tools.llama_builds import FetchError, Packaged
+from tools.wine import libraries
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = Path(os.environ.get("FITTER_WINE", ROOT / "build" / "wine"))
@@ -94,6 +95,7 @@ def prepare() -> None:
             _make(_site(), _install_packages)
         if not (PLACE / "prefix" / "system.reg").is_file():
             _make("prefix", _make_prefix)
+        libraries.build(PLACE / "libraries")
 
 
 def command(*arguments: str) -> list[str]:
@@ -159,6 +161,11 @@ def _unpack_python(directory: Path) -> None:
     for path in (directory / "cp313").iterdir():
         path.rename(directory / path.name)
     (directory / "cp313").rmdir()
+    zig = (sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu", "-shared", "-s", "-ladvapi32")
+    library = directory / "bcryptprimitives.dll"
+    _do(*zig, str(Path(__file__).with_name("bcryptprimitives.c")), "-o", str(library))
+    # Python does without it; wine 8 ends the process that asks it, as platform.system() does
+    (directory / "DLLs" / "_wmi.pyd").unlink()
 
 
 def _install_packages(directory: Path) -> None:
