@@ -4,8 +4,8 @@ class LlamaFitter < Formula
 
   desc "Find the llama.cpp parameters that run a GGUF model fastest in your memory"
   homepage "https://OWNER.github.io/llama-fitter/"
-  url "https://files.pythonhosted.org/packages/cb/28/df6be717576a77a5759dc98400713c3301626494bdcadd6b3724b6d24d10/llama_fitter-0.1.0.tar.gz"
-  sha256 "61d861e6308aa531d10d7558dd269bdc6e15138d8a2896099ee59b219839d603"
+  url "https://files.pythonhosted.org/packages/26/9b/eeeb5f62f04899b89dca5bcfa60b5b50b7b5b2150527fadbb3b407e1a8d6/llama_fitter-0.1.0.tar.gz"
+  sha256 "d9ce3f8f33e6a2b354d2a98b95e4e3158f666f446c2dcd3b1f71dbd214b9ca0d"
   license "MIT"
 
   depends_on "cmake" => :build
