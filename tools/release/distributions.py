@@ -73,7 +73,8 @@ def run(tree: Path, module: str, *words: str | Path, variables: Mapping[str, str
         try:
             output, _ = process.communicate()
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
+            # ninja passes it on to compilers, which are in other groups.
+            os.killpg(process.pid, signal.SIGTERM)
             raise
     if process.returncode != 0:
         print(output, file=sys.stderr)
