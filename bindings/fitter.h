@@ -311,7 +311,8 @@ void fitter_skeleton_strip(void * gguf);
 void * fitter_skeleton_open(const char * path);
 
 // Writes the stripped headers of all n files of a model as one sparse file and returns its descriptor, which is the
-// caller's; the file has no name and is private. The headers can only be closed then. -1 if there can be no such file.
+// caller's; the file is private and has no name (on Windows it has one, and the caller removes it). The headers can only
+// be closed then. -1 if there can be no such file.
 int32_t fitter_skeleton_write(void * const * gguf, int32_t n);
 
 // ---- libfitter: what llama-quantize would make of a model

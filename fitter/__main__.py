@@ -14,7 +14,7 @@ import os  # noqa: E402
 import signal  # noqa: E402
 import warnings  # noqa: E402
 
-from fitter import early_start, streams  # noqa: E402
+from fitter import early_start, streams, system  # noqa: E402
 from fitter.errors import EXIT_FAILURE  # noqa: E402
 from fitter.llama.processes import memory_limit  # noqa: E402
 from fitter.llama.worker import process  # noqa: E402
@@ -62,6 +62,7 @@ def _run() -> int:
     try:
         for number in handled:
             signal.signal(number, _interrupt)
+        system.watch_interrupts(_leave)
         status = cli.main(args)
         sys.stderr.flush()
         return status
@@ -103,11 +104,7 @@ def _warn(message: Warning | str, *_: object, **__: object) -> None:
     print(f"fitter: warning: {printable(str(message))}", file=sys.stderr, flush=True)
 
 
-_USUAL = {
-    signal.SIGINT: signal.default_int_handler,
-    signal.SIGTERM: signal.SIG_DFL,
-    signal.SIGHUP: signal.SIG_DFL,
-}
+_USUAL = {signal.SIGINT: signal.default_int_handler, **dict.fromkeys(system.ENDING, signal.SIG_DFL)}
 
 
 def _interrupt(number: int, _: object) -> None:

@@ -9,6 +9,7 @@ import functools
 import os
 from itertools import pairwise
 
+from fitter import system
 from fitter.llama.processes.worker_environment import of_llama_cpp
 from fitter.llama.worker import process
 
@@ -46,7 +47,7 @@ def begin(args: Sequence[str]) -> bool:
         return False
     prestart = functools.partial(process.prestart, variables=of_llama_cpp(named[-1] if named else None))
     if args[0] in _MANY_WORKERS:
-        for _ in range(min(process.processors(), _MOST_WORKERS)):
+        for _ in range(min(system.processors(), _MOST_WORKERS)):
             prestart(lambda word: None)
         return False
     model = next(

@@ -18,13 +18,15 @@ def install_command(extra: str = "") -> str:
         extra: An extra of the distribution, such as ``web``.
     """
     from shlex import quote
-    from urllib.parse import unquote, urlsplit
+    from urllib.parse import urlsplit
+
+    from fitter import system
 
     with_extra = f"[{extra}]" if extra else ""
     origin = _origin()
     url = str(origin.get("url", ""))
     if url.startswith("file:") and "vcs_info" not in origin:
-        path = unquote(urlsplit(url).path)
+        path = system.path_of_url(urlsplit(url).path)
         # a clone or an archive that was removed since installs nothing
         if os.path.exists(path):
             is_editable = origin.get("dir_info", {}).get("editable") is True

@@ -6,9 +6,9 @@ import contextlib
 import errno
 import io
 import os
-import select
 import sys
 
+from fitter import system
 from fitter.errors import AnswerError
 
 TYPE_CHECKING = False
@@ -25,10 +25,10 @@ class _Answer(io.FileIO):
         try:
             while (written := super().write(data)) is None:
                 # It is non-blocking, and full for the moment.
-                select.select([], [self], [])
-        except BrokenPipeError:
-            raise
+                system.wait_writable(self.fileno())
         except OSError as error:
+            if error.errno in system.BROKEN_PIPE:
+                raise BrokenPipeError from None
             why = "it is closed" if error.errno == errno.EBADF else error.strerror
             raise AnswerError(f"the result cannot be written to stdout: {why}") from None
         return written
@@ -56,8 +56,10 @@ def open_standard() -> None:
             # opens as this number, the lowest free one
             os.open(os.devnull, mode)
             os.set_inheritable(number, True)
-    sys.stdout = _text(_Answer(1, "w", closefd=False), sys.stdout)
-    sys.stderr = _text(_Remarks(2, "w", closefd=False), sys.stderr)
+    if not system.is_console(1):
+        sys.stdout = _text(_Answer(1, "w", closefd=False), sys.stdout)
+    if not system.is_console(2):
+        sys.stderr = _text(_Remarks(2, "w", closefd=False), sys.stderr)
 
 
 def _text(raw: io.FileIO, original: TextIO | None) -> TextIO:

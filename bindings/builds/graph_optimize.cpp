@@ -1,14 +1,12 @@
 #include "builds/graph_optimize.h"
 
-#include <dlfcn.h>
-#include <pthread.h>
-
 #include <atomic>
 #include <cstdint>
 
 #include "builds/build.h"
 // internal: what a backend is given before the memory of a graph is planned; upstream may change it at any time
 #include "ggml-backend-impl.h"
+#include "platform/platform.h"
 
 namespace fitter {
 
@@ -21,33 +19,14 @@ std::atomic<add_function> known{nullptr};
 
 // The library that calls backends' graph_optimize.
 const void * scheduler() {
-    static const void * base = [] {
-        Dl_info info = {};
-        return dladdr(reinterpret_cast<void *>(&ggml_backend_sched_get_n_backends), &info) != 0 ? info.dli_fbase : nullptr;
-    }();
+    static const void * base = platform::library_of(reinterpret_cast<void *>(&ggml_backend_sched_get_n_backends));
     return base;
-}
-
-uintptr_t top_of_stack() {
-#ifdef __APPLE__
-    return reinterpret_cast<uintptr_t>(pthread_get_stackaddr_np(pthread_self()));
-#else
-    pthread_attr_t attributes;
-    if (pthread_getattr_np(pthread_self(), &attributes) != 0) {
-        return 0;
-    }
-    void * lowest = nullptr;
-    size_t size   = 0;
-    pthread_attr_getstack(&attributes, &lowest, &size);
-    pthread_attr_destroy(&attributes);
-    return reinterpret_cast<uintptr_t>(lowest) + size;
-#endif
 }
 
 // The scheduler keeps the argument in the frame of a function that called this one. Where it has none, the register of
 // the argument holds anything.
 bool is_argument(const ggml_backend_graph_optimize_params * argument, const void * frame) {
-    thread_local const uintptr_t top = top_of_stack();
+    thread_local const uintptr_t top = platform::top_of_stack();
     const auto                   at  = reinterpret_cast<uintptr_t>(argument);
     if (at <= reinterpret_cast<uintptr_t>(frame) || at + sizeof(*argument) > top || at % alignof(void *) != 0) {
         return false;
@@ -56,8 +35,8 @@ bool is_argument(const ggml_backend_graph_optimize_params * argument, const void
     if (add != nullptr && add == known) {
         return true;
     }
-    Dl_info info = {};
-    if (dladdr(reinterpret_cast<void *>(add), &info) == 0 || info.dli_fbase != scheduler()) {
+    const void * library = platform::library_of(reinterpret_cast<void *>(add));
+    if (library == nullptr || library != scheduler()) {
         return false;
     }
     known = add;

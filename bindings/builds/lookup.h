@@ -2,13 +2,13 @@
 
 #pragma once
 
-#include <dlfcn.h>
+#include "platform/platform.h"
 
 namespace fitter {
 
 // nullptr where no library of the process has it.
 template <typename Function> Function loaded(const char * name) {
-    return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+    return reinterpret_cast<Function>(platform::symbol(name));
 }
 
 }  // namespace fitter

@@ -16,12 +16,13 @@
 #include "ggml-backend-impl.h"
 #include "ggml-backend.h"
 #include "guard.h"
-// internal: the scheduler of a context and its parameters; upstream may change it at any time
-#include "llama-context.h"
+// internal: the parameters of a context; upstream may change it at any time
+#include "llama-cparams.h"
 // staging: memory by buffer type, the devices of a model, reserving a graph; upstream may change it at any time
 #include "llama-ext.h"
 #include "llama.h"
 #include "measuring/split.h"
+#include "platform/context.h"
 
 bool fitter_model_info(const void * model, fitter_model_info_t * out) {
     return fitter::guarded(false, [&] {
@@ -128,7 +129,7 @@ void correct_compute(const llama_context * ctx, llama_memory_breakdown & breakdo
         size_t size       = 0;
         size_t n_backends = 0;
     };
-    auto * sched = ctx->get_sched();
+    auto * sched = fitter::platform::sched_of(ctx);
     std::map<ggml_backend_buffer_type_t, use> uses;
     size_t                                    total = 0;
     for (int i = 0; sched != nullptr && i < ggml_backend_sched_get_n_backends(sched); i++) {
@@ -147,7 +148,7 @@ void correct_compute(const llama_context * ctx, llama_memory_breakdown & breakdo
 
 // Reserves the graphs of a context without memory, and tells of each graph.
 template <typename OnGraph> bool reserve_graphs(llama_context * ctx, OnGraph on_graph) {
-    const auto &   params    = ctx->get_cparams();
+    const auto &   params    = fitter::platform::cparams_of(ctx);
     const uint32_t n_seqs    = params.n_seq_max;
     const uint32_t n_tokens  = std::min(params.n_ctx, params.n_ubatch);
     const uint32_t n_outputs = std::min(n_tokens, params.n_outputs_max);
@@ -157,7 +158,7 @@ template <typename OnGraph> bool reserve_graphs(llama_context * ctx, OnGraph on_
         params.n_outputs_max == 0) {
         throw std::runtime_error("llama_cparams of this build of llama.cpp is another one");
     }
-    without_memory guard(ctx->get_sched());
+    without_memory guard(fitter::platform::sched_of(ctx));
     const auto     reserve = [&](uint32_t tokens, uint32_t seqs, uint32_t outputs) {
         ggml_cgraph * graph = llama_graph_reserve(ctx, tokens, seqs, outputs);
         if (graph != nullptr) {
@@ -223,7 +224,7 @@ std::vector<ranked> split_rows_of(llama_context * ctx, const std::vector<ggml_ba
     ggml_backend_buffer_type_t meta  = ggml_backend_dev_buffer_type(llama_model_get_device(model, 0));
     fitter::throwing_aborts    guard;
     fitter::split_tensors      tensors(devices);
-    llama_memory_breakdown     breakdown = llama_get_memory_breakdown(ctx);
+    llama_memory_breakdown     breakdown = fitter::platform::breakdown_of(ctx);
     const auto                 sizes     = tensors.sizes(meta);
     auto                       all       = rows_of(ctx, breakdown);
     const auto   whole   = std::find_if(all.begin(), all.end(), [](const ranked & entry) { return !entry.row.is_host; });
@@ -268,7 +269,7 @@ bool fitter_reserve(void * context) {
 const char * fitter_context_device(const void * context, int32_t i) {
     return fitter::guarded<const char *>(nullptr, [&]() -> const char * {
         const auto * ctx     = static_cast<const llama_context *>(context);
-        const auto   devices = fitter::split_devices(ctx->get_sched());
+        const auto   devices = fitter::split_devices(fitter::platform::sched_of(ctx));
         if (devices.empty()) {
             return fitter_model_device(llama_get_model(ctx), i);
         }
@@ -291,8 +292,8 @@ void fitter_split_end(const void * owner) {
 int32_t fitter_breakdown(const void * context, fitter_row_t * rows, int32_t n) {
     return fitter::guarded<int32_t>(-1, [&] {
         const auto * ctx     = static_cast<const llama_context *>(context);
-        const auto   devices = fitter::split_devices(ctx->get_sched());
-        auto         all     = devices.empty() ? rows_of(ctx, llama_get_memory_breakdown(ctx))
+        const auto   devices = fitter::split_devices(fitter::platform::sched_of(ctx));
+        auto         all     = devices.empty() ? rows_of(ctx, fitter::platform::breakdown_of(ctx))
                                                : split_rows_of(const_cast<llama_context *>(ctx), devices);
         std::sort(all.begin(), all.end(), [](const ranked & a, const ranked & b) {
             return a.rank != b.rank ? a.rank < b.rank : std::strcmp(a.row.buffer_type, b.row.buffer_type) < 0;

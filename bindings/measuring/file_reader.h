@@ -2,31 +2,24 @@
 
 #pragma once
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <vector>
+
+#include "platform/platform.h"
 
 namespace fitter {
 
 // A file read in large pieces. ggml asks for a few bytes at a time, millions of times for a large vocabulary.
 class file_reader {
    public:
-    explicit file_reader(const char * path) : fd(open(path, O_RDONLY | O_CLOEXEC)) {
-        struct stat status = {};
-        if (fd >= 0 && fstat(fd, &status) == 0 && S_ISREG(status.st_mode)) {
-            length = static_cast<uint64_t>(status.st_size);
-        }
-    }
+    explicit file_reader(const char * path) : fd(platform::open_file(path)), length(fd >= 0 ? platform::length_of(fd) : 0) {}
     file_reader(const file_reader &)             = delete;
     file_reader & operator=(const file_reader &) = delete;
     ~file_reader() {
         if (fd >= 0) {
-            close(fd);
+            platform::close_file(fd);
         }
     }
 
@@ -58,14 +51,13 @@ class file_reader {
     }
 
     bool fill(uint64_t offset) {
-        const ssize_t n = pread(fd, buffer.data(), buffer.size(), static_cast<off_t>(offset));
-        start           = offset;
-        filled          = n > 0 ? static_cast<size_t>(n) : 0;
+        filled = platform::read_at(fd, buffer.data(), buffer.size(), offset);
+        start  = offset;
         return filled > 0;
     }
 
     int               fd;
-    uint64_t          length = 0;
+    uint64_t          length;
     std::vector<char> buffer = std::vector<char>(piece);
     uint64_t          start  = 0;
     size_t            filled = 0;

@@ -5,7 +5,6 @@
 // Where nobody catches it (a destructor, a frame without unwind tables) the terminate handler stops the thread for good.
 // A thread of ggml-rpc's that gives up is stopped as well: what waits for it never goes on, and its guard says so.
 
-#include <csignal>
 #include <cstring>
 #include <chrono>
 #include <condition_variable>
@@ -17,12 +16,12 @@
 #include <vector>
 
 #include <cxxabi.h>
-#include <unistd.h>
 
 #include "fitter.h"
 #include "ggml.h"
 #include "guard.h"
 #include "llama.h"
+#include "platform/platform.h"
 
 namespace {
 
@@ -68,16 +67,6 @@ void note_crash(load_guard & guard, const char * message, bool is_stuck) {
     all.changed.notify_all();
 }
 
-[[noreturn]] void stop_thread() {
-    // Signals are for threads that can handle them.
-    sigset_t every;
-    sigfillset(&every);
-    pthread_sigmask(SIG_SETMASK, &every, nullptr);
-    for (;;) {
-        pause();
-    }
-}
-
 // The guard of a load that uses remote devices, where a thread of ggml-rpc's gives up.
 load_guard * guard_of_remote(const char * message) {
     if (std::strstr(message, "ggml-rpc") == nullptr) {
@@ -100,11 +89,11 @@ void on_abort(const char * message) {
         if (!is_unwinding) {
             throw std::runtime_error(message);
         }
-        stop_thread();
+        fitter::platform::stop_thread();
     }
     if (load_guard * guard = guard_of_remote(message)) {
         note_crash(*guard, message, true);
-        stop_thread();
+        fitter::platform::stop_thread();
     }
     ggml_abort_callback_t before = state().abort_before;
     if (before != nullptr) {
@@ -127,7 +116,7 @@ void on_abort(const char * message) {
             }
         }
         note_crash(*own, message.c_str(), true);
-        stop_thread();
+        fitter::platform::stop_thread();
     }
     if (std::terminate_handler before = state().terminate_before) {
         before();

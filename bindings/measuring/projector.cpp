@@ -1,9 +1,6 @@
 // A projector, through libmtmd. The only file that knows mtmd.h; its query for memory is C++ and may change at any time.
 
-#include <dlfcn.h>
-
 #include <cstring>
-#include <map>
 #include <string>
 
 #include "fitter.h"
@@ -11,6 +8,8 @@
 #include "ggml.h"
 #include "guard.h"
 #include "mtmd.h"
+#include "platform/context.h"
+#include "platform/platform.h"
 
 namespace {
 
@@ -20,25 +19,19 @@ struct default_params {
     char                room[1024];
 };
 
-// From b11434 (ggml 0.26) on mtmd_get_memory_usage returns more behind the sizes, whatever the header here has.
-struct memory_usage {
-    std::map<ggml_backend_dev_t, size_t> sizes;
-    char                                 room[256];
-};
-
 struct library {
     default_params (*params)()               = nullptr;
     decltype(&mtmd_default_marker)   marker  = nullptr;
     decltype(&mtmd_log_set)          log_set = nullptr;
     decltype(&mtmd_init_from_file)   init    = nullptr;
     decltype(&mtmd_free)             free    = nullptr;
-    memory_usage (*usage)(const char *, mtmd_context_params) = nullptr;
+    void *                           handle  = nullptr;
 };
 
 library loaded_library;
 
 template <typename Function> bool find(void * handle, const char * name, Function & out) {
-    out = reinterpret_cast<Function>(dlsym(handle, name));
+    out = reinterpret_cast<Function>(fitter::platform::symbol_of(handle, name));
     if (out == nullptr) {
         fitter::set_error((std::string("it has no ") + name).c_str());
     }
@@ -64,8 +57,12 @@ bool fitter_projector_library(void * handle) {
         library found;
         if (!find(handle, "mtmd_context_params_default", found.params) ||
             !find(handle, "mtmd_default_marker", found.marker) || !find(handle, "mtmd_log_set", found.log_set) ||
-            !find(handle, "mtmd_init_from_file", found.init) || !find(handle, "mtmd_free", found.free) ||
-            !find(handle, "_Z21mtmd_get_memory_usagePKc19mtmd_context_params", found.usage)) {
+            !find(handle, "mtmd_init_from_file", found.init) || !find(handle, "mtmd_free", found.free)) {
+            return false;
+        }
+        found.handle = handle;
+        if (!fitter::platform::has_mtmd_usage(handle)) {
+            fitter::set_error("it has no mtmd_get_memory_usage");
             return false;
         }
         // Passed by value: with another order of its fields it would be read as something else.
@@ -88,8 +85,8 @@ bool fitter_projector_library(void * handle) {
 bool fitter_projector_measure(const fitter_projector_t * projector, uint64_t * out) {
     return fitter::guarded(false, [&] {
         *out = 0;
-        const memory_usage found = loaded_library.usage(projector->path, params_of(*projector));
-        for (const auto & [device, size] : found.sizes) {
+        const auto sizes = fitter::platform::mtmd_usage(loaded_library.handle, projector->path, params_of(*projector));
+        for (const auto & [device, size] : sizes) {
             *out += size;
         }
         return *out > 0;

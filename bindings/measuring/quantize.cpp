@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -20,6 +19,7 @@
 // staging: the rule of llama-quantize; upstream may change it at any time
 #include "llama-ext.h"
 #include "llama.h"
+#include "platform/platform.h"
 
 namespace {
 
@@ -277,10 +277,12 @@ bool fitter_quant_write(void * quant, int32_t ftype, const char * path) {
         const auto        made  = header_of(model->first(), model->as(ftype), ftype);
         std::vector<char> meta(gguf_get_meta_size(made.get()));
         gguf_get_meta_data(made.get(), meta.data());
-        std::ofstream file(path, std::ios::binary | std::ios::trunc);
-        file.write(meta.data(), static_cast<std::streamsize>(meta.size()));
-        file.close();
-        if (!file) {
+        const int  file       = fitter::platform::create_file(path);
+        const bool is_written = file >= 0 && fitter::platform::write_all(file, meta.data(), meta.size());
+        if (file >= 0) {
+            fitter::platform::close_file(file);
+        }
+        if (!is_written) {
             throw std::runtime_error(std::string(path) + " cannot be written");
         }
         return true;

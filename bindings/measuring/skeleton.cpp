@@ -1,22 +1,12 @@
 // A model's header alone, without its tokenizer, as a private file that llama.cpp loads in place of the model's own.
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 #include <string>
 #include <unordered_set>
 #include <vector>
-
-#ifdef __linux__
-#include <sys/syscall.h>
-#endif
 
 #include "builds/symbols.h"
 #include "fitter.h"
@@ -24,6 +14,7 @@
 #include "gguf.h"
 #include "guard.h"
 #include "measuring/skeleton.h"
+#include "platform/platform.h"
 
 namespace {
 
@@ -107,7 +98,7 @@ struct descriptor {
     descriptor & operator=(const descriptor &) = delete;
     ~descriptor() {
         if (fd >= 0) {
-            close(fd);
+            fitter::platform::close_file(fd);
         }
     }
     int release() {
@@ -117,61 +108,19 @@ struct descriptor {
     }
 };
 
-// A file of memory that has no name and goes with the last process that holds it. -1 where the system has none.
-int memory_file() {
-#if defined(__linux__) && defined(SYS_memfd_create)
-    // By number: the C library of older distributions does not have it.
-    constexpr unsigned int close_on_exec = 1;
-    constexpr unsigned int never_execute = 8;
-
-    const auto create = [](unsigned int flags) {
-        return static_cast<int>(syscall(SYS_memfd_create, "fitter-skeleton", flags));
-    };
-    // Some systems insist on the second flag, older ones do not know it.
-    const int fd = create(close_on_exec | never_execute);
-    return fd < 0 && errno == EINVAL ? create(close_on_exec) : fd;
-#else
-    return -1;
-#endif
-}
-
-// The same on a disk: the name is gone before anything is written.
-int unlinked_file() {
-    const char * directory = std::getenv("TMPDIR");
-    std::string  name      = std::string(directory != nullptr && *directory != '\0' ? directory : P_tmpdir) + "/fitter-XXXXXX";
-    const int    fd        = mkstemp(name.data());
-    if (fd >= 0) {
-        unlink(name.c_str());
-        fcntl(fd, F_SETFD, FD_CLOEXEC);
-    }
-    return fd;
-}
-
-void write_all(int fd, const std::vector<char> & data) {
-    for (size_t done = 0; done < data.size();) {
-        const ssize_t written = write(fd, data.data() + done, data.size() - done);
-        if (written < 0 && errno != EINTR) {
-            fail("the copy of its header cannot be written");
-        }
-        done += written > 0 ? static_cast<size_t>(written) : 0;
-    }
-}
-
 int write_file(const gguf_context * gguf) {
     std::vector<char> meta(gguf_get_meta_size(gguf));
     gguf_get_meta_data(gguf, meta.data());
 
-    descriptor file(memory_file());
-    if (file.fd < 0) {
-        file.fd = unlinked_file();
-    }
+    descriptor file(fitter::platform::create_private_file());
     if (file.fd < 0) {
         fail("no temporary file can be created for a copy of its header (set TMPDIR to another directory)");
     }
-    fchmod(file.fd, S_IRUSR | S_IWUSR);
-    write_all(file.fd, meta);
+    if (!fitter::platform::write_all(file.fd, meta.data(), meta.size())) {
+        fail("the copy of its header cannot be written");
+    }
     // llama.cpp looks whether the tensors' data is there, and does not read it.
-    if (ftruncate(file.fd, static_cast<off_t>(meta.size() + data_size(gguf))) != 0) {
+    if (!fitter::platform::lengthen(file.fd, meta.size() + data_size(gguf))) {
         fail("the copy of its header cannot be as long as the model");
     }
     return file.release();

@@ -1,8 +1,6 @@
 // Counts what llama.cpp's libraries allocate, and can keep them from doing it: for the time of a question every buffer
 // type of ggml's registry allocates through here, or the CPU's alone.
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -15,6 +13,7 @@
 // internal: the functions of a buffer type that are replaced; upstream may change it at any time
 #include "ggml-backend-impl.h"
 #include "guard.h"
+#include "platform/platform.h"
 
 namespace {
 
@@ -26,6 +25,7 @@ struct kinds {
     uint64_t compute = 0;
 };
 
+using fitter::platform::use;
 using usage = std::map<ggml_backend_buffer_type_t, kinds>;
 
 struct allocation {
@@ -96,7 +96,7 @@ struct range {
 
 void range_free(ggml_backend_buffer_t buffer) {
     range * held = static_cast<range *>(buffer->context);
-    munmap(held->base, held->size);
+    fitter::platform::release(held->base, held->size);
     delete held;
 }
 
@@ -129,9 +129,9 @@ const ggml_backend_buffer_i range_interface = {
 };
 
 ggml_backend_buffer_t alloc_range(ggml_backend_buffer_type_t buffer_type, size_t size) {
-    const int access = ggml_backend_buft_is_host(buffer_type) ? PROT_READ | PROT_WRITE : PROT_NONE;
-    void *    base   = mmap(nullptr, size, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED) {
+    const auto used = ggml_backend_buft_is_host(buffer_type) ? use::by_pages : use::never;
+    void *     base = fitter::platform::reserve(size, used);
+    if (base == nullptr) {
         return nullptr;
     }
     return ggml_backend_buffer_init(buffer_type, range_interface, new range{base, size}, size);
@@ -177,7 +177,7 @@ void replace(allocation_state & all, ggml_backend_buffer_type_t buffer_type) {
 // llama.cpp clears what it has allocated, which for an ordinary buffer is to take all of its memory.
 void untouched_clear(ggml_backend_buffer_t buffer, uint8_t value) {
     range * held = static_cast<range *>(buffer->context);
-    if (value != 0 || madvise(held->base, held->size, MADV_DONTNEED) != 0) {
+    if (value != 0 || !fitter::platform::forget(held->base, held->size)) {
         std::memset(held->base, value, held->size);
     }
 }
@@ -217,9 +217,8 @@ const ggml_backend_buffer_i untouched_interface = {
 };
 
 ggml_backend_buffer_t alloc_untouched(ggml_backend_buffer_type_t buffer_type, size_t size) {
-    constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void *        base  = mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, -1, 0);
-    if (base == MAP_FAILED) {
+    void * base = fitter::platform::reserve(size, use::by_pages);
+    if (base == nullptr) {
         return nullptr;
     }
     return ggml_backend_buffer_init(buffer_type, untouched_interface, new range{base, size}, size);

@@ -1,9 +1,6 @@
 // The virtual-device backend: a ggml backend whose devices exist only as a description. llama.cpp plans on them as on
 // the real ones; nothing is computed, and a buffer is a reserved range of addresses.
 
-#include <dlfcn.h>
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -25,6 +22,7 @@
 // internal: the interfaces that a backend of one's own fills in; upstream may change it at any time
 #include "ggml-backend-impl.h"
 #include "guard.h"
+#include "platform/platform.h"
 #include "virtual/host_layouts.h"
 #include "virtual/profile.h"
 #include "virtual/rules/vulkan_limits.h"
@@ -118,7 +116,7 @@ reserved_range & range_of(ggml_backend_buffer_t buffer) { return *static_cast<re
 
 void buffer_free(ggml_backend_buffer_t buffer) {
     if (range_of(buffer).is_owned) {
-        munmap(range_of(buffer).base, range_of(buffer).size);
+        fitter::platform::release(range_of(buffer).base, range_of(buffer).size);
     }
     delete &range_of(buffer);
 }
@@ -172,8 +170,8 @@ ggml_backend_buffer_t buffer_type_alloc(ggml_backend_buffer_type_t buffer_type, 
     if (owner.profile->largest_buffer != nullptr && size > owner.profile->largest_buffer(owner)) {
         return nullptr;
     }
-    void * base = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED) {
+    void * base = fitter::platform::reserve(size, fitter::platform::use::never);
+    if (base == nullptr) {
         const std::string text = "fitter: cannot reserve " + std::to_string(size) + " bytes of addresses for " +
                                  ggml_backend_buft_name(buffer_type) + "\n";
         log_error(text.c_str());
@@ -604,11 +602,11 @@ int32_t fitter_virtual_loaded_api_version(void) {
 bool fitter_virtual_adopt(const char * path) {
     return fitter::guarded(false, [&] {
         // Stays open: the registry keeps pointers into it.
-        void * library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-        void * found   = library ? dlsym(library, "ggml_backend_cuda_reg") : nullptr;
+        std::string why     = "no ggml_backend_cuda_reg";
+        void *      library = fitter::platform::open_library(path, why);
+        void *      found   = library ? fitter::platform::symbol_of(library, "ggml_backend_cuda_reg") : nullptr;
         if (found == nullptr) {
-            const char * why = dlerror();
-            fitter::set_error(why ? why : "no ggml_backend_cuda_reg");
+            fitter::set_error(why.c_str());
             return false;
         }
         ggml_backend_reg_t registration = reinterpret_cast<ggml_backend_reg_t (*)()>(found)();

@@ -19,7 +19,6 @@ from fitter.api.fleet_candidates import Candidate, FleetCase, ModelPlanner, cont
 from fitter.api.fleet_problems import beyond_its_budget, why_not
 from fitter.api.repeat_load import fit_keywords_of
 from fitter.errors import LlamaCppError, PlanError, UsageError
-from fitter.llama.worker.process import processors
 from fitter.machine.bandwidth import parse_bandwidth
 from fitter.machine.disk import default_bandwidth, read_bandwidth
 from fitter.model.files.source import show
@@ -33,6 +32,7 @@ from fitter.planning.fleet.residency import MOST_MODELS, Residency, Rules, Runs,
 from fitter.planning.plan.result_methods import provide
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.request.shared import HOST_NAME
+from fitter.system import processors
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -23,7 +23,6 @@ from fitter.api.worker_pool import ask_in_threads
 from fitter.errors import FitterError, LibraryError, LlamaCppError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import Skeleton
-from fitter.llama.worker.process import processors
 from fitter.model import repository_models as models
 from fitter.model.files import header_cache
 from fitter.model.header import open_model
@@ -38,6 +37,7 @@ from fitter.planning.request.request import Progress
 from fitter.planning.request.summary import ModelSummary
 from fitter.planning.tables.repository_rows import Repository, RepositoryFile, best_file, ordered
 from fitter.storage.temporary import Directory
+from fitter.system import processors
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -716,19 +715,12 @@ class _Child:
 
     def send(self, request: str, deadline: float) -> None:
         """Send a request; ``receive`` reports the end of the process. Raises ``_TimeoutError``."""
-        view = memoryview(request.encode() + b"\n")
-        while view:
-            self._wait(self._process.requests, select.POLLOUT, deadline)
-            try:
-                view = view[os.write(self._process.requests, view) :]
-            except BlockingIOError:
-                continue
-            except BrokenPipeError:
-                return
+        if not self._process.send(request.encode() + b"\n", deadline):
+            raise _TimeoutError
 
     def has_answer(self) -> bool:
         """Return whether ``receive`` would return at once, with an answer or the end of the process."""
-        return b"\n" in self._pending or bool(select.select([self._process.answers], [], [], 0)[0])
+        return b"\n" in self._pending or self._process.answers.is_ready(0)
 
     def receive(self, deadline: float, is_long: bool) -> dict[str, Any]:
         """Wait for the answer to the request. Raises ``_TimeoutError`` and ``_EndedError``."""
@@ -736,21 +728,15 @@ class _Child:
         # an answer may have many megabytes: join once
         pieces = [self._pending]
         while b"\n" not in pieces[-1]:
-            self._wait(self._process.answers, select.POLLIN, deadline)
-            pieces.append(os.read(self._process.answers, 1 << 16))
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._process.answers.is_ready(left):
+                raise _TimeoutError
+            pieces.append(self._process.answers.read())
             if not pieces[-1]:
                 raise _EndedError(self._process.wait())
         line, _, self._pending = b"".join(pieces).partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         return answer
-
-    @staticmethod
-    def _wait(fd: int, event: int, deadline: float) -> None:
-        poll = select.poll()
-        poll.register(fd, event)
-        left = deadline - time.monotonic()
-        if left <= 0 or not poll.poll(left * 1000):
-            raise _TimeoutError
 
     def interrupt(self) -> None:
         """Kill the process, from any thread."""

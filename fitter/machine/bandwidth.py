@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import platform
 import re
 import threading
 import time
@@ -13,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fitter import system
 from fitter.errors import UsageError
 from fitter.machine.host import host_memory
 from fitter.machine.speed import HostSpeed, default_host
@@ -100,7 +99,7 @@ def cache_path() -> Path:
 
 def this_host() -> Host:
     """Describe this machine, or this process's container."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = system.processors()
     cores = min(usable, _physical_cores() or usable)
     return Host(_processor(), cores, host_memory().total)
 
@@ -194,7 +193,7 @@ def _processor(root: Path = Path("/")) -> str:
             key, _, value = line.partition(":")
             if key.strip() in ("model name", "Model"):
                 return value.strip()
-    return platform.processor() or platform.machine()
+    return system.processor()
 
 
 # --- the file

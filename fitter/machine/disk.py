@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+from fitter import system
 from fitter.storage.data_files import read_data
 from fitter.text import MIB
 
@@ -33,10 +34,11 @@ def read_bandwidth(path: Path) -> float | None:
         with open(path, "rb", buffering=0) as file:
             status = os.fstat(file.fileno())
             size = min(status.st_size // 2, _MOST_READ)
-            if size < _LEAST_READ or status.st_blocks * 512 < status.st_size // 2 or not hasattr(os, "posix_fadvise"):
+            if size < _LEAST_READ or system.disk_bytes(os.path.realpath(path)) < status.st_size // 2:
                 return None
             begin = status.st_size - size
-            os.posix_fadvise(file.fileno(), begin, size, os.POSIX_FADV_DONTNEED)
+            if not system.drop_cached(file.fileno(), begin, size):
+                return None
             file.seek(begin)
             block, done, started = bytearray(_BLOCK), 0, time.perf_counter()
             while done < size:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from fitter import system
 
 _V1_UNLIMITED = 2**60
 """cgroup v1 reports "no limit" as a number near 2**63."""
@@ -47,8 +48,7 @@ def _machine_memory() -> HostMemory:
         return HostMemory(memory.total, memory.available)
     except OSError:
         # without /proc, available memory does not include the page cache
-        page = os.sysconf("SC_PAGE_SIZE")
-        return HostMemory(page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES"))
+        return HostMemory(system.physical_memory(), system.free_memory())
 
 
 def cgroup_limits(root: Path = Path("/")) -> tuple[HostMemory, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fitter import system
 from fitter.errors import ModelError, UsageError
 from fitter.model.files import source
 from fitter.model.shapes import shape_addresses as shapes
@@ -138,6 +139,6 @@ def _of_file_url(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     text = os.fspath(path)
     if not text.lower().startswith("file:/"):
         return path
-    from urllib.parse import unquote, urlsplit
+    from urllib.parse import urlsplit
 
-    return unquote(urlsplit(text).path)
+    return system.path_of_url(urlsplit(text).path)

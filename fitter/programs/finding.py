@@ -7,9 +7,11 @@ import re
 import time
 from dataclasses import dataclass
 
+from fitter import system
 from fitter.errors import LibraryError, PlanError, UsageError
 from fitter.llama.build.build_folder import PYTHON, find, named, on_path
 from fitter.llama.build.functions import same_commit
+from fitter.llama.build.linking import EXECUTABLE, LIBRARY
 from fitter.llama.processes.supervisor import SupervisedProgram
 from fitter.llama.types import LlamaCpp
 from fitter.text import printable
@@ -19,6 +21,8 @@ NAME = "llama-server"
 _BELOW = ("", "bin", "build/bin", "usr/bin")
 _BESIDE = ("", "../bin")
 _SECONDS = 30.0
+_LAST_SECONDS = 1.0
+"""Seconds for the rest of what an ended program has printed."""
 _MOST_BYTES = 1 << 16
 _VERSION = re.compile(r"^version: *(.+)$", re.MULTILINE)
 _COMMIT = re.compile(r"(?:\(|\bcommit )([0-9a-f]{7,40})\b")
@@ -69,7 +73,7 @@ def named_server(llama_cpp: str | None) -> str | None:
     """Return the path of the llama-server that ``llama_cpp`` or the environment names; ``None`` if they name none."""
     where = named(llama_cpp)
     path = None if where == PYTHON else _program_at(where, ())
-    return path if path and os.path.basename(path) == NAME else None
+    return path if path and os.path.basename(path) == NAME + EXECUTABLE else None
 
 
 def _missing_error(where: str) -> str:
@@ -83,10 +87,10 @@ def _program_at(where: str, below: tuple[str, ...]) -> str | None:
         return program
     path = os.path.expanduser(where)
     if os.path.isdir(path):
-        files = (os.path.join(path, name, NAME) for name in below)
+        files = (os.path.join(path, name, NAME + EXECUTABLE) for name in below)
         return next((os.path.abspath(file) for file in files if os.path.isfile(file)), None)
     if os.path.isfile(path):
-        if ".so" not in os.path.basename(path):
+        if LIBRARY.format("").removeprefix("lib") not in os.path.basename(path):
             return os.path.abspath(path)
         return _program_at(os.path.dirname(os.path.abspath(path)), _BESIDE)
     return None
@@ -129,12 +133,14 @@ def ending(status: int) -> str:
 
 def _all_of(program: SupervisedProgram) -> tuple[bytes, int | None]:
     """Return the end of a program's output, and its exit status; ``None`` if it does not end in time."""
-    os.set_blocking(program.output.fileno(), False)
+    pipe = system.Reader(os.dup(program.output.fileno()))
     deadline, text = time.monotonic() + _SECONDS, b""
     status = None
     while status is None and time.monotonic() < deadline:
         status = program.wait(0.02)
-        text = (text + (program.output.read() or b""))[-_MOST_BYTES:]
+        while pipe.is_ready(0.0 if status is None else _LAST_SECONDS) and (piece := pipe.read()):
+            text = (text + piece)[-_MOST_BYTES:]
+    pipe.close()
     return text, status
 
 

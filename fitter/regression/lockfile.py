@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fitter import system
 from fitter.errors import AnswerError, FitterError, UsageError
 from fitter.llama.processes import wire
 from fitter.llama.types import Params
@@ -260,25 +261,23 @@ def alone(path: Path, patience: float = 10.0) -> Iterator[None]:
     process takes more than ``patience`` seconds.
     """
     try:
-        directory = os.open(os.path.dirname(os.path.realpath(path)), os.O_RDONLY)
+        directory = system.Folder(os.path.dirname(os.path.realpath(path)))
     except OSError:
-        directory = -1  # The code that writes the file reports the error.
+        directory = None  # The code that writes the file reports the error.
     try:
-        if directory >= 0:
+        if directory is not None:
             _wait_for(directory, path, patience)
         yield
     finally:
-        if directory >= 0:
-            os.close(directory)
+        if directory is not None:
+            directory.close()
 
 
-def _wait_for(directory: int, path: Path, patience: float) -> None:
-    import fcntl
-
+def _wait_for(directory: system.Folder, path: Path, patience: float) -> None:
     deadline = time.monotonic() + patience
     while True:
         try:
-            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            directory.lock()
             return
         except BlockingIOError:
             if time.monotonic() > deadline:

@@ -19,7 +19,6 @@ from fitter.api.worker_pool import ask_in_threads
 from fitter.errors import FitterError, LlamaCppError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import Row, Skeleton, VirtualDevice
-from fitter.llama.worker.process import processors
 from fitter.machine.gpu import parse_gpus
 from fitter.machine.memory_pools import described_pools
 from fitter.model.files import header_cache
@@ -28,6 +27,7 @@ from fitter.output.documents.document import four_digits
 from fitter.regression import headers
 from fitter.regression.cases import DEFAULT_PROGRAM, Case
 from fitter.regression.lockfile import LockedDevice, LockedHost, LockedModel, LockedPool, LockedSpeed, Memory, Snapshot
+from fitter.system import processors
 from fitter.text import printable
 
 if TYPE_CHECKING:

@@ -11,11 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fitter import system
 from fitter.errors import AnswerError
 from fitter.text import printable
-
-_ITSELF = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""Open the file itself, not the target of a link, and do not wait for the other end of a pipe."""
 
 _LONGEST_TEXT = 64 * 2**20
 """No text that people or fitter write is that long; a model is."""
@@ -46,11 +44,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     After an error everything is as before. Until the end the new file has a name that nobody can guess.
     """
     partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}.partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _ITSELF, 0o666)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | system.ITSELF, 0o666)
     try:
         with open(descriptor, "wb") as file:
             yield file
-        partial.replace(path)
+        system.replace(partial, path)
     except BaseException:
         with contextlib.suppress(OSError):
             partial.unlink()
@@ -83,17 +81,12 @@ def _replace_document(target: Path, content: bytes) -> None:
                 left.unlink()
     with replacing(target) as file:
         with contextlib.suppress(FileNotFoundError):
-            os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
+            system.copy_mode(target, file.fileno())
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    directory = os.open(target.parent, os.O_RDONLY)
-    try:
-        # The rename itself survives a loss of power only then; some file systems cannot do this.
-        with contextlib.suppress(OSError):
-            os.fsync(directory)
-    finally:
-        os.close(directory)
+    # The rename itself survives a loss of power only then; some file systems cannot do this.
+    system.sync_folder(target.parent)
 
 
 def read_json(path: Path) -> Any:
@@ -115,10 +108,8 @@ def write_json(path: Path, document: object) -> None:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Wait for an exclusive lock of the file at ``path``, and hold it in the block. Raises ``OSError``."""
-    import fcntl
-
     with _opened(path, os.O_RDWR | os.O_CREAT) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        system.lock_file(file, waits=True)
         yield
 
 
@@ -132,7 +123,7 @@ def make_private(folder: Path) -> None:
 
 
 def _opened(path: Path, flags: int) -> BinaryIO:
-    descriptor = os.open(path, flags | _ITSELF, 0o600)
+    descriptor = os.open(path, flags | system.ITSELF, 0o600)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import stat
 import warnings
 from pathlib import Path
 
+from fitter import system
 from fitter.storage.temporary import Directory
 
 _replacements: dict[Path, Directory] = {}
@@ -48,12 +48,14 @@ _OTHER = "nothing is kept there: set XDG_CACHE_HOME to a directory of your own"
 
 def _problem(place: Path) -> str:
     """Say why a cache directory is not used, and the way out; '' if it is used, or does not exist yet."""
+    if not system.HAS_OWNERS:
+        return ""
     try:
         parent = place.parent.stat()
         if parent.st_mode & stat.S_IWOTH and not parent.st_mode & stat.S_ISVTX:
             return f"{place.parent} may be written by others, so {_OTHER}"
         status = place.stat()
-        if not {place.lstat().st_uid, status.st_uid} <= {0, os.geteuid()}:
+        if not {place.lstat().st_uid, status.st_uid} <= {0, system.user()}:
             return f"{place} belongs to somebody else, so {_OTHER}"
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return f"{place} may be written by others, so nothing is kept there: chmod 700 {place}"

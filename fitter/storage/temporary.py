@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import os
-import stat
 from pathlib import Path
 from types import TracebackType
+
+from fitter import system
 
 _directories: set[Directory] = set()
 """Directories of this process."""
@@ -28,7 +28,7 @@ class Directory:
         import tempfile
 
         place = Path(tempfile.gettempdir())
-        locked: tuple[str, int | None] | None = None
+        locked: tuple[str, system.Folder | None] | None = None
         while locked is None:
             self._above = _above(place)
             if self._above is None:
@@ -61,7 +61,7 @@ class Directory:
                     # unless there are others
                     self._above.rmdir()
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.close()
 
 
 def remove_all() -> None:
@@ -75,31 +75,29 @@ atexit.register(remove_all)
 
 def _above(place: Path) -> Path | None:
     """Make the user's directory in ``place``; ``None`` if it belongs to somebody else, or is a link."""
-    above = place / f"fitter-{os.geteuid()}"
+    above = place / f"fitter-{system.user()}"
     while True:
         with contextlib.suppress(FileExistsError):
             above.mkdir(0o700)
         # another process removes it once it is empty
         with contextlib.suppress(FileNotFoundError):
-            status = above.lstat()
-            is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
-            return above if is_own else None
+            return above if system.is_private(above.lstat()) else None
 
 
-def _locked(above: Path) -> tuple[str, int] | None:
+def _locked(above: Path) -> tuple[str, system.Folder] | None:
     """Make a new directory and lock it; ``None`` if another process has removed it or ``above``."""
     path = above / os.urandom(8).hex()
     try:
         path.mkdir(0o700)
-        lock = _open(path)
+        lock = system.Folder(path)
     except FileNotFoundError:
         return None
     with contextlib.suppress(OSError):
         # without locks nothing is swept
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.lock(waits=True)
     if path.is_dir():
         return str(path), lock
-    os.close(lock)
+    lock.close()
     return None
 
 
@@ -108,16 +106,12 @@ def _sweep(above: Path) -> None:
     with contextlib.suppress(OSError):
         for name in os.listdir(above):
             with contextlib.suppress(OSError):
-                lock = _open(above / name)
+                lock = system.Folder(above / name)
                 try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    lock.lock()
                     _remove(str(above / name))
                 finally:
-                    os.close(lock)
-
-
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                    lock.close()
 
 
 def _remove(path: str) -> None:

@@ -6,7 +6,6 @@ import ipaddress
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 import webbrowser
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import uvicorn
 
+from fitter import system
 from fitter.api.planner import Planner
 from fitter.errors import EXIT_FITS, UsageError
 from fitter.llama.build import build_folder
@@ -121,8 +121,7 @@ def _open(url: str, say: Callable[[str], None]) -> None:
 
 def _has_display() -> bool:
     """Return whether a browser can have a window, or the user names one; otherwise Python may start a text browser."""
-    is_shown = sys.platform in ("win32", "darwin") or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
-    return is_shown or "BROWSER" in os.environ
+    return system.has_display() or "BROWSER" in os.environ
 
 
 class _Server(uvicorn.Server):

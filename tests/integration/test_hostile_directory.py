@@ -38,14 +38,21 @@ PACKAGES = (
 
 INTERPRETER = "fitter.llama.processes.interpreter"
 STARTS = {
-    "fitter.llama.processes.supervisor": {"subprocess.Popen": "interpreter", "os.fork": "fork", "os.execv": "program"},
+    "fitter.llama.processes.supervisor.posix": {
+        "subprocess.Popen": "interpreter",
+        "os.fork": "fork",
+        "os.execv": "program",
+    },
+    "fitter.llama.processes.supervisor.windows": {"subprocess.Popen": "program"},
     "fitter.llama.load.forked_load": {"os.fork": "fork"},
-    "fitter.llama.worker.process": {"os.posix_spawn": "interpreter", "os.fork": "fork"},
+    "fitter.system.posix": {"os.posix_spawn": "worker", "os.fork": "fork"},
+    "fitter.system.windows": {"subprocess.Popen": "worker"},
     "fitter.llama.processes.interpreter": {"subprocess.run": "interpreter"},
     "fitter.programs.program_help": {"subprocess.run": "program"},
 }
 """Every start: of an interpreter, which only ``fitter.llama.processes.interpreter`` writes the command line of, of a
-program that the user named, or a fork."""
+worker, which is one whose command line ``fitter.llama.worker.process`` asks it for, of a program that the user named,
+or a fork."""
 
 _STARTING = frozenset(
     {
@@ -85,7 +92,10 @@ def test_every_start_is_known() -> None:
     }
 
 
-@pytest.mark.parametrize("module", [module for module, kinds in STARTS.items() if "interpreter" in kinds.values()])
+ASKING = [module for module, kinds in STARTS.items() if "interpreter" in kinds.values()]
+
+
+@pytest.mark.parametrize("module", [*ASKING, "fitter.llama.worker.process"])
 def test_an_interpreter_is_started_in_one_way(module: str) -> None:
     text = (ROOT / module.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8")
     assert re.search(r"\b(?:interpreter\.)?command\(", text)

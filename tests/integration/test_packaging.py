@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+import fitter
+
+DISTRIBUTION = f"llama_fitter-{fitter.__version__}"
 ROOT = Path(__file__).resolve().parents[2]
 PIN = dict(re.findall(r'^(\w+) = "([^"]*)"$', (ROOT / "vendor/llama.cpp/pin.toml").read_text(), re.MULTILINE))
 
@@ -60,14 +63,14 @@ def wheel(checkout: Path, source: Path, tmp_path_factory: pytest.TempPathFactory
 def test_wheel_holds_the_package_and_its_libraries(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-        metadata = archive.read("llama_fitter-0.1.0.dist-info/METADATA").decode()
-        scripts = archive.read("llama_fitter-0.1.0.dist-info/entry_points.txt").decode()
+        metadata = archive.read(f"{DISTRIBUTION}.dist-info/METADATA").decode()
+        scripts = archive.read(f"{DISTRIBUTION}.dist-info/entry_points.txt").decode()
     assert {"fitter/py.typed", "fitter/llama/_declarations.py"} <= names
     assert {"fitter/llama/libfitter.so", "fitter/llama/libggml-fitter.so"} <= names
     package = run("git", "ls-files", "fitter").stdout.splitlines()
     assert {name for name in package if (ROOT / name).is_file()} <= names
     # Nothing of llama.cpp, of the tests or of the build is shipped.
-    assert {name.partition("/")[0] for name in names} == {"fitter", "llama_fitter-0.1.0.dist-info"}
+    assert {name.partition("/")[0] for name in names} == {"fitter", f"{DISTRIBUTION}.dist-info"}
     assert {name for name in names if name.endswith(".so")} == {
         "fitter/llama/libfitter.so",
         "fitter/llama/libggml-fitter.so",
@@ -75,7 +78,7 @@ def test_wheel_holds_the_package_and_its_libraries(wheel: Path) -> None:
         "fitter/llama/libfitter-cells.so",
     }
     # No Python ABI in the libraries: one wheel for every Python.
-    assert wheel.name.startswith("llama_fitter-0.1.0-py3-none-")
+    assert wheel.name.startswith(f"{DISTRIBUTION}-py3-none-")
     # The one requirement that is compiled while it is installed is the one that is asked for.
     assert 'Requires-Dist: llama-cpp-python>=0.3.25; extra == "python"' in metadata
     assert metadata.count("Requires-Dist: llama-cpp-python") == 1
@@ -109,7 +112,7 @@ def test_sdist_holds_what_a_build_needs_and_no_llama_cpp(checkout: Path, tmp_pat
     code = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
     run(sys.executable, "-c", code, tmp_path, cwd=checkout)
     shutil.rmtree(laid.parents[1])
-    with tarfile.open(tmp_path / "llama_fitter-0.1.0.tar.gz") as archive:
+    with tarfile.open(tmp_path / f"{DISTRIBUTION}.tar.gz") as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     needed = {
         "pyproject.toml",

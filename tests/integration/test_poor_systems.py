@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fitter.llama.worker import process
+from fitter import system
 from fitter.machine.host import host_memory
 from tests.support.patience import SECONDS
 from tools.tiny import TINY_DENSE, write_tiny
@@ -84,7 +84,7 @@ def test_files_that_are_open_without_proc(hidden: tuple[str, ...]) -> None:
         "try: os.fstat(77)\nexcept OSError: print('closed')"
     )
     assert run(*hidden, sys.executable, "-c", code).stdout == "closed\n"
-    assert {0, 1, 2} <= {*process.open_files()}
+    assert {0, 1, 2} <= {*system.open_files()}
 
 
 LIMITED = ("sh", "-c", 'ulimit -s "$0" && exec "$@"')

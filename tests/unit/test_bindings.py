@@ -25,8 +25,9 @@ INTERNAL = {
         "virtual/rules/metal_graph.cpp",
         "virtual/rules/vulkan_graph.cpp",
     },
-    "llama-context.h": {"measuring/breakdown.cpp"},
-    "llama-ext.h": {"measuring/breakdown.cpp", "measuring/quantize.cpp"},
+    "llama-context.h": {"platform/posix_context.cpp"},
+    "llama-cparams.h": {"measuring/breakdown.cpp", "platform/windows_context.cpp"},
+    "llama-ext.h": {"measuring/breakdown.cpp", "measuring/quantize.cpp", "platform/context.h"},
 }
 """Headers that upstream may change at any time, and the files that include them."""
 

@@ -60,6 +60,7 @@ ROOMS = (
     "fitter.storage",
     "fitter.streams",
     "fitter.errors",
+    "fitter.system",
     "fitter.text",
     "fitter.installation",
     "fitter.version",

@@ -12,7 +12,7 @@ import pytest
 
 from fitter.installation import install_command
 
-GIT = "https://github.com/OWNER/llama-fitter"
+GIT = "https://git.example.org/llama-fitter"
 
 ORIGINS: dict[str, tuple[Any, str]] = {
     "an index": (None, "'llama-fitter[web]'"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fitter.errors import FitterError, LibraryError, UsageError
-from fitter.llama.build import build_folder, linker
+from fitter.llama.build import build_folder, linker_cache
 from fitter.llama.build.build_folder import Build, find
 from tests.support import libraries
 
@@ -223,10 +223,10 @@ def test_the_cache_of_the_linker() -> None:
     begin = 48 + 2 * 24
     entries = b"".join(struct.pack("<iIIIQ", 3, begin, begin + at, 0, 0) for at in (25, 8))
     data = b"glibc-ld.so.cache1.1" + struct.pack("<II20x", 2, len(texts)) + entries + texts
-    assert linker.read_cache(data) == {"liba.so": "/usr/lib/liba.so"}
-    assert linker.read_cache(b"ld.so-1.7.0\0" + data) == {"liba.so": "/usr/lib/liba.so"}
+    assert linker_cache.read_cache(data) == {"liba.so": "/usr/lib/liba.so"}
+    assert linker_cache.read_cache(b"ld.so-1.7.0\0" + data) == {"liba.so": "/usr/lib/liba.so"}
     for length in range(len(data)):
-        linker.read_cache(data[:length])
+        linker_cache.read_cache(data[:length])
 
 
 # --- what is refused
@@ -364,6 +364,21 @@ def test_llama_cpp_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert find("python").libllama == str(package / "lib" / "libllama.so")
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(install(tmp_path / "given", llama="libllama.so")))
     assert find("python").directory == str(tmp_path / "given")
+
+
+def test_the_one_in_the_wheel_where_there_is_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_folder, "BUNDLE", str(install(tmp_path / "bundle", llama="libllama.so")))
+    install(tmp_path / "packages" / "llama_cpp" / "lib", llama="libllama.so")
+    (tmp_path / "packages" / "llama_cpp" / "__init__.py").write_text("")
+    monkeypatch.delitem(sys.modules, "llama_cpp", raising=False)
+    monkeypatch.setattr("sys.path", [str(tmp_path / "packages")])
+    assert find("python").directory == str(tmp_path / "packages" / "llama_cpp" / "lib")
+    assert not find("python").is_bundled
+    monkeypatch.setattr("sys.path", [])
+    monkeypatch.setattr("sys.meta_path", [])
+    assert (find("python").directory, find("python").is_bundled) == (str(tmp_path / "bundle"), True)
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(install(tmp_path / "given", llama="libllama.so")))
+    assert not find("python").is_bundled
 
 
 def test_no_llama_cpp_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,11 +53,12 @@ class Vendor:
     def source(self) -> Path:
         return self.directory / "source"
 
-    def pin(self, sdist: Path, sha256: str | None = None) -> None:
+    def pin(self, sdist: Path, sha256: str | None = None, folder: str = "vendor/llama.cpp") -> None:
         values = {
             "package": "pinned",
             "version": "1.0",
             "sdist": sdist.name,
+            "folder": folder,
             "sha256": sha256 or hashlib.sha256(sdist.read_bytes()).hexdigest(),
             "commit": "0123456789abcdef",
             "llama": "1.0.0",
@@ -218,7 +219,7 @@ def test_an_unreadable_sdist_is_refused_and_leaves_nothing(
 
 def test_a_pin_that_lacks_a_key_is_named(vendor: Vendor, sdist: Path) -> None:
     (vendor.directory / "pin.toml").write_text('package = "pinned"\nversion = "1.0"\n')
-    assert "has no sdist, sha256, commit, llama, ggml" in said(vendor.fetch("--sdist", sdist))
+    assert "has no sdist, folder, sha256, commit, llama, ggml" in said(vendor.fetch("--sdist", sdist))
 
 
 def test_members_that_would_land_elsewhere_are_left_out(vendor: Vendor, tmp_path: Path) -> None:
@@ -300,7 +301,15 @@ def test_a_tree_that_is_not_there_is_refused(vendor: Vendor, tmp_path: Path) -> 
     assert f"LLAMA_CPP_SOURCE_DIR is not a directory: {tmp_path / 'nowhere'}" in line
 
 
-# --- the pin itself
+def test_llama_cpp_in_another_folder_of_the_sdist(vendor: Vendor, tmp_path: Path) -> None:
+    inside = {**HEADERS, "run.sh": "true\n"}
+    sdist = write_sdist(tmp_path / "pinned-1.0.tar.gz", inside, "pinned-1.0/third/llama.cpp/")
+    vendor.pin(sdist, folder="third/llama.cpp")
+    assert vendor.fetch("--sdist", sdist).returncode == 0
+    assert {path for path in inside if (vendor.source / path).is_file()} == inside.keys()
+
+
+# --- the pins themselves
 
 
 def test_the_pin_is_a_release_that_the_dependency_allows() -> None:

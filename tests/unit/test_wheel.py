@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import zipfile
@@ -9,10 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tools.wheel.__main__ import LIBRARIES, BuildError, check
+from fitter.llama.build.compared import compared
+from tools.wheel.__main__ import BuildError, check_contents
 from tools.wheel.compiler import INCLUDE, search_list, write_compilers
+from tools.wheel.targets import TARGETS, own_target
 
-NAME = "llama_fitter-0.1.0-py3-none-manylinux_2_24_x86_64.manylinux_2_28_x86_64.whl"
+ROOT = Path(__file__).resolve().parents[2]
+LINUX = TARGETS["linux-x86_64"]
+LIBRARIES = LINUX.own | LINUX.bundle
+NAME = "llama_fitter-0.1.0-py3-none-manylinux_2_28_x86_64.whl"
 SAID = """\
 ignoring nonexistent directory "/usr/local/include/x86_64-linux-gnu"
 #include "..." search starts here:
@@ -42,7 +48,7 @@ def test_what_links_gets_the_library_and_what_compiles_does_not(tmp_path: Path) 
     python = tmp_path / "py thon"
     python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     python.chmod(0o755)
-    variables = write_compilers(tmp_path / "bin", python, "x86_64", "2.28")
+    variables = write_compilers(tmp_path / "bin", python, TARGETS[own_target()])
 
     def call(variable: str, *words: str) -> list[str]:
         done = subprocess.run([variables[variable], *words], capture_output=True, text=True, check=True)
@@ -53,13 +59,14 @@ def test_what_links_gets_the_library_and_what_compiles_does_not(tmp_path: Path) 
     assert f"-I{INCLUDE}" in compiles and compiles[-2:] == ["-c", "a b.cpp"]
     assert "-nostdinc++" in compiles and not any("libstdc++" in word for word in compiles)
     links = call("CXX", "-shared", "a.o", "-o", "a.so")
-    assert [Path(word).name.partition(".so")[0] for word in links[-4:]] == [
+    assert [Path(word).name.partition(".so")[0] for word in links[-5:]] == [
+        "filesystem.a",
         "libstdc++",
         "libgcc_s",
         "-ldl",
         "-lpthread",
     ]
-    assert call("CC", "-shared", "a.o")[-2:] == ["-shared", "a.o"]
+    assert call("CC", "-shared", "a.o")[-3:] == ["-shared", "a.o", "-s"]
 
 
 @pytest.mark.parametrize(
@@ -72,18 +79,31 @@ def test_what_links_gets_the_library_and_what_compiles_does_not(tmp_path: Path) 
         pytest.param(
             NAME.replace("py3-none", "cp311-cp311"), LIBRARIES, "is not tagged for manylinux", id="one Python's"
         ),
-        pytest.param(
-            NAME, LIBRARIES | {"llama_fitter.libs/libllama-1f.so.0"}, "libllama-1f.so.0", id="llama.cpp in it"
-        ),
-        pytest.param(NAME, LIBRARIES - {"fitter/llama/libfitter.so"}, "should hold", id="one is missing"),
+        pytest.param(NAME, LIBRARIES | {"fitter/llama/bundle/libllama.so.0"}, "not hold .*libllama.so.0", id="a link"),
+        pytest.param(NAME, LIBRARIES - {"fitter/llama/libfitter.so"}, "lacks .*libfitter.so", id="one is missing"),
+        pytest.param(NAME, LIBRARIES - {"fitter/llama/bundle/LICENSE"}, "lacks .*LICENSE", id="no licence"),
     ],
 )
-def test_which_wheel_is_right(tmp_path: Path, name: str, libraries: set[str], says: str | None) -> None:
+def test_which_wheel_is_right(tmp_path: Path, name: str, libraries: frozenset[str], says: str | None) -> None:
     with zipfile.ZipFile(tmp_path / name, "w") as archive:
         for library in (*libraries, "fitter/__init__.py"):
             archive.writestr(library, "")
     if says is None:
-        check(tmp_path / name)
+        check_contents(tmp_path / name, LINUX)
     else:
         with pytest.raises(BuildError, match=says):
-            check(tmp_path / name)
+            check_contents(tmp_path / name, LINUX)
+
+
+def test_every_target_gets_the_processors_that_cmake_builds() -> None:
+    lists = re.findall(
+        r"set\(bundle_processors ([^)]*)\)", (ROOT / "vendor/llama.cpp/bundle/CMakeLists.txt").read_text()
+    )
+    assert {target.processors for target in TARGETS.values()} == {tuple(each.split()) for each in lists}
+
+
+def test_the_rules_were_compared_with_the_llama_cpp_in_the_wheel() -> None:
+    text = (ROOT / "vendor/llama.cpp/bundle/pin.toml").read_text()
+    pin = dict(re.findall(r'^(\w+) = "([^"]*)"$', text, re.MULTILINE))
+    for profile in ("cuda", "rocm", "vulkan", "metal"):
+        assert compared(profile, pin["ggml"], pin["commit"]) is not None

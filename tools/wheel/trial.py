@@ -19,30 +19,27 @@ class TrialError(Exception):
     """What does not work with the wheel, in one line."""
 
 
-def try_out(wheel: Path, directory: Path, llama_cpp: Path | None) -> str:
+def try_out(wheel: Path, directory: Path) -> str:
     """Install the wheel into a new environment in ``directory``, without llama-cpp-python, and fit a made-up model.
 
-    ``llama_cpp`` is the directory of a prebuilt llama.cpp to plan with; without one, fitter has to say what is missing.
-    What was seen, in one line. Raises ``TrialError``.
+    fitter checks the llama.cpp in the wheel, and plans with it. What was seen, in one line. Raises ``TrialError``.
     """
     shutil.rmtree(directory, ignore_errors=True)
     _run([sys.executable, "-m", "venv", str(directory)], os.environ)
     environment = _without_compilers(directory)
-    python = str(directory / "bin" / "python")
+    python, fitter = (str(directory / "bin" / name) for name in ("python", "fitter"))
     _run([python, "-m", "pip", "install", "--quiet", "--only-binary", ":all:", str(wheel)], environment)
     there = _run([python, "-m", "pip", "list", "--format", "json"], environment).stdout
     if any(entry["name"].replace("_", "-") == "llama-cpp-python" for entry in json.loads(there)):
         raise TrialError("llama-cpp-python was installed with the wheel, which should not need it")
+    (build,) = json.loads(_run([fitter, "llama-cpp", "--json"], environment).stdout)["builds"]
     model = shapes.write("llama-3.1-8b", directory, vocab=False)
-    fit = [str(directory / "bin" / "fitter"), str(model), "--gpu", "rtx-4090", "-c", "8192", "--json"]
-    if llama_cpp is None:
-        done = subprocess.run(fit, env=environment, capture_output=True, text=True, check=False, cwd=directory)
-        if done.returncode != 3 or "pip install" not in done.stderr:
-            raise TrialError(f"without a llama.cpp fitter says: {done.stderr.strip() or done.stdout.strip()}")
-        return "installed without a compiler and without llama-cpp-python; fitter says how to get a llama.cpp"
-    plan = json.loads(_run([*fit, "--llama-cpp", str(llama_cpp)], environment).stdout)
+    plan = json.loads(_run([fitter, str(model), "--gpu", "rtx-4090", "-c", "8192", "--json"], environment).stdout)
     device = plan["devices"][0]
-    return f"installed without a compiler and planned with {llama_cpp}: {device['used']} bytes on {device['name']}"
+    return (
+        f"installed without a compiler, and planned with llama.cpp {build['commit']}: {device['used']} bytes on "
+        f"{device['name']}"
+    )
 
 
 def _without_compilers(directory: Path) -> dict[str, str]:

@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 
 HERE = Path(__file__).resolve().parent
 STAMP = ".fitter-stamp"
-PIN_KEYS = ("package", "version", "sdist", "sha256", "commit", "llama", "ggml")
+PIN_KEYS = ("package", "version", "sdist", "folder", "sha256", "commit", "llama", "ggml")
 
 # What compiling bindings/ needs. The CMakeLists hold the versions.
 HEADERS = re.compile(
@@ -105,8 +105,9 @@ def download(pin: Mapping[str, str], into: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     # Not ":all:", which would build the build tools from source as well.
     command += ["--no-binary", pin["package"], "--dest", str(into.absolute())]
-    if importlib.util.find_spec("scikit_build_core") is not None:
-        # pip asks the sdist's build backend for metadata before it saves the file; this environment has that backend.
+    if pin["package"] != "xllamacpp" and importlib.util.find_spec("scikit_build_core") is not None:
+        # pip asks the sdist's build backend for metadata before it saves the file; this environment has that backend,
+        # except for the bundle's, which is built with others.
         command += ["--no-build-isolation"]
     command += [f"{pin['package']}=={pin['version']}"]
     # Set where a pip that builds fitter runs this; it is that pip's own.
@@ -128,15 +129,15 @@ def download(pin: Mapping[str, str], into: Path) -> Path:
     )
 
 
-def unpack(sdist: Path, into: Path, headers_only: bool) -> None:
-    """Unpack the files of llama.cpp in `sdist` into the directory `into`."""
+def unpack(sdist: Path, folder: str, into: Path, headers_only: bool) -> None:
+    """Unpack the files of llama.cpp, which are in `folder` of `sdist`, into the directory `into`."""
     laid = 0
     with tarfile.open(sdist, "r:gz") as archive:
         for member in archive:
             parts = PurePosixPath(member.name).parts
-            if not member.isfile() or parts[1:3] != ("vendor", "llama.cpp"):
+            if not member.isfile() or not PurePosixPath(*parts[1:]).is_relative_to(folder):
                 continue
-            inside = parts[3:]
+            inside = PurePosixPath(*parts[1:]).relative_to(folder).parts
             # A .git here would point to a repository that is not there.
             if not inside or ".." in inside or inside[0] == ".git":
                 continue
@@ -153,7 +154,7 @@ def unpack(sdist: Path, into: Path, headers_only: bool) -> None:
             os.utime(path, (member.mtime, member.mtime))
             laid += 1
     if not laid:
-        raise FetchError(f"{sdist.name} does not contain vendor/llama.cpp")
+        raise FetchError(f"{sdist.name} does not contain {folder}")
 
 
 def lay(sdist: Path, pin: Mapping[str, str], source: Path, headers_only: bool) -> None:
@@ -163,7 +164,7 @@ def lay(sdist: Path, pin: Mapping[str, str], source: Path, headers_only: bool) -
         fresh, old = Path(directory, "fresh"), Path(directory, "old")
         fresh.mkdir()
         try:
-            unpack(sdist, fresh, headers_only)
+            unpack(sdist, pin["folder"], fresh, headers_only)
         except (tarfile.TarError, EOFError, UnicodeError) as error:
             raise FetchError(f"{sdist.name} is not a readable sdist: {error}") from None
         (fresh / STAMP).write_text(f"{pin['sha256']} {'headers' if headers_only else 'full'}\n", encoding="utf-8")

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from fitter import api, executors, programs
+from fitter import api, executors, programs, system
 from fitter.api.call_worker import fetch
 from fitter.api.checked_call import naming_addresses
 from fitter.api.explore import plan_cell
@@ -23,7 +23,6 @@ from fitter.api.explore.stored_cells import Key, State
 from fitter.errors import CancelledError, FitterError, LibraryError, LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import LlamaCpp, Skeleton
-from fitter.llama.worker import process
 from fitter.model.files import header_cache
 from fitter.model.files.source import with_addresses
 from fitter.model.header import Model, open_model
@@ -367,7 +366,7 @@ def _executor(
         yield given, lambda: None
         return
     try:
-        with ThreadPoolExecutor(min(jobs or process.processors(), most)) as pool:
+        with ThreadPoolExecutor(min(jobs or system.processors(), most)) as pool:
             try:
                 yield pool, lambda: None
             finally:

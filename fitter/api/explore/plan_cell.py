@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fitter import api
+from fitter import api, system
 from fitter.errors import FitterError, LibraryError, LlamaCppCrashError, TimeLimitError, WorkerError
 from fitter.llama.processes.resource_errors import is_resource_error
 from fitter.llama.worker.remembered_loads import RememberingWorker
@@ -51,7 +51,7 @@ class CellHeader:
         try:
             with replacing(path) as file:
                 file.write(zlib.decompress(self.packed))
-                file.truncate(self.size)
+                system.extend(file, self.size)
         except OSError as error:
             raise WorkerError(
                 f"a model's header cannot be written to {path.parent} ({error.strerror}): set TMPDIR to a directory "

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fitter import system
 from fitter.errors import AnswerError, UsageError
 from fitter.parameters.table import AnyPath
 from fitter.parameters.values import shown
@@ -161,10 +162,8 @@ def _place(path: AnyPath) -> Path:
 
 def _lock(path: Path, file: BinaryIO) -> None:
     """Lock the file until it is closed, where the file system has locks. Raises ``UsageError`` if it is locked."""
-    import fcntl
-
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        system.lock_file(file, waits=False)
     except BlockingIOError:
         raise UsageError(
             f"{path} is written by another fitter explore: wait for that to end, or name another file with --resume"

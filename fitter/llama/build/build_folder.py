@@ -10,7 +10,8 @@ import os
 from typing import NamedTuple
 
 from fitter.errors import LibraryError, UsageError
-from fitter.llama.build import elf, linker
+from fitter.llama.build import linker
+from fitter.llama.build.linking import EXECUTABLE, LIBLLAMA, LIBRARY, SEARCH_PATH, binaries, is_library, machine
 from fitter.llama.processes import worker_environment
 
 TYPE_CHECKING = False
@@ -18,31 +19,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 PYTHON = "python"
-"""The name of llama-cpp-python's libllama."""
+"""The name of this Python's libllama: llama-cpp-python's, or else the one that fitter's wheel brings."""
+BUNDLE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "bundle")
+"""Folder of the libllama in fitter's wheel; a source build has none."""
 
 _BELOW = ("", "lib", "lib64", "bin", "build/bin", "usr/lib", "usr/lib64")
-_WHERE = "a directory with libllama.so and ggml's libraries, or a llama-server that is linked to them"
+_WHERE = f"a directory with {LIBLLAMA} and ggml's libraries, or a llama-server that is linked to them"
 _OTHER = f"name another llama.cpp: {_WHERE}"
 
 
-_LIBLLAMA = ("libllama.",)
-_GGML = ("libggml.", "libggml-")
-_CORE = ("libggml.", "libggml-base.")
-_CPU = ("libggml-cpu.", "libggml-cpu-")
-_CUDA = ("libggml-cuda.",)
+_LIBLLAMA = ("llama.",)
+_GGML = ("ggml.", "ggml-")
+_CORE = ("ggml.", "ggml-base.")
+_CPU = ("ggml-cpu.", "ggml-cpu-")
+_CUDA = ("ggml-cuda.",)
 """Beginnings of the names of CUDA's libraries."""
+_CPU_FILES = LIBRARY.format("ggml-cpu*")
 _HEXADECIMAL = frozenset("0123456789abcdef")
 
 
 def _is(path: str, beginnings: tuple[str, ...]) -> bool:
-    """Return whether a path is a library whose name begins so, such as libllama.so, libllama.so.0 and
-    libllama.v0.5.0.so.
-    """
-    name = _own_name(path)
-    if not name.startswith(beginnings):
-        return False
-    _, parts, version = name.partition(".so.")
-    return version.replace(".", "").isdigit() if parts else name.endswith(".so")
+    """Return whether a path is a library whose name begins so (see ``is_library``)."""
+    return is_library(_own_name(path), beginnings)
 
 
 def _own_name(path: str) -> str:
@@ -50,7 +48,7 @@ def _own_name(path: str) -> str:
     name = os.path.basename(path)
     stem, dot, rest = name.partition(".")
     before, _, added = stem.rpartition("-")
-    return f"{before}{dot}{rest}" if before and len(added) == 8 and set(added) <= _HEXADECIMAL else name
+    return f"{before}{dot}{rest}" if before and len(added) in (8, 32) and set(added) <= _HEXADECIMAL else name
 
 
 class Build(NamedTuple):
@@ -78,6 +76,11 @@ class Build(NamedTuple):
         return os.path.dirname(self.libllama)
 
     @property
+    def is_bundled(self) -> bool:
+        """Whether fitter's wheel brought it, which was tested with it."""
+        return self.directory == BUNDLE
+
+    @property
     def cpu_plugins(self) -> tuple[str, ...]:
         """Plugins for a CPU, one of which is loaded."""
         return tuple(path for path in self.plugins if _is(path, _CPU))
@@ -91,7 +94,7 @@ class Build(NamedTuple):
     def backends(self) -> tuple[str, ...]:
         """Names of its ggml backends, such as ``cpu`` and ``cuda``."""
         files = [path for path in (*self.libraries, *self.plugins) if _is(path, _GGML) and not _is(path, _CORE)]
-        names = (_own_name(path).removeprefix("libggml-").partition(".")[0] for path in files)
+        names = (_own_name(path).partition("ggml-")[2].partition(".")[0] for path in files)
         return tuple(sorted({"cpu" if name.startswith("cpu-") else name for name in names}))
 
     @property
@@ -105,7 +108,8 @@ class Build(NamedTuple):
 def find(where: str = PYTHON) -> Build:
     """Find the build that ``where`` names: ``python``, a directory, a ``llama-server`` or a libllama.
 
-    ``python`` is the libllama that the installed llama-cpp-python would load, whatever version that is.
+    ``python`` is the libllama that the installed llama-cpp-python would load, whatever version that is. Without one it
+    is the libllama in fitter's wheel.
 
     Raises:
         UsageError: There is no such file.
@@ -153,44 +157,52 @@ def on_path(name: str) -> str:
 
     Entries of the PATH relative to the current directory are ignored: nobody installed those programs.
     """
-    if "/" in name:
+    if os.path.basename(name) != name:
         return ""
     places = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    places_of = (os.path.join(place, name) for place in filter(os.path.isabs, places))
+    file = name.removesuffix(EXECUTABLE) + EXECUTABLE
+    places_of = (os.path.join(place, file) for place in filter(os.path.isabs, places))
     return next((path for path in places_of if os.path.isfile(path) and os.access(path, os.X_OK)), "")
 
 
-def python_package() -> tuple[str, ...]:
-    """Return the directories of the installed llama-cpp-python. Raises ``LibraryError`` if it is not installed."""
+def has_python() -> bool:
+    """Return whether this Python has a libllama: llama-cpp-python is installed, or fitter's wheel brought one."""
+    return bool(_python_folders())
+
+
+def _python_folders() -> list[str]:
+    """List the folders that may hold this Python's libllama."""
+    if given := os.environ.get("LLAMA_CPP_LIB_PATH"):
+        return [given]
     # Not imported: that would load libllama into this process.
     package = importlib.util.find_spec("llama_cpp")
     places = package.submodule_search_locations if package is not None else None
-    if not places:
+    if places:
+        return [os.path.join(place, "lib") for place in places]
+    return [BUNDLE] if os.path.isdir(BUNDLE) else []
+
+
+def _of_python() -> str:
+    paths = [os.path.join(folder, LIBLLAMA) for folder in _python_folders()]
+    if not paths:
         raise LibraryError(
             "llama-cpp-python is not installed: pip install llama-cpp-python, or name another llama.cpp with "
             "--llama-cpp"
         )
-    return tuple(places)
-
-
-def _of_python() -> str:
-    given = os.environ.get("LLAMA_CPP_LIB_PATH")
-    names = [os.path.join(given or os.path.join(place, "lib"), "libllama.so") for place in python_package()]
-    return os.path.abspath(next(filter(os.path.exists, names), names[0]))
+    return os.path.abspath(next(filter(os.path.exists, paths), paths[0]))
 
 
 def _in_directory(directory: str) -> str:
     """Return the path of the one libllama in a directory or in the usual folders below it."""
-    machine = os.uname().machine
-    below = (*_BELOW, f"lib/{machine}-linux-gnu", f"usr/lib/{machine}-linux-gnu")
+    below = (*_BELOW, f"lib/{machine()}-linux-gnu", f"usr/lib/{machine()}-linux-gnu")
     for place in (
         os.path.join(os.path.abspath(directory), name) if name else os.path.abspath(directory) for name in below
     ):
         if libraries := _files(place, _LIBLLAMA):
             return _single_name(libraries, place)
-    server = next((f for name in below if os.path.isfile(f := os.path.join(directory, name, "llama-server"))), None)
+    server = next((f for name in below if os.path.isfile(f := os.path.join(directory, name, f"llama-server{EXECUTABLE}"))), None)
     why = ", and its llama-server has llama.cpp built into it" if server and not _links_llama(server) else ""
-    raise LibraryError(f"there is no libllama.so in {directory}{why}: {_OTHER}")
+    raise LibraryError(f"there is no {LIBLLAMA} in {directory}{why}: {_OTHER}")
 
 
 def _files(directory: str, beginnings: tuple[str, ...]) -> list[str]:
@@ -202,7 +214,7 @@ def _files(directory: str, beginnings: tuple[str, ...]) -> list[str]:
 
 def _single_name(libraries: Sequence[str], directory: str) -> str:
     """Return the name that a library with several names calls itself. Raises ``LibraryError`` for several libraries."""
-    readable = {path: elf.linking_of(path) for path in libraries if os.path.exists(path)}
+    readable = {path: binaries.linking_of(path) for path in libraries if os.path.exists(path)}
     if not readable:
         raise LibraryError(f"{libraries[0]} is a link to a file that is not there: install that llama.cpp again")
     builds = {_identity(path, linking): path for path, linking in readable.items()}
@@ -214,7 +226,7 @@ def _single_name(libraries: Sequence[str], directory: str) -> str:
 
 def _of_program(where: str, path: str) -> Build:
     path = os.path.abspath(path)
-    if not elf.is_elf(path):
+    if not binaries.is_binary(path):
         raise LibraryError(f"{path} is not a program that is linked to libllama (a script?): name {_WHERE}")
     libraries = linker.linked(path)
     libllama = next((each for name, each in libraries.items() if _is(name, _LIBLLAMA)), None)
@@ -223,7 +235,7 @@ def _of_program(where: str, path: str) -> Build:
     if libllama is None or not libllama.path:
         missing = ", ".join(linker.missing(libraries))
         raise LibraryError(
-            f"{path} needs {missing}, which the system does not find: set LD_LIBRARY_PATH to the whole path of its "
+            f"{path} needs {missing}, which the system does not find: set {SEARCH_PATH} to the whole path of its "
             "directory"
         )
     program_folder = os.path.dirname(os.path.realpath(path))
@@ -289,10 +301,10 @@ def _headers(libllama: str) -> tuple[str, ...]:
 
 
 def _build_ids(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    return tuple((os.path.basename(path), _identity(path, elf.linking_of(path))) for path in paths)
+    return tuple((os.path.basename(path), _identity(path, binaries.linking_of(path))) for path in paths)
 
 
-def _identity(path: str, linking: elf.Linking) -> str:
+def _identity(path: str, linking: binaries.Linking) -> str:
     if linking.build_id:
         return linking.build_id
     import hashlib
@@ -307,16 +319,16 @@ def _identity(path: str, linking: elf.Linking) -> str:
 def _check_symbols(build: Build) -> None:
     """Raise ``LibraryError`` if the symbols show a llama.cpp that fitter cannot use."""
     core = [path for path in build.libraries if _is(path, _CORE)]
-    defined = frozenset[str]().union(*(elf.read(path).defined for path in (core or [build.libllama])))
+    defined = frozenset[str]().union(*(binaries.read(path).defined for path in (core or [build.libllama])))
     if missing := {"ggml_backend_dev_count", "ggml_version"} - defined:
         raise LibraryError(
             f"{build.libllama} is not of the llama.cpp of ggml-org, but of a fork such as ik_llama.cpp, or too old (no "
             f"{min(missing)}): {_OTHER}"
         )
     if not build.cpu_plugins and not any(_is(path, _CPU) for path in build.libraries):
-        every = frozenset[str]().union(*(elf.read(path).defined for path in build.libraries))
+        every = frozenset[str]().union(*(binaries.read(path).defined for path in build.libraries))
         if "ggml_backend_cpu_reg" not in every and "ggml_backend_cpu_init" not in every:
             raise LibraryError(
-                f"there is no CPU backend (libggml-cpu*.so) beside {build.libllama}, and every plan needs one: install "
+                f"there is no CPU backend ({_CPU_FILES}) beside {build.libllama}, and every plan needs one: install "
                 f"that llama.cpp whole, or {_OTHER}"
             )

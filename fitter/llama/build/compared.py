@@ -60,8 +60,12 @@ def data() -> dict[str, list[dict[str, Any]]]:
 
 
 def compared(profile: str, ggml: str, commit: str) -> Compared | None:
-    """Return the comparison of a profile's rules with this build; ``None`` without one."""
-    return next((each for each in comparisons(profile) if each.ggml == ggml and _is(each.commit, commit)), None)
+    """Return the comparison of a profile's rules with this build; ``None`` without one.
+
+    The llama.cpp in fitter's wheel says its makers' name instead of a commit.
+    """
+    same_ggml = (each for each in comparisons(profile) if each.ggml == ggml)
+    return next((each for each in same_ggml if commit == each.llama_cpp or _is(each.commit, commit)), None)
 
 
 def around(profile: str, ggml: str) -> tuple[Compared | None, Compared | None]:

@@ -98,7 +98,7 @@ def answering(virtual: Sequence[VirtualDevice], profile: str | None, where: str 
     if name == "library":
         return Answering(find_cuda_library(place or None, where))
     is_cuda = [device.profile == "cuda" for device in virtual]
-    if name or not any(is_cuda) or not sys.platform.startswith("linux"):
+    if name or not any(is_cuda):
         return None
     try:
         backend = find(where).cuda
@@ -107,6 +107,8 @@ def answering(virtual: Sequence[VirtualDevice], profile: str | None, where: str 
         return None
     if not backend:
         return None
+    if not sys.platform.startswith("linux"):
+        return Answering(None, f"{backend} can be asked about cards that are not there on Linux only")
     if not all(is_cuda):
         return Answering(None, f"{backend} answers for NVIDIA cards only")
     try:

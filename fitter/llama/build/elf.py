@@ -59,7 +59,7 @@ def read(path: str | os.PathLike[str]) -> SharedLibrary:
         raise LibraryError(f"{os.fspath(path)} is not a shared library for 64-bit Linux: use another one") from error
 
 
-def is_elf(path: str | os.PathLike[str]) -> bool:
+def is_binary(path: str | os.PathLike[str]) -> bool:
     """Return whether a file begins like a library or program for Linux."""
     try:
         with open(path, "rb") as file:

@@ -83,24 +83,30 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 _STRUCTS = frozenset({_MODEL_PARAMS, _CONTEXT_PARAMS})
 _ABSENT = frozenset({"llama_version", "llama_n_rs_seq", "llama_state_seq_get_size_ext"})
 """Functions that a usable llama.cpp may lack."""
+REQUIRED = frozenset(_SIGNATURES) - _ABSENT
+"""Functions that a usable llama.cpp has."""
 
 
 class Functions:
     """The functions of a libllama, called as in C; models, contexts and adapters are addresses.
 
     A missing function is ``None``. Functions with parameter structs can be called after ``lay_out``. Raises
-    ``LibraryError`` if fitter cannot use this llama.cpp, ``OSError`` if it cannot be loaded.
+    ``LibraryError`` if fitter cannot use this llama.cpp.
+
+    Args:
+        path: Its path.
+        library: The loaded library, with the functions of ggml.
     """
 
     layout = ""
     """Name of the layout of its parameter structs."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, library: ctypes.CDLL) -> None:
         self.path = path
-        self.library = ctypes.CDLL(path)
+        self.library = library
         for name, (result, *arguments) in _SIGNATURES.items():
             function = getattr(self.library, name, None)
-            if function is None and name not in _ABSENT:
+            if function is None and name in REQUIRED:
                 raise LibraryError(f"{path} is not a llama.cpp that fitter can use: it has no {name}")
             if function is not None and _STRUCTS.isdisjoint((result, *arguments)):
                 function.restype, function.argtypes = result, arguments

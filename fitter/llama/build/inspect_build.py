@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,7 +12,7 @@ from fitter.errors import FitterError
 from fitter.llama.processes import interpreter, worker_environment
 from fitter.llama.build import stored_answers
 from fitter.llama.build import library as native
-from fitter.llama.build.build_folder import PYTHON, Build, find, on_path
+from fitter.llama.build.build_folder import PYTHON, Build, find, has_python, on_path
 from fitter.llama.build.functions import ggml_version, same_commit
 from fitter.llama.build.opening import best_of, open_build
 from fitter.llama.types import LlamaCpp
@@ -97,7 +96,7 @@ def check_build(where: str) -> BuildReport:
 
 def look_around(given: Sequence[str] = ()) -> tuple[BuildReport, ...]:
     """Inspect the builds of this Python, of the ``llama-server`` on the PATH, and those that are ``given``."""
-    places = [PYTHON] if importlib.util.find_spec("llama_cpp") else []
+    places = [PYTHON] if has_python() else []
     if server := on_path("llama-server"):
         places.append(server)
     return tuple(check_build(where) for where in dict.fromkeys((*places, *given)))

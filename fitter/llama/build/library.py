@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import fitter.llama
 from fitter.errors import LibraryError, UsageError
 from fitter.installation import install_command
-from fitter.llama.build import opening
+from fitter.llama.build import linking, opening
 from fitter.llama.processes import worker_environment
 from fitter.llama.build.build_folder import PYTHON, Build, find
 from fitter.llama.build.epochs import Epoch, backend_rules, epoch_of
@@ -27,10 +27,10 @@ from fitter.llama.build.functions import Functions, backend_api, ggml_version, s
 if TYPE_CHECKING:
     from fitter.llama.types import LlamaCpp
 
-_LIBFITTER = "libfitter.so"
-_BACKEND = "libggml-fitter.so"
-_CUDART = "libfitter-cudart.so"
-_CELLS = "libfitter-cells.so"
+_LIBFITTER = linking.own_name("fitter")
+_BACKEND = linking.own_name("ggml-fitter")
+_CUDART = linking.own_name("fitter-cudart")
+_CELLS = linking.own_name("fitter-cells")
 DECLARATIONS = "fitter.llama._declarations"
 FIX = "pip install -U llama-cpp-python, or name another llama.cpp with --llama-cpp"
 """What to do about an unusable llama.cpp."""
@@ -166,7 +166,7 @@ def _libraries() -> Library:
 
 def _check_trust(library: Library) -> None:
     """Raise ``LibraryError`` if the build is not the one fitter was built for, and behaves differently."""
-    if worker_environment.is_canary() or _is_built_for(library):
+    if worker_environment.is_canary() or loaded_build().is_bundled or _is_built_for(library):
         return
     from fitter.llama.build import verdicts
 
@@ -294,7 +294,7 @@ def load_cells() -> None:
     """
     global _cells
     with contextlib.suppress(LibraryError, OSError):
-        _cells = ctypes.CDLL(str(_find(_CELLS)), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+        _cells = linking.open_library(str(_find(_CELLS)))
 
 
 def _name_of_build() -> str:
@@ -317,15 +317,6 @@ def _telling_place() -> Iterator[None]:
         raise LibraryError(f"{_name_of_build()} cannot be loaded ({_one_line(error)}): {FIX}") from error
 
 
-class _DlInfo(ctypes.Structure):
-    _fields_ = [
-        ("dli_fname", ctypes.c_char_p),
-        ("dli_fbase", ctypes.c_void_p),
-        ("dli_sname", ctypes.c_char_p),
-        ("dli_saddr", ctypes.c_void_p),
-    ]
-
-
 def _make_global(llama: Functions) -> None:
     """Make the symbols of libllama and of its ggml visible to libraries that are opened later.
 
@@ -334,7 +325,7 @@ def _make_global(llama: Functions) -> None:
     """
     for symbol in ("llama_backend_init", "ggml_backend_dev_count", "ggml_backend_buft_name"):
         try:
-            ctypes.CDLL(_file_of(llama, symbol), mode=os.RTLD_NOLOAD | os.RTLD_GLOBAL | os.RTLD_NOW)
+            linking.make_global(_file_of(llama, symbol))
         except (AttributeError, OSError) as error:
             raise LibraryError(
                 f"{llama.path} is not a llama.cpp that fitter can use ({_one_line(error)}): {FIX}"
@@ -342,13 +333,7 @@ def _make_global(llama: Functions) -> None:
 
 
 def _file_of(llama: Functions, symbol: str) -> str:
-    dladdr = ctypes.CDLL(None).dladdr
-    dladdr.argtypes = [ctypes.c_void_p, ctypes.POINTER(_DlInfo)]
-    info = _DlInfo()
-    function = getattr(llama.library, symbol)
-    if not dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(info)) or not info.dli_fname:
-        raise LibraryError(f"the dynamic linker cannot tell which file {symbol} of libllama is in")
-    return os.fsdecode(info.dli_fname)
+    return linking.file_of(getattr(llama.library, symbol), symbol)
 
 
 def directory() -> Path:

@@ -5,12 +5,12 @@ Only for workers, and processes that run models themselves.
 
 from __future__ import annotations
 
-import _ctypes
 import ctypes
 import os
 
 from fitter.errors import LibraryError
 from fitter.llama.build.epochs import epoch_of
+from fitter.llama.build import linking
 from fitter.llama.build.functions import Functions, ggml_version
 
 TYPE_CHECKING = False
@@ -26,16 +26,17 @@ def open_build(build: Build) -> Functions:
     Raises ``LibraryError`` if it is too old or lacks a function, ``OSError`` if it cannot be loaded.
     """
     for path in build.libraries:
-        ctypes.CDLL(path, mode=os.RTLD_GLOBAL | os.RTLD_NOW)
-    ggml, commit = ggml_version(ctypes.CDLL(build.libllama))
+        linking.open_library(path)
+    library = linking.library_of_build(build.libllama, build.libraries)
+    ggml, commit = ggml_version(library)
     try:
         epoch_of(ggml)
     except LibraryError as error:
         raise LibraryError(f"{build.libllama} (commit {commit or 'unknown'}) is too old for fitter: {error}") from None
-    return Functions(build.libllama)
+    return Functions(build.libllama, library)
 
 
-_OF_THE_HOST = ("libggml-blas", "libggml-rpc", "libggml-zendnn")
+_OF_THE_HOST = ("ggml-blas", "ggml-rpc", "ggml-zendnn")
 """Beginnings of the names of backends without devices of their own."""
 
 
@@ -72,12 +73,13 @@ def load_devices(llama: Functions, build: Build) -> None:
 
 
 def _is_of_the_host(path: str) -> bool:
-    return os.path.basename(path).startswith(_OF_THE_HOST)
+    return linking.is_library(path, _OF_THE_HOST)
 
 
 def _load(llama: Functions, path: str) -> bool:
     load = llama.library.ggml_backend_load
     load.restype, load.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+    linking.preload(path)
     return bool(load(os.fsencode(path)))
 
 
@@ -99,11 +101,11 @@ def best_of(plugins: Sequence[str]) -> str:
 
 def _score(path: str) -> int:
     try:
-        library = ctypes.CDLL(path, mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        library = ctypes.CDLL(path)
     except OSError:
         return 0
     try:
         score = getattr(library, "ggml_backend_score", None)
         return int(score()) if score else 0
     finally:
-        _ctypes.dlclose(library._handle)
+        linking.close_library(library)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
+from fitter import system
 from fitter.errors import LibraryError
-from fitter.llama.build import elf, stored_answers
+from fitter.llama.build import stored_answers
+from fitter.llama.build.linking import binaries
 from fitter.llama.processes import interpreter, worker_environment
 from fitter.llama.build.build_folder import Build
 from fitter.llama.processes.resource_errors import is_resource_error
@@ -23,8 +24,6 @@ _PATIENCE = 120.0
 """Seconds for the models: a crash is quick, and a busy machine slow."""
 _VERSION = "3"
 """Increase it when the questions to a build change."""
-_CRASHES = frozenset({signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV})
-"""Signals that a program causes itself; any other comes from outside."""
 
 _PLACING, _COMPUTING = "main", "compute"
 
@@ -134,14 +133,14 @@ def _run_canary(build: Build, entry: str) -> str | _Accident:
         return done.stdout.splitlines()[-1].strip()
     if done.returncode < 0:
         number = -done.returncode
-        is_own = number in _CRASHES and not is_resource_error(done.stderr)
+        is_own = number in system.CRASHES and not is_resource_error(done.stderr)
         return _Accident(number if is_own else 0, f"it ended with signal {number}")
     said = done.stderr.strip().splitlines()
     return _Accident(0, said[-1] if said else f"it ended with status {done.returncode}")
 
 
 def _key(build: Build, fitter_libraries: tuple[str, ...]) -> str:
-    parts = [_VERSION, build.key, *(elf.linking_of(path).build_id or _digest(path) for path in fitter_libraries)]
+    parts = [_VERSION, build.key, *(binaries.linking_of(path).build_id or _digest(path) for path in fitter_libraries)]
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
 
 

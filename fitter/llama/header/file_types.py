@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from fitter import system
 from fitter.errors import LibraryError, LlamaCppError
 from fitter.llama.build import library as native
 from fitter.llama.header.read_header import Headers
@@ -74,7 +75,8 @@ def _file_type(
         raise LlamaCppError(f"the header of a {name} file cannot be written: {library.last_error()}")
     try:
         # llama.cpp checks that the file is long enough for the tensors' data, and does not read it
-        os.truncate(path, os.path.getsize(path) + padded(sizes))
+        with open(path, "r+b") as file:
+            system.extend(file, os.path.getsize(path) + padded(sizes))
     except OSError as error:
         raise LlamaCppError(
             f"the header of a {name} file cannot be made as long as the file ({error.strerror}): set TMPDIR to a "

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TypeAlias
 
+from fitter import system
 from fitter.storage.files import replacing
 
 Value: TypeAlias = "bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[float]"
@@ -75,7 +76,7 @@ def write(file: IO[bytes], metadata: Mapping[str, Value], tensors: Sequence[Tens
     """
     header = header_of(metadata, tensors)
     file.write(header)
-    file.truncate(len(header) + data_bytes(tensors))
+    system.extend(file, len(header) + data_bytes(tensors))
 
 
 def write_file(path: Path, metadata: Mapping[str, Value], tensors: Sequence[Tensor]) -> Path:

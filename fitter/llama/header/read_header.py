@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
+from fitter import system
 from fitter.errors import LlamaCppError, ModelError
 from fitter.llama.build import library as native
 from fitter.llama.build.log import captured_log, reason
@@ -17,9 +17,6 @@ MAX_ARRAY_VALUES = 4096
 """Longest array of numbers whose values are read."""
 MOST_TEXT = 1 << 20
 """Most bytes of all texts in a header; the longest texts, chat templates, have some 20 kB."""
-
-DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
-"""Folder in which open files have paths."""
 
 
 class Headers:
@@ -43,7 +40,7 @@ class Headers:
         self._forget()
         made, self._made = self._made, None
         if made is not None:
-            os.close(made[1])
+            system.close_file(made[1])
 
     def read(self, path: str) -> Header:
         """Read the header of one file. Raises ``ModelError`` with ggml's reason if it is malformed."""
@@ -62,19 +59,19 @@ class Headers:
         """Return the path of the skeleton, valid in this process until the next one. Raises ``LlamaCppError``."""
         if not skeleton.files:
             raise LlamaCppError("a skeleton needs the files of its model")
-        if not os.path.isdir(DESCRIPTORS):
+        if system.DESCRIPTORS and not os.path.isdir(system.DESCRIPTORS):
             raise LlamaCppError(
-                f"the header of {skeleton.files[0]} cannot be copied without {DESCRIPTORS}: mount /proc"
+                f"the header of {skeleton.files[0]} cannot be copied without {system.DESCRIPTORS}: mount /proc"
             )
         key = tuple((os.path.abspath(file), identity(file)) for file in skeleton.files)
         if self._made is None or self._made[0] != key:
             descriptor = self._make(skeleton)
             if self._made is not None:
-                os.close(self._made[1])
+                system.close_file(self._made[1])
             self._made = (key, descriptor)
         # on some systems opening a descriptor's path duplicates it, with its position in the file
         os.lseek(self._made[1], 0, os.SEEK_SET)
-        return f"{DESCRIPTORS}/{self._made[1]}"
+        return system.path_of(self._made[1])
 
     def write_skeleton(self, skeleton: Skeleton, path: str) -> None:
         """Write the skeleton's header to a file of its length. Raises ``LlamaCppError``."""
@@ -88,7 +85,7 @@ class Headers:
             with open(made, "rb") as source, open(path, "wb") as file:
                 source.seek(0)
                 file.write(source.read(header_bytes))
-                file.truncate(os.fstat(source.fileno()).st_size)
+                system.extend(file, os.fstat(source.fileno()).st_size)
         except OSError as error:
             raise LlamaCppError(
                 f"a header cannot be made as long as its file ({error.strerror}): set TMPDIR to a directory that takes "

@@ -18,7 +18,6 @@ from pathlib import Path
 from fitter.errors import FitterError, LlamaCppError
 from fitter.llama.build import library as native
 from fitter.llama.header.gguf_writer import Tensor, Value, write_file
-from fitter.llama.header.read_header import DESCRIPTORS
 from fitter.llama.load.allocations import counted
 from fitter.llama.load.backend_devices import register_virtual, registry
 from fitter.llama.load.first_load import Ahead
@@ -28,6 +27,7 @@ from fitter.llama.processes import worker_environment
 from fitter.llama.processes.resource_errors import is_resource_error
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride, VirtualDevice, describe
 from fitter.storage.temporary import Directory
+from fitter.system import DESCRIPTORS
 
 _GIB = 1 << 30
 CARDS = tuple(VirtualDevice(f"CUDA{i}", f"canary {i}", "cuda", 890, _GIB, _GIB) for i in range(2))

@@ -13,6 +13,7 @@ from typing import Any
 
 from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
 from fitter.llama.build import library as native
+from fitter.llama.build.linking import LIBRARY, address_for
 from fitter.llama.build.log import captured_log, reason
 from fitter.llama.header.read_header import read_header
 from fitter.llama.load.allocations import counted
@@ -149,7 +150,7 @@ def _libraries() -> native.Library:
     except OSError as error:
         raise LibraryError(f"libmtmd cannot be loaded ({' '.join(str(error).split())}): {_FIX}") from error
     for symbol in ("llama_backend_init", "ggml_backend_dev_count"):
-        if _address(mtmd, symbol) != _address(library.llama.library, symbol):
+        if address_for(mtmd, symbol) != address_for(library.llama.library, symbol):
             raise LibraryError(f"{path} belongs to another libllama than the loaded one: {_FIX}")
     if not library.fitter.fitter_projector_library(library.ffi.cast("void *", mtmd._handle)):
         raise LibraryError(
@@ -163,17 +164,9 @@ _FIX = native.FIX
 
 def _path() -> Path:
     directory = os.environ.get("MTMD_CPP_LIB") or native.directory()
-    for name in ("libmtmd.so", "libmtmd.dylib"):
-        path = Path(directory) / name
-        if path.is_file():
-            return path
+    path = Path(directory) / LIBRARY.format("mtmd")
+    if path.is_file():
+        return path
     raise LibraryError(
         f"a projector needs libmtmd, but there is none in {directory}: {_FIX}, or set MTMD_CPP_LIB to its directory"
     )
-
-
-def _address(library: Any, symbol: str) -> int | None:
-    try:
-        return ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value
-    except AttributeError:
-        return None

@@ -13,6 +13,7 @@ from fitter.errors import LibraryError, LlamaCppError, RemoteError
 from fitter.llama.build import library as native
 from fitter.llama.build.functions import Batch
 from fitter.llama.build.layouts import read_whole
+from fitter.llama.build.linking import CUDA_DRIVER
 from fitter.llama.build.log import captured_log, failure
 from fitter.llama.load.adapters import Adapters
 from fitter.llama.load.backend_devices import Device, Registry
@@ -146,8 +147,7 @@ def add_rpc_server(endpoint: str) -> None:
         LibraryError: libllama has no RPC.
         RemoteError: The server has no device, or another protocol.
     """
-    native.libraries()
-    ggml = ctypes.CDLL(None)
+    ggml = native.libraries().llama.library
     for name, arguments in (
         ("ggml_backend_reg_by_name", [ctypes.c_char_p]),
         ("ggml_backend_reg_get_proc_address", [ctypes.c_void_p, ctypes.c_char_p]),
@@ -191,7 +191,7 @@ def compute_capabilities(devices: Registry) -> dict[str, int]:
 
 def _capability(pci_id: str) -> int | None:
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
+        driver = ctypes.CDLL(CUDA_DRIVER)
     except OSError:
         return None
     device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()

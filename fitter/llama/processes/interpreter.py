@@ -54,7 +54,9 @@ def run(
     """
     import subprocess
 
-    return subprocess.run(
+    from fitter import system
+
+    done = subprocess.run(
         command(module, function, *words),
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -64,6 +66,8 @@ def run(
         timeout=seconds,
         check=False,
     )
+    done.returncode = system.status_of(done.returncode)
+    return done
 
 
 def check_stack() -> None:
@@ -74,9 +78,10 @@ def check_stack() -> None:
 
 def stack_problem() -> str:
     """Say that the stack is too small, and what to do; '' if it is not."""
-    import resource
+    # not before the search path is known: it imports modules that not every Python has loaded
+    from fitter import system
 
-    size, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    size = system.stack_limit()
     return f"the stack is limited to {size >> 10} KiB: run 'ulimit -s 8192' first" if 0 <= size < _LEAST_STACK else ""
 
 

@@ -10,6 +10,7 @@ import functools
 import os
 import time
 
+from fitter import system
 from fitter.errors import UsageError
 
 TYPE_CHECKING = False
@@ -26,8 +27,6 @@ _MOST = 4 << 30
 """A plan of a large model with a context of tens of millions of tokens took 1.7 GB."""
 _LEAST = 512 << 20
 """Several times the memory for a plan of any known model."""
-
-_STATM = "/proc/self/statm"
 
 
 def check() -> None:
@@ -53,19 +52,9 @@ def divide(processes: int) -> None:
     os.environ.setdefault(VARIABLE, f"{min(_MOST, max(_LEAST, _half_of_memory() // processes))}B")
 
 
-def used() -> int:
-    """Return the bytes of this process's own memory; 0 if the system does not say."""
-    try:
-        with open(_STATM, "rb") as file:
-            _, resident, shared, *_ = file.read().split()
-    except (OSError, ValueError):
-        return 0
-    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
-
-
 def excess() -> str | None:
     """Return why this process must end, in one line; ``None`` within its limit."""
-    if (taken := used()) <= limit():
+    if (taken := system.own_memory()) <= limit():
         return None
     return (
         f"planning takes more than {limit() >> 20} MiB of memory ({taken >> 20} MiB): check the model's file, or allow "
@@ -86,7 +75,7 @@ def watch(end: Callable[[str], object]) -> None:
 
 
 def _half_of_memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return system.physical_memory() // 2
 
 
 def _parse(told: str) -> int:

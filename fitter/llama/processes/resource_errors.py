@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import re
-import resource
 from collections.abc import Iterable
 
+from fitter import system
 from fitter.errors import FitterError
 
 _SCARCE = (
@@ -35,6 +35,5 @@ def is_resource_error(said: str | FitterError) -> bool:
 
 def is_out_of_memory(lines: Iterable[str]) -> bool:
     """Return whether a line means that the host's memory ran out."""
-    is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
-    says = (*_OUT_OF_MEMORY, *(_OUT_OF_ADDRESSES if is_limited else ()))
+    says = (*_OUT_OF_MEMORY, *(_OUT_OF_ADDRESSES if system.is_address_space_limited() else ()))
     return any(words in line for line in lines for words in says)

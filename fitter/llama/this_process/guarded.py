@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 from fitter.llama.build import library as native
 from fitter.llama.build.functions import ProgressCallback
 from fitter.llama.build.log import LogLine, log_lines
-from fitter.llama.worker.process import open_files
+from fitter.system import open_files
 
 T = TypeVar("T")
 

@@ -4,37 +4,29 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import gc
 import os
-import select
-import signal
 import sys
-import threading
 import time
 
+from fitter import system
 from fitter.llama.processes import interpreter, worker_environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from typing import NoReturn
+    from collections.abc import Callable, Mapping, Sequence
 
     from fitter.llama.worker.worker import Session
+    from fitter.storage.temporary import Directory
 
     Then = Callable[[Session], object]
     First = Callable[[Callable[[], str]], Then | None]
 
-_REQUESTS, _ANSWERS = 3, 4
-"""The file descriptors of the child's ends of its pipes."""
-
 _CLOSE_SECONDS = 5.0
-_MOST_FILES = 1 << 14
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Process:
-    """A running worker process; ``requests`` and ``answers`` are the parent's ends of its pipes.
+    """A running worker process; ``answers`` is the parent's end of a pipe.
 
     It belongs to the process that started it; a fork of that has copies of the pipes, and ends nothing.
 
@@ -52,33 +44,18 @@ class Process:
         self, variables: Mapping[str, str], *, first: First | None = None, like: Process | None = None
     ) -> None:
         interpreter.check_stack()
-        self._environment = _environment(variables, like)
-        self._status: int | None = None
+        path, environment = self._environment = _environment(variables, like)
         self._parent = os.getpid()
         self._is_dismissed = False
         self._is_awake = first is None
-        self._reaping = threading.Lock()
-        opened: list[int] = []
-        try:
-            self._output = _temporary_file()
-            opened.append(self._output)
-            child_requests, self.requests = os.pipe()
-            opened += (child_requests, self.requests)
-            self.answers, child_answers = os.pipe()
-            opened += (self.answers, child_answers)
-            # above the child's numbers, so that none is overwritten before it is copied
-            ends = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ANSWERS + 1) for fd in (child_requests, child_answers)]
-            opened += ends
-            files = (*ends, fcntl.fcntl(self._output, fcntl.F_DUPFD_CLOEXEC, _ANSWERS + 1))
-            opened.append(files[2])
-            self.pid = _fork(*self._environment, files, first) if first else _spawn(self._environment[1], files)
-        except BaseException:
-            for fd in opened:
-                os.close(fd)
-            raise
-        for fd in (child_requests, child_answers, *files):
-            os.close(fd)
-        os.set_blocking(self.requests, False)
+        self._files: Directory | None = None
+        if first:
+            self._child = system.Child(lambda: _become_worker(path, environment, self._parent, first), environment)
+        else:
+            command = interpreter.command(__name__, main.__name__, str(self._parent))
+            self._files, variables = _folder_for_files()
+            self._child = system.Child(command, {**environment, **variables})
+        self.pid, self.answers = self._child.pid, self._child.answers
         _running.add(self)
 
     @property
@@ -90,47 +67,50 @@ class Process:
         """Close a fork's copies of the pipes."""
         if not self._is_dismissed:
             self._is_dismissed = True
-            os.close(self.requests)
-        os.close(self.answers)
-        os.close(self._output)
+            self._child.close_requests()
+        self._child.close()
 
     def fits(self, variables: Mapping[str, str], like: Process | None) -> bool:
         """Return whether a process started now with ``variables`` would have the same environment."""
         return self._environment == _environment(variables, like)
+
+    def send(self, data: bytes, deadline: float) -> bool:
+        """Write to its input; return whether it took all before ``deadline`` (on the monotonic clock), or is gone."""
+        return self._child.send(data, deadline)
 
     def wake(self, word: str = "") -> None:
         """Let an early process continue, once, with ``word`` (one line)."""
         if not self._is_awake:
             self._is_awake = True
             with contextlib.suppress(OSError):
-                os.write(self.requests, os.fsencode(word + "\n"))
+                self._child.send(os.fsencode(word + "\n"), time.monotonic() + _CLOSE_SECONDS)
 
     def wait(self) -> int:
         """Wait for its end, and kill it after some seconds. Returns the exit status, negative for a signal."""
-        if self._status is None:
+        if self._child.status is None:
             try:
                 # the pipe closes with the process, but may still contain an unread answer
-                while self._is_readable() and os.read(self.answers, 1 << 16):
+                while self.answers.is_ready(_CLOSE_SECONDS) and self.answers.read():
                     pass
-                if not self._is_readable():
-                    self._signal()
+                if not self.answers.is_ready(_CLOSE_SECONDS):
+                    self._child.kill()
                 self._reap()
             except BaseException:
-                self._signal()
+                self._child.kill()
                 self._reap()
                 raise
-        assert self._status is not None
-        return self._status
+        assert self._child.status is not None
+        return self._child.status
 
     def dismiss(self, at_once: bool = False) -> None:
         """Tell it to end, or kill it ``at_once``, without waiting."""
         if not self.is_own:
             return
-        if at_once and self._status is None:
-            self._signal()
+        if at_once:
+            self._child.kill()
         if not self._is_dismissed:
             self._is_dismissed = True
-            os.close(self.requests)
+            self._child.close_requests()
 
     def close(self) -> None:
         """Tell it to end, and kill it if it does not."""
@@ -141,61 +121,43 @@ class Process:
         try:
             self.wait()
         finally:
-            os.close(self.answers)
-            os.close(self._output)
+            self._close()
 
     def kill(self, patience: float = 0.0) -> bytes:
         """Kill it, ``patience`` seconds after telling it to end; return the end of its output."""
         if not self.is_own:
             self.leave()
             return b""
-        if self._status is None:
+        if self._child.status is None:
             if patience:
                 self.dismiss()
                 self._await_end(patience)
-            self._signal()
+            self._child.kill()
             self._reap()
         self.dismiss()
-        os.close(self.answers)
-        size = os.lseek(self._output, 0, os.SEEK_END)
-        text = os.pread(self._output, 1 << 16, max(0, size - (1 << 16)))
-        os.close(self._output)
+        text = self._child.output()
+        self._close()
         return text
+
+    def _close(self) -> None:
+        self._child.close()
+        if self._files is not None:
+            self._files.cleanup()
 
     def _await_end(self, seconds: float) -> None:
         """Wait up to ``seconds`` for its end."""
         deadline = time.monotonic() + seconds
-        poll = select.poll()
-        poll.register(self.answers, select.POLLIN)
-        while (left := deadline - time.monotonic()) > 0 and poll.poll(left * 1000):
-            if not os.read(self.answers, 1 << 16):
+        while (left := deadline - time.monotonic()) > 0 and self.answers.is_ready(left):
+            if not self.answers.read():
                 return
-
-    def _is_readable(self) -> bool:
-        poll = select.poll()
-        poll.register(self.answers, select.POLLIN)
-        return bool(poll.poll(_CLOSE_SECONDS * 1000))
 
     def interrupt(self) -> None:
         """Kill it, from any thread; a reader of its answers sees its end."""
-        with self._reaping:
-            # its number stays valid until it is reaped
-            if self.is_own and self._status is None:
-                self._signal()
-
-    def _signal(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        if self.is_own:
+            self._child.interrupt()
 
     def _reap(self) -> None:
-        try:
-            if hasattr(os, "waitid"):
-                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-            with self._reaping:
-                self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        except ChildProcessError:
-            # this process ignores its children, or another part of it has waited for this one
-            self._status = 0
+        self._child.wait()
         _running.discard(self)
 
 
@@ -214,7 +176,8 @@ _meanwhile: dict[bool, list[Callable[[], object]]] = {False: [], True: []}
 def prestart(first: First, variables: Mapping[str, str] | None = None) -> Process | None:
     """Start a worker process early; ``take`` returns the last one first.
 
-    The worker is a fork, so call this only in a process that has just started. An unused worker ends with this process.
+    The worker is a fork, so call this only in a process that has just started. Without forks it is a plain worker,
+    whose start alone is ahead. An unused worker ends with this process.
 
     Args:
         first: Called in the worker before it imports anything, with a function that waits for the word of
@@ -230,7 +193,7 @@ def prestart(first: First, variables: Mapping[str, str] | None = None) -> Proces
         _owner = os.getpid()
         atexit.register(end_early)
     try:
-        process = Process(variables or {}, first=first)
+        process = Process(variables or {}, first=first if system.CAN_FORK else None)
     except OSError:
         # starting a worker on demand will raise the error
         return None
@@ -292,11 +255,6 @@ def interrupt_all() -> None:
         process.interrupt()
 
 
-def processors() -> int:
-    """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def end_early() -> None:
     """End the unused early processes."""
     while _early and os.getpid() == _owner:
@@ -315,84 +273,37 @@ def _environment(variables: Mapping[str, str], like: Process | None) -> tuple[li
     return interpreter.search_path(), environment
 
 
-def _temporary_file() -> int:
-    if sys.platform == "linux":
-        return os.memfd_create("fitter-worker")
-    import tempfile
+def _folder_for_files() -> tuple[Directory | None, dict[str, str]]:
+    """Return a folder for a worker's temporary files where those have names, and variables that name it."""
+    if system.DESCRIPTORS:
+        return None, {}
+    from fitter.storage.temporary import Directory
 
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
-def _spawn(environment: Mapping[str, str], files: Sequence[int]) -> int:
-    requests, answers, output = files
-    command = interpreter.command(__name__, main.__name__, str(os.getpid()))
-    actions = [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_DUP2, output, 1),
-        (os.POSIX_SPAWN_DUP2, output, 2),
-        (os.POSIX_SPAWN_DUP2, requests, _REQUESTS),
-        (os.POSIX_SPAWN_DUP2, answers, _ANSWERS),
-    ]
-    return os.posix_spawn(
-        command[0],
-        command,
-        environment,
-        file_actions=actions,
-        # only the parent handles Ctrl-C, from the start
-        setsigmask=[signal.SIGINT],
-    )
+    folder = Directory()
+    return folder, dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder.name)
 
 
-def _fork(path: Sequence[str], environment: Mapping[str, str], files: Sequence[int], first: First) -> int:
-    parent = os.getpid()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, *_ENDING])
-    try:
-        pid = os.fork()
-        if pid == 0:
-            _become_worker(path, environment, files, parent, first)
-        return pid
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+def _become_worker(path: Sequence[str], environment: Mapping[str, str], parent: int, first: First) -> None:
+    become_worker()
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
+    sys.path[:] = path
+    requests, answers = system.worker_pipes()
+    then = first(lambda: _word(requests, parent))
+    from fitter.llama.worker.worker import main
+
+    gc.freeze()
+    gc.enable()
+    main(requests, answers, parent, then)
 
 
-def _become_worker(
-    path: Sequence[str], environment: Mapping[str, str], files: Sequence[int], parent: int, first: First
-) -> NoReturn:
-    try:
-        requests, answers, output = files
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for fd, number in ((nothing, 0), (output, 1), (output, 2), (requests, _REQUESTS), (answers, _ANSWERS)):
-            os.dup2(fd, number)
-        become_worker()
-        for number in _ENDING:
-            # signal handlers belong to the command alone
-            if callable(signal.getsignal(number)):
-                signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
-        for name in os.environ.keys() - environment.keys():
-            del os.environ[name]
-        os.environ.update(environment)
-        sys.path[:] = path
-        then = first(lambda: _word(parent))
-        from fitter.llama.worker.worker import main
-
-        gc.freeze()
-        gc.enable()
-        main(_REQUESTS, _ANSWERS, parent, then)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        # never return to the parent's code
-        os._exit(1)
-
-
-def _word(parent: int) -> str:
+def _word(requests: int, parent: int) -> str:
     """Read the word that wakes this worker, byte by byte, because the requests after it must stay in the pipe."""
-    word = b""
+    pipe, word = system.Reader(requests), b""
     while not word.endswith(b"\n"):
-        if select.select([_REQUESTS], [], [], 1.0)[0]:
-            byte = os.read(_REQUESTS, 1)
+        if pipe.is_ready(1.0):
+            byte = os.read(requests, 1)
             if not byte:
                 os._exit(0)
             word += byte
@@ -406,22 +317,10 @@ def main(parent: str) -> None:
     become_worker()
     from fitter.llama.worker.worker import main as answer
 
-    answer(_REQUESTS, _ANSWERS, int(parent))
+    answer(*system.worker_pipes(), int(parent))
 
 
 def become_worker() -> None:
     """Mark this process as a worker, and close files that it inherited by accident, such as others' pipes."""
     worker_environment.become_worker()
-    for number in open_files():
-        if number > _ANSWERS:
-            with contextlib.suppress(OSError):
-                os.close(number)
-
-
-def open_files() -> Iterable[int]:
-    """Return the numbers of this process's open files, or of all possible ones if the system does not tell."""
-    try:
-        return [int(name) for name in os.listdir("/dev/fd")]
-    except OSError:
-        # without /proc
-        return range(_MOST_FILES)
+    system.close_inherited()

@@ -218,4 +218,4 @@ def _part(value: object) -> object:
         return value, *(identity(lora.path) for lora in value.lora)
     if isinstance(value, list):
         return tuple(value)
-    return (value, identity(value)) if isinstance(value, str) and os.sep in value else value
+    return (value, identity(value)) if isinstance(value, str) and os.path.dirname(value) else value

@@ -10,14 +10,14 @@ import functools
 import json
 import os
 import queue
-import select
 import signal
 import sys
 import threading
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+from fitter import system
 from fitter.errors import FitterError, LibraryError, LlamaCppError, WorkerError
 from fitter.llama.build import host_layouts
 from fitter.llama.build import library as native
@@ -300,16 +300,16 @@ def main(request_fd: int, answer_fd: int, parent: int, first: Callable[[Session]
 
 
 def _read_requests(fd: int, parent: int, put: Callable[[bytes], None], session: Session) -> None:
-    pending = b""
+    requests, pending = system.Reader(fd), b""
     while True:
-        readable: Sequence[int] = select.select([fd], [], [], memory_limit.CHECK_SECONDS)[0]
+        is_ready = requests.is_ready(memory_limit.CHECK_SECONDS)
         session._check_memory()
-        if not readable:
+        if not is_ready:
             # The pipe stays open if the parent was killed but a fork of it is alive.
             if os.getppid() != parent:
                 session._end()
             continue
-        data = os.read(fd, 1 << 16)
+        data = requests.read()
         if not data:
             session._end()
         *lines, pending = (pending + data).split(b"\n")

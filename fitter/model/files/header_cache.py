@@ -7,7 +7,6 @@ together keep within ``MOST``, whatever other processes do.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 import time
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fitter import system
 from fitter.errors import ModelError
 from fitter.storage.files import make_private
 from fitter.storage.folders import cache_folder
@@ -32,28 +32,28 @@ _PAUSE = 0.02
 """Seconds between two tries to make room: removing an entry takes less, unless the disk is slow."""
 
 _here = threading.local()
-"""``held``: entries that this thread reads, with the descriptors of their locks."""
+"""``held``: entries that this thread reads, with their locks."""
 
 
 @contextmanager
 def reading() -> Iterator[None]:
     """Keep every entry that this thread uses inside the block from being removed."""
-    before: dict[Path, int] | None = getattr(_here, "held", None)
-    held: dict[Path, int] = {}
+    before: dict[Path, system.Folder] | None = getattr(_here, "held", None)
+    held: dict[Path, system.Folder] = {}
     _here.held = held
     try:
         yield
     finally:
         _here.held = before
         for lock in held.values():
-            os.close(lock)
+            lock.close()
 
 
 def use(entry: Path) -> bool:
     """Mark ``entry`` as used now, and keep it until the end of ``reading``. Returns whether it exists."""
-    held: dict[Path, int] | None = getattr(_here, "held", None)
+    held: dict[Path, system.Folder] | None = getattr(_here, "held", None)
     if held is not None and entry not in held:
-        lock = _locked(entry, fcntl.LOCK_SH)
+        lock = _locked(entry, is_shared=True)
         if lock is None:
             return False
         held[entry] = lock
@@ -98,13 +98,13 @@ def put(entry: Path, fill: Callable[[Path], object], is_whole: Callable[[], bool
 
 def remove(entry: Path) -> bool:
     """Remove ``entry`` unless somebody uses it. Returns whether it is gone."""
-    lock = _locked(entry, fcntl.LOCK_EX)
+    lock = _locked(entry, is_shared=False)
     if lock is None:
         return not os.path.lexists(entry)
     try:
         _discard(entry)
     finally:
-        os.close(lock)
+        lock.close()
     return not os.path.lexists(entry)
 
 
@@ -140,28 +140,28 @@ def _remove_least_recent() -> bool:
 
 def _let_go(entry: Path) -> None:
     """Give up this thread's lock of an entry."""
-    held: dict[Path, int] = getattr(_here, "held", None) or {}
+    held: dict[Path, system.Folder] = getattr(_here, "held", None) or {}
     if (lock := held.pop(entry, None)) is not None:
-        os.close(lock)
+        lock.close()
 
 
-def _locked(entry: Path, how: int) -> int | None:
-    """Lock ``entry``, and return the descriptor; ``None`` if others have locked or removed it."""
+def _locked(entry: Path, *, is_shared: bool) -> system.Folder | None:
+    """Lock ``entry``, and return the lock; ``None`` if others have locked or removed it."""
     try:
-        lock = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        lock = system.Folder(entry)
     except OSError:
         return None
     with suppress(OSError):
         # another entry may have replaced it meanwhile
-        if _is_had(lock, how) and os.path.samestat(os.fstat(lock), os.stat(entry)):
+        if _is_had(lock, is_shared) and lock.is_at(entry):
             return lock
-    os.close(lock)
+    lock.close()
     return None
 
 
-def _is_had(lock: int, how: int) -> bool:
+def _is_had(lock: system.Folder, is_shared: bool) -> bool:
     try:
-        fcntl.flock(lock, how | fcntl.LOCK_NB)
+        lock.lock(is_shared=is_shared)
     except BlockingIOError:
         return False
     except OSError:
@@ -179,14 +179,14 @@ def _partial(place: Path) -> Iterator[Path]:
     for _ in range(_TRIES):
         partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=place))
         # another process may think that it was left behind
-        if (lock := _locked(partial, fcntl.LOCK_SH)) is not None:
+        if (lock := _locked(partial, is_shared=True)) is not None:
             break
     else:
         raise BlockingIOError("no new folder can be locked")
     try:
         yield partial
     finally:
-        os.close(lock)
+        lock.close()
         shutil.rmtree(partial, ignore_errors=True)
 
 
@@ -200,12 +200,11 @@ def _entries(place: Path) -> Iterator[tuple[float, Path, int]]:
 
 
 def _bytes(entry: str | os.PathLike[str]) -> int:
-    # blocks of 512 bytes on every file system
-    size = 512 * os.lstat(entry).st_blocks
+    size = system.disk_bytes(entry)
     with os.scandir(entry) as files:
         for each in files:
             is_folder = each.is_dir(follow_symlinks=False)
-            size += _bytes(each) if is_folder else 512 * each.stat(follow_symlinks=False).st_blocks
+            size += _bytes(each) if is_folder else system.disk_bytes(each)
     return size
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from fitter import system
 from fitter.errors import ModelError
 from fitter.model.files import header_cache
 from fitter.model.files.addresses import Address
@@ -169,5 +170,5 @@ def _write(place: Path, headers: Sequence[Header], words: str) -> None:
     for header in headers:
         with (place / _FILES / header.name).open("xb") as file:
             file.write(header.data)
-            file.truncate(header.file_bytes)
+            system.extend(file, header.file_bytes)
     (place / _ABOUT).write_text(words + "\n", encoding="utf-8")

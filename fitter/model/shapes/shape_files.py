@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
+from fitter import system
 from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
 from fitter.llama.build import build_folder
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
@@ -85,7 +86,7 @@ def _config(name: str, timeout: float | None) -> bytes:
     url = as_url(name)
     if url is not None and not url.lower().startswith("file:"):
         return remote_files.beginning(_of_repository(url), LONGEST + 1, timeout=timeout)
-    return _of_this_machine(name if url is None else urllib.parse.unquote(urllib.parse.urlsplit(url).path))
+    return _of_this_machine(name if url is None else system.path_of_url(urllib.parse.urlsplit(url).path))
 
 
 def _of_this_machine(name: str) -> bytes:
@@ -146,7 +147,12 @@ def _quantized(path: Path, wanted: Wanted, timeout: float | None) -> Path:
         with made.open("rb") as file:
             length = made.stat().st_size
             data = file.read(length - _data_bytes(types[kind].sizes))
-        _put(place, lambda file: (file.write(data), file.truncate(length)))
+
+        def fill(file: IO[bytes]) -> None:
+            file.write(data)
+            system.extend(file, length)
+
+        _put(place, fill)
     return place
 
 

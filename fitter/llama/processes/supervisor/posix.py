@@ -1,4 +1,4 @@
-"""Run another program so that it always ends: with the call, with an exception, and with this process.
+"""Programs on Linux, macOS and other POSIX systems.
 
 A process between the two, the attendant, is the program's parent, so the program's number stays valid until the
 attendant has waited for it. A pipe closes when this process ends, in whatever way; the attendant then ends the program.
@@ -18,6 +18,9 @@ import sys
 import time
 
 from fitter.llama.processes import interpreter
+from fitter.llama.processes.supervisor.program_environment import from_anywhere
+
+assert sys.platform != "win32"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +50,7 @@ class SupervisedProgram:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=_from_anywhere(environment),
+            env=from_anywhere(environment),
             # not this process's: ggml loads backends from the current directory, too
             cwd=os.path.dirname(words[0]),
             # signals to this process's group, such as Ctrl-C in a terminal, are for this process alone
@@ -111,17 +114,6 @@ class SupervisedProgram:
             self._status = int(line) if line.strip() else -signal.SIGKILL
 
 
-_PLACES = ("LD_LIBRARY_PATH", "GGML_BACKEND_PATH")
-"""Environment variables with paths that a program needs to start."""
-
-
-def _from_anywhere(environment: Mapping[str, str]) -> dict[str, str]:
-    """Make those paths absolute, and remove empty ones, which mean the current directory."""
-    places = {name: environment[name].split(os.pathsep) for name in _PLACES if name in environment}
-    whole = {name: os.pathsep.join(os.path.abspath(each) for each in paths if each) for name, paths in places.items()}
-    return {**environment, **whole}
-
-
 def main(*words: str) -> NoReturn:
     """Be the attendant: run ``words``, write its process number and later its status, and end it when stdin closes."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
@@ -153,15 +145,22 @@ def main(*words: str) -> NoReturn:
         while not _has_ended(pid) and time.monotonic() < deadline:
             time.sleep(0.01)
     else:
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        _has_ended(pid, waits=True)
     # end its children too (a script has some), before waiting for it: until then its number is valid
     os.killpg(pid, signal.SIGKILL)
     _say(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
     os._exit(0)
 
 
-def _has_ended(pid: int) -> bool:
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+def _has_ended(pid: int, *, waits: bool = False) -> bool:
+    if sys.platform == "darwin":
+        # most Pythons have no waitid there
+        end = select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)
+        try:
+            return bool(select.kqueue().control([end], 1, None if waits else 0))
+        except ProcessLookupError:
+            return True
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | (0 if waits else os.WNOHANG)) is not None
 
 
 def _become(words: tuple[str, ...], attendant: int, prctl: ctypes._NamedFuncPointer | None, failure: int) -> NoReturn:

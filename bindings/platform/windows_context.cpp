@@ -1,0 +1,201 @@
+// libllama has another C++ library, Microsoft's, whose map is read as it lies in memory, or the one of these bindings.
+
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+// after windows.h
+#include <malloc.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "platform/context.h"
+#include "platform/platform.h"
+// internal: the parameters of a context; upstream may change it at any time
+#include "llama-cparams.h"
+
+namespace fitter::platform {
+
+namespace {
+
+// std::map of Microsoft's library, in builds for release.
+template <typename Key, typename Value> struct msvc_map {
+    struct node {
+        node *          left;
+        node *          parent;
+        node *          right;
+        char            colour;
+        char            is_nil;
+        std::pair<const Key, Value> entry;
+    };
+
+    node * head;
+    size_t size;
+
+    static void take(node * each, std::map<Key, Value> & result) {
+        if (each->is_nil) {
+            return;
+        }
+        take(each->left, result);
+        take(each->right, result);
+        result.insert(each->entry);
+        std::free(each);
+    }
+
+    // Its entries; its memory, which is of the C library's that all have, is freed.
+    std::map<Key, Value> take() {
+        std::map<Key, Value> result;
+        if (head == nullptr || !head->is_nil || size > 4096) {
+            throw std::runtime_error("a std::map of this llama.cpp is laid out in another way");
+        }
+        take(head->parent, result);
+        std::free(head);
+        if (result.size() != size) {
+            throw std::runtime_error("a std::map of this llama.cpp is laid out in another way");
+        }
+        return result;
+    }
+};
+
+constexpr const char * usual_breakdown = "_Z26llama_get_memory_breakdownPK13llama_context";
+constexpr const char * msvc_breakdown =
+    "?llama_get_memory_breakdown@@YA?AV?$map@PEAUggml_backend_buffer_type@@Ullama_memory_breakdown_data@@U?$less@"
+    "PEAUggml_backend_buffer_type@@@std@@V?$allocator@U?$pair@QEAUggml_backend_buffer_type@@Ullama_memory_breakdown_data@@"
+    "@std@@@4@@std@@PEBUllama_context@@@Z";
+
+constexpr const char * usual_usage = "_Z21mtmd_get_memory_usagePKc19mtmd_context_params";
+constexpr const char * msvc_usage  = "?mtmd_get_memory_usage@@YA?AUmtmd_memory_usage@@PEBDUmtmd_context_params@@@Z";
+constexpr const char * older_usage = "?mtmd_get_memory_usage@@YA?AV?$map@PEAUggml_backend_device@@_KU?$less@PEAUggml_backend_device@@"
+                                     "@std@@V?$allocator@U?$pair@QEAUggml_backend_device@@_K@std@@@3@@std@@PEBDUmtmd_context_params@@"
+                                     "@Z";
+
+// From b11434 (ggml 0.26) on mtmd_get_memory_usage returns more behind the sizes, whatever the header here has.
+template <typename Map> struct usage {
+    Map  sizes;
+    char room[256];
+};
+
+void * usage_of(void * library) {
+    for (const char * name : {usual_usage, msvc_usage, older_usage}) {
+        if (void * function = symbol_of(library, name)) {
+            return function;
+        }
+    }
+    return nullptr;
+}
+
+template <typename Function> Function found(const char * name) { return reinterpret_cast<Function>(symbol(name)); }
+
+// ---- schedulers, where a context does not tell its own: they are seen when they are made
+
+struct made_state {
+    std::mutex                        mutex = {};
+    std::vector<ggml_backend_sched_t> all   = {};
+    void *                            own   = nullptr;  // ggml's function
+};
+
+// Never destroyed: contexts may be made while the process ends.
+made_state & made() {
+    static made_state * instance = new made_state;
+    return *instance;
+}
+
+using new_function = decltype(&ggml_backend_sched_new);
+
+ggml_backend_sched_t new_sched(ggml_backend_t * backends, ggml_backend_buffer_type_t * types, int n, size_t size, bool parallel,
+                               bool op_offload) {
+    ggml_backend_sched_t        sched = reinterpret_cast<new_function>(made().own)(backends, types, n, size, parallel, op_offload);
+    std::lock_guard<std::mutex> lock(made().mutex);
+    auto &                      all = made().all;
+    all.erase(std::remove(all.begin(), all.end(), sched), all.end());
+    all.push_back(sched);
+    return sched;
+}
+
+// Puts a function in the place of another one that a library imports.
+bool replace_import(HMODULE library, const void * own, const void * replacement) {
+    const auto * base    = reinterpret_cast<const char *>(library);
+    const auto * dos     = reinterpret_cast<const IMAGE_DOS_HEADER *>(base);
+    const auto * headers = reinterpret_cast<const IMAGE_NT_HEADERS *>(base + dos->e_lfanew);
+    const auto & part    = headers->OptionalHeader.DataDirectory[IMAGE_DIRECTORY_ENTRY_IMPORT];
+    const auto * entry   = reinterpret_cast<const IMAGE_IMPORT_DESCRIPTOR *>(base + part.VirtualAddress);
+    for (; part.VirtualAddress != 0 && entry->Name != 0; entry++) {
+        auto * slot = reinterpret_cast<const void **>(const_cast<char *>(base) + entry->FirstThunk);
+        for (; *slot != nullptr; slot++) {
+            DWORD before = 0;
+            if (*slot == own && VirtualProtect(slot, sizeof(*slot), PAGE_READWRITE, &before)) {
+                *slot = replacement;
+                VirtualProtect(slot, sizeof(*slot), before, &before);
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+bool tells_sched() {
+    static const bool tells = symbol("_ZNK13llama_context9get_schedEv") != nullptr;
+    return tells;
+}
+
+// From when this library is loaded on.
+[[maybe_unused]] const bool is_watching = [] {
+    if (tells_sched()) {
+        return false;
+    }
+    made().own   = symbol("ggml_backend_sched_new");
+    auto * llama = const_cast<void *>(library_of(symbol("llama_backend_init")));
+    return replace_import(static_cast<HMODULE>(llama), made().own, reinterpret_cast<const void *>(new_sched));
+}();
+
+}  // namespace
+
+llama_memory_breakdown breakdown_of(const llama_context * context) {
+    using key   = ggml_backend_buffer_type_t;
+    using value = llama_memory_breakdown_data;
+    if (const auto same = found<llama_memory_breakdown (*)(const llama_context *)>(usual_breakdown)) {
+        return same(context);
+    }
+    const auto ask = found<msvc_map<key, value> (*)(const llama_context *)>(msvc_breakdown);
+    if (ask == nullptr) {
+        throw std::runtime_error("it has no llama_get_memory_breakdown");
+    }
+    return ask(context).take();
+}
+
+ggml_backend_sched_t sched_of(const llama_context * context) {
+    if (tells_sched()) {
+        return found<ggml_backend_sched_t (*)(const llama_context *)>("_ZNK13llama_context9get_schedEv")(context);
+    }
+    std::lock_guard<std::mutex> lock(made().mutex);
+    const auto *                words = reinterpret_cast<const ggml_backend_sched_t *>(context);
+    const size_t                n     = _msize(const_cast<llama_context *>(context)) / sizeof(*words);
+    const auto                  is_of = [&](ggml_backend_sched_t sched) { return std::find(words, words + n, sched) != words + n; };
+    const auto                  last  = std::find_if(made().all.rbegin(), made().all.rend(), is_of);
+    return last == made().all.rend() ? nullptr : *last;
+}
+
+const llama_cparams & cparams_of(const llama_context * context) {
+    const auto ask = found<const llama_cparams & (*)(const llama_context *)>("_ZNK13llama_context11get_cparamsEv");
+    // They follow the context's first member, a reference. Whoever reads them compares them with what llama.cpp says.
+    return ask != nullptr ? ask(context)
+                          : *reinterpret_cast<const llama_cparams *>(reinterpret_cast<const char *>(context) + sizeof(void *));
+}
+
+bool has_mtmd_usage(void * library) { return usage_of(library) != nullptr; }
+
+std::map<ggml_backend_dev_t, size_t> mtmd_usage(void * library, const char * path, const mtmd_context_params & params) {
+    if (void * same = symbol_of(library, usual_usage)) {
+        return reinterpret_cast<usage<std::map<ggml_backend_dev_t, size_t>> (*)(const char *, mtmd_context_params)>(same)(path, params)
+            .sizes;
+    }
+    using other = usage<msvc_map<ggml_backend_dev_t, size_t>> (*)(const char *, mtmd_context_params);
+    return reinterpret_cast<other>(usage_of(library))(path, params).sizes.take();
+}
+
+}  // namespace fitter::platform

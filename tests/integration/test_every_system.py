@@ -1,0 +1,275 @@
+"""Commands and their unhappy paths, on each system that runs these tests: Windows' Python runs them under wine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fitter import system
+from fitter.errors import LlamaCppCrashError, WorkerError
+from fitter.llama.client import Worker
+from fitter.llama.processes import interpreter
+from fitter.machine.gpu import parse_gpus
+from tools.tiny import write_tiny
+
+GPU = ("--gpu", "1GiB", "--fit-target", "64")
+PATIENCE = 120.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model; names with a space, an umlaut and more than some systems' usual 260 characters."""
+    folder = tmp_path_factory.mktemp("ä b") / ("long name " * 10).strip() / ("ö" * 100)
+    os.makedirs(folder)
+    write_tiny(folder / "modèl 1.gguf")
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files, alone with this test."""
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+def started(*words: object) -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, "-m", "fitter", *map(str, words)], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe
+    )
+
+
+def fitter(*words: object) -> tuple[int, str, str]:
+    """Run the command; return its status, stdout and stderr."""
+    process = started(*words)
+    out, err = process.communicate(timeout=PATIENCE)
+    return process.returncode, out.decode(errors="replace"), err.decode(errors="replace")
+
+
+def one_line(said: str) -> str:
+    """Return the only line of an error."""
+    (line,) = said.splitlines()
+    assert line.startswith("fitter: error: ")
+    return line
+
+
+@contextmanager
+def nothing_left(place: Path) -> Iterator[None]:
+    """Check that the block leaves no process and no temporary file."""
+    before = {each.pid for each in psutil.Process().children(recursive=True)}
+    yield
+    until = time.monotonic() + PATIENCE
+    while left := {each.pid for each in psutil.Process().children(recursive=True)} - before:
+        assert time.monotonic() < until, left
+        time.sleep(0.05)
+    assert [str(path) for path in place.rglob("*")] == []
+
+
+def test_a_plan(folder: Path, place: Path) -> None:
+    with nothing_left(place):
+        status, out, err = fitter(folder / "modèl 1.gguf", *GPU, "--json")
+    assert status == 0, err
+    plan = json.loads(out)
+    assert plan["fits"] and plan["model"]["path"] == str(folder / "modèl 1.gguf")
+    assert plan["params"]["n_gpu_layers"] == 5
+
+
+def test_a_plan_by_an_address(folder: Path) -> None:
+    status, out, err = fitter((folder / "modèl 1.gguf").as_uri(), *GPU)
+    assert (status, "-ngl 5" in out) == (0, True), err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("inspect", "MODEL"), "tiny moe"),
+        (("quants", "MODEL", *GPU), "Q4_K_M"),
+        (("explore", "MODEL", *GPU, "-c", "1024,2048", "-j", "2"), "2 plans: 2 fit"),
+        (("devices",), "host"),
+        (("--shape", "qwen3-0.6b", *GPU), "-c "),
+    ],
+    ids=lambda words: words[0] if isinstance(words, tuple) else "",
+)
+def test_a_command(words: tuple[str, ...], said: str, folder: Path, place: Path) -> None:
+    with nothing_left(place):
+        status, out, err = fitter(*(str(folder / "modèl 1.gguf") if word == "MODEL" else word for word in words))
+    assert (status, said in out) == (0, True), out + err
+
+
+def test_a_report(folder: Path, tmp_path: Path) -> None:
+    report = tmp_path / "ä report.html"
+    assert fitter("report", folder / "modèl 1.gguf", *GPU, "-o", report)[0] == 0
+    assert b"tiny moe" in report.read_bytes()
+
+
+def test_a_lock(folder: Path) -> None:
+    (folder / "fitter.toml").write_bytes('[cases.one]\nmodel = "modèl 1.gguf"\ngpu = ["1GiB"]\nn_ctx = 512\n'.encode())
+    assert fitter("lock", "--cases", folder / "fitter.toml")[0] == 0
+    lock = (folder / "fitter.lock").read_bytes()
+    assert b"\r" not in lock, "the same bytes on every system"
+    status, out, err = fitter("check", "--cases", folder / "fitter.toml")
+    assert (status, "1 unchanged" in out + err) == (0, True)
+    # more context than was accepted
+    (folder / "fitter.toml").write_bytes((folder / "fitter.toml").read_bytes().replace(b"= 512", b"= 8192"))
+    assert fitter("check", "--cases", folder / "fitter.toml")[0] == 4
+
+
+def test_the_server(folder: Path, place: Path) -> None:
+    with nothing_left(place):
+        server = started("serve", "--port", "0", "--root", folder)
+        assert server.stdout is not None and server.stderr is not None
+        try:
+            said = server.stderr.readline().decode()
+            address = said.partition("at ")[2].split()[0]
+            body = json.dumps({"model": "modèl 1.gguf", "gpus": ["1GiB"]}).encode()
+            request = urllib.request.Request(f"{address}api/plan", body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+                assert json.load(answer)["model"]["name"] == "tiny moe"
+        finally:
+            server.terminate()
+            server.communicate(timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("words", [("MODEL", *GPU), ("inspect", "MODEL")], ids=["fit", "inspect"])
+def test_no_model_is_one_line(words: tuple[str, ...], folder: Path, place: Path) -> None:
+    with nothing_left(place):
+        status, out, err = fitter(*(str(folder / "no mödel.gguf") if word == "MODEL" else word for word in words))
+    assert (status, out) == (3, "") and "no mödel.gguf" in one_line(err)
+
+
+def test_a_result_that_cannot_be_written_is_one_line(folder: Path, place: Path) -> None:
+    with nothing_left(place):
+        status, out, err = fitter("report", folder / "modèl 1.gguf", *GPU, "-o", folder / "nowhere" / "a.html")
+    assert (status, out) == (5, "") and "cannot be written" in one_line(err)
+
+
+def test_a_reader_that_is_gone(folder: Path) -> None:
+    process = started(folder / "modèl 1.gguf", *GPU, "--json")
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert (process.wait(PATIENCE), b"rror" in process.stderr.read()) == (141, False)
+    process.stderr.close()
+
+
+# --- workers
+
+
+@pytest.fixture
+def sabotage(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Makes the command ``host`` do what the environment says first."""
+    prelude = (
+        "import os, time; from fitter.llama.worker.worker import Session; host = Session.host; "
+        "Session.host = lambda self: (exec(os.environ.get('SABOTAGE', '')), host(self))[1]; "
+    )
+    start, _, rest = interpreter.BOOT.partition("from {module}")
+    monkeypatch.setattr(interpreter, "BOOT", start + prelude + "\nfrom {module}" + rest)
+    yield
+
+
+@pytest.mark.usefixtures("sabotage")
+@pytest.mark.parametrize(
+    ("code", "error", "said"),
+    [
+        ("os.abort()", LlamaCppCrashError, "llama.cpp was ended by SIGABRT during 'host'"),
+        ("os._exit(7)", WorkerError, "ended with status 7 during 'host', and so did a new one"),
+        ("time.sleep(600)", WorkerError, "did not answer 'host' within 5 seconds"),
+    ],
+    ids=["abort", "end", "hang"],
+)
+def test_a_worker_that_ends_or_hangs(
+    code: str, error: type[Exception], said: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SABOTAGE", code)
+    with nothing_left(place), Worker(parse_gpus(["1GiB"]), timeout=5) as worker:
+        with pytest.raises(error, match=said):
+            worker.host()
+        monkeypatch.delenv("SABOTAGE")
+        assert worker.host().total > 0
+
+
+def test_a_worker_that_is_killed_is_replaced(folder: Path, place: Path) -> None:
+    with nothing_left(place), Worker(parse_gpus(["1GiB"])) as worker:
+        before = worker.header(folder / "modèl 1.gguf")
+        assert worker.pid is not None
+        psutil.Process(worker.pid).kill()
+        assert worker.header(folder / "modèl 1.gguf") == before
+
+
+def test_a_worker_that_is_stopped_is_given_up(place: Path) -> None:
+    with nothing_left(place), Worker(parse_gpus(["1GiB"]), timeout=5) as worker:
+        worker.host()
+        assert worker.pid is not None
+        psutil.Process(worker.pid).suspend()
+        with pytest.raises(WorkerError, match="within 5 seconds"):
+            worker.host()
+
+
+def long_work(folder: Path) -> tuple[Any, ...]:
+    cells = ("-c", ",".join(str(512 * n) for n in range(1, 31)), "-ctk", "f16,q8_0", "-j", "2")
+    return ("explore", folder / "modèl 1.gguf", *GPU, "--gpu", "2GiB", *cells)
+
+
+def workers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """Wait until it has workers."""
+    until = time.monotonic() + PATIENCE
+    while len(found := psutil.Process(process.pid).children(recursive=True)) < 2:
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.05)
+    return found
+
+
+def test_a_command_that_is_killed_leaves_no_worker(folder: Path, place: Path) -> None:
+    process = started(*long_work(folder))
+    workers = workers_of(process)
+    process.kill()
+    process.communicate()
+    gone, alive = psutil.wait_procs(workers, PATIENCE)
+    assert gone and not alive
+    # and the next command removes its files
+    assert fitter(folder / "modèl 1.gguf", *GPU)[0] == 0
+    assert [str(path) for path in place.rglob("*")] == []
+
+
+def has_console() -> bool:
+    if system.CAN_FORK:
+        return True
+    import ctypes
+
+    return bool(ctypes.WinDLL("kernel32").GetConsoleCP())
+
+
+@pytest.mark.skipif(not has_console(), reason="without a console there is no Ctrl-C")
+def test_ctrl_c(folder: Path, place: Path) -> None:
+    # a group of processes begins without Ctrl-C on Windows
+    code = (
+        "import ctypes, runpy, sys; from fitter import system\n"
+        "system.CAN_FORK or ctypes.WinDLL('kernel32').SetConsoleCtrlHandler(None, False)\n"
+        "sys.argv[0] = 'fitter'; runpy.run_module('fitter', run_name='__main__')"
+    )
+    pipe, group = subprocess.PIPE, getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+    words = [sys.executable, "-c", code, *map(str, long_work(folder))]
+    with nothing_left(place):
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, creationflags=group)
+        workers_of(process)
+        time.sleep(1.0)
+        os.kill(process.pid, getattr(signal, "CTRL_C_EVENT", signal.SIGINT))
+        start = time.monotonic()
+        out, err = process.communicate(timeout=PATIENCE)
+        (line,) = err.splitlines()
+        assert (process.returncode, out) == (130, b"") and line.startswith(b"fitter: interrupted")
+        assert time.monotonic() - start < 10
