@@ -29,6 +29,7 @@ __all__ = [
     "CAN_FORK",
     "CRASHES",
     "DESCRIPTORS",
+    "DRIVERS_SPILL",
     "ENDING",
     "HAS_OWNERS",
     "ITSELF",
@@ -77,6 +78,7 @@ BROKEN_PIPE = frozenset({errno.EPIPE, errno.EINVAL})
 HAS_OWNERS = False
 ITSELF = os.O_BINARY | os.O_NOINHERIT
 DESCRIPTORS = ""
+DRIVERS_SPILL = True
 
 NEW_PROCESS = 0x0800_0004
 """Flags of a new process: no console, so no window and no Ctrl-C, and suspended until it is in its job."""
