@@ -101,7 +101,7 @@ tools: $(STAMPS)/venv ## upstream's rpc-server, llama-fit-params and llama-serve
 
 .PHONY: wheel
 wheel: install ## the wheel that needs no compiler, checked and tried, in dist: a minute on two cores
-	@$(PY) -c 'import auditwheel, ziglang' 2>/dev/null || $(PIP) install -q --no-build-isolation -e '.[wheel]'
+	@$(PY) -c 'import auditwheel, lief, wheel, ziglang' 2>/dev/null || $(PIP) install -q --no-build-isolation -e '.[wheel]'
 	@$(PY) -m tools.wheel $(WHEEL_ARGS)
 
 .PHONY: demo

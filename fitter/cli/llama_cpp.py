@@ -22,9 +22,9 @@ Examples:
 def llama_cpp(where: tuple[str, ...], as_json: bool | None, **_: Any) -> int:
     """Show the builds of llama.cpp on this machine, and whether fitter knows how to talk to them.
 
-    They are the installed llama-cpp-python's, that of the llama-server on the PATH, and those that are named. WHERE is
-    a directory with libllama and ggml's libraries, or a llama-server. The exit status is 3 if one that is named cannot
-    be used.
+    They are the installed llama-cpp-python's, or else the one in fitter's wheel, that of the llama-server on the PATH,
+    and those that are named. WHERE is a directory with libllama and ggml's libraries, or a llama-server. The exit
+    status is 3 if one that is named cannot be used.
     """
     from fitter.llama.build import inspect_build
     from fitter.output.tables import builds_table

@@ -390,7 +390,7 @@ builds_option = _option(
     metavar="WHERE",
     brief="A build of llama.cpp, from the oldest on.",
     help="A build of llama.cpp, from the oldest to the newest: a llama-server, a directory with libllama and ggml's "
-    "libraries, or python for that of the installed llama-cpp-python. Repeatable.",
+    "libraries, or python for that of the installed llama-cpp-python, or else of fitter's wheel. Repeatable.",
 )
 
 subject_options = stacked(

@@ -17,7 +17,10 @@ HEADER = """
     static inline int ggml_inline(int x) { return ggml_called(x); }
     LLAMA_API llama_model * llama_cpp_function(const char * a);
 """
-NAMES = '{"_Z18llama_cpp_functionPKc", "?llama_cpp_function@@YAPEAUllama_model@@PEBD@Z"},\n{"_ZN1a1bEv", "?b@a@@QEAAXXZ"},\n'
+NAMES = """
+{"_Z18llama_cpp_functionPKc", "?llama_cpp_function@@YAPEAUllama_model@@PEBD@Z"},
+{"_ZN1a1bEv", "?b@a@@QEAAXXZ"},
+"""
 
 
 @pytest.fixture(scope="module")

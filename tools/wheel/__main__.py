@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_contents(wheel, target)
         if target.system == "Linux":
             check_versions(wheel, target)
+        if target.system == "Darwin":
+            check_for_macos(wheel, target)
         print(f"built {wheel}")
         if options.target == own_target():
             print(try_out(wheel, BUILD / "trial"))
@@ -55,6 +58,9 @@ def build(target: Target, directory: Path, output: Path) -> Path:
     defined = {"FITTER_BUNDLE_LLAMA": "ON"}
     if (target.system, target.processor) != ("Linux", platform.machine()):
         defined |= {"CMAKE_SYSTEM_NAME": target.system, "CMAKE_SYSTEM_PROCESSOR": target.processor}
+    if target.system == "Darwin":
+        # CMake insists on it, and has nothing for it to do.
+        defined["CMAKE_INSTALL_NAME_TOOL"] = "true"
     variables = {
         **write_compilers(directory / "bin", Path(sys.executable), target),
         "CMAKE_ARGS": " ".join(f"-D{name}={value}" for name, value in defined.items()),
@@ -92,6 +98,18 @@ def check_versions(wheel: Path, target: Target) -> None:
     found = re.search(r'consistent with the following platform tag: "manylinux_2_(\d+)_', said)
     if found is None or int(found[1]) > int(target.platform.split("_")[2]):
         raise BuildError(f"{wheel.name} is not for {target.platform}: {said}")
+
+
+def check_for_macos(wheel: Path, target: Target) -> None:
+    """Raises ``BuildError`` if a Mac would not take the wheel, as far as it can be known without one."""
+    # lief is for this alone
+    from tools.wheel import macos
+
+    source = ROOT / "vendor" / "llama.cpp" / "bundle" / "source"
+    with tempfile.TemporaryDirectory() as directory:
+        found = [*macos.problems(wheel, target, Path(directory)), *macos.problems_of_layouts(source, target)]
+    if found:
+        raise BuildError(f"{wheel.name}: {'; '.join(found)}")
 
 
 def _run(module: str, *words: str | Path, variables: Mapping[str, str] | None = None) -> str:

@@ -104,12 +104,24 @@ def _library(gcc: str, name: str) -> str:
     return str(Path(path).resolve())
 
 
+# zig knows processors by names of its own: -march=armv8.2-a+fp16 is -mcpu=generic+v8_2a+fullfp16.
+_PROCESSORS = r"""for word do
+  shift
+  case $word in
+    -march=armv*) word=$(echo "$word" | sed 's/-march=armv8-a/-mcpu=generic/
+      s/-march=armv\([0-9]*\)\.\([0-9]*\)-a/-mcpu=generic+v\1_\2a/; s/+fp16/+fullfp16/') ;;
+  esac
+  set -- "$@" "$word"
+done
+"""
+
+
 def _write(path: Path, command: Sequence[str], libraries: Sequence[str]) -> Path:
     """A script that calls ``command``, and gives the ``libraries`` to what links."""
     call = shlex.join(command)
     only_compiles = '*" -c "*|*" -E "*|*" -S "*|*" -v "*|*" --version "*'
     path.write_text(
-        "#!/bin/sh\n# Written by tools/wheel.\n"
+        f"#!/bin/sh\n# Written by tools/wheel.\n{_PROCESSORS}"
         f'case " $* " in\n  {only_compiles}) exec {call} "$@" ;;\n'
         f'  *) exec {call} "$@" {shlex.join(libraries)} ;;\nesac\n'
     )

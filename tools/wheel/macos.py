@@ -6,6 +6,7 @@ how its structs are laid out. Nothing is run.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -113,14 +114,13 @@ def offered_by(directory: Path) -> set[str]:
     return offered
 
 
-def problem_of_layouts(source: Path, target: Target, layout: str) -> str:
-    """Why the structs of a llama.cpp's source have not the layout of that name on macOS, '' if they have it."""
-    lines = ['#include "llama.h"', "#include <cstddef>"]
+def problems_of_layouts(source: Path, target: Target, layout: str = "b11549") -> Iterator[str]:
+    """Say where the structs of a llama.cpp's source have not the layout of that name on macOS."""
+    lines = ["#include <cstddef>", '#include "llama.h"']
     for name, struct in structs_of(layouts()[layout]).items():
         fields = (field for field, *_ in struct._fields_)
         lines += [f'static_assert(offsetof({name}, {f}) == {getattr(struct, f).offset}, "{name}.{f}");' for f in fields]
     command = [sys.executable, "-m", "ziglang", "c++", "-target", target.zig, "-std=c++17", "-x", "c++", "-c", "-"]
-    command += [f"-I{source / 'include'}", f"-I{source / 'ggml' / 'include'}", "-o", "/dev/null"]
+    command += [f"-I{source / 'include'}", f"-I{source / 'ggml' / 'include'}", "-o", os.devnull]
     done = subprocess.run(command, input="\n".join(lines) + "\n", capture_output=True, text=True, check=False)
-    wrong = [line for line in done.stderr.splitlines() if "error" in line]
-    return wrong[0] if wrong else "" if done.returncode == 0 else done.stderr.strip()
+    yield from (line for line in done.stderr.splitlines() if "error" in line)

@@ -79,6 +79,7 @@ def _is_of_the_host(path: str) -> bool:
 def _load(llama: Functions, path: str) -> bool:
     load = llama.library.ggml_backend_load
     load.restype, load.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+    linking.preload(path)
     return bool(load(os.fsencode(path)))
 
 

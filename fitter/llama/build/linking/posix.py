@@ -42,6 +42,7 @@ __all__ = [
     "make_global",
     "open_library",
     "part_of",
+    "preload",
     "system_path",
 ]
 
@@ -125,6 +126,10 @@ def address_for(library: ctypes.CDLL, symbol: str) -> int | None:
     """Return the address of a function of a loaded library, or of one that it is linked to; ``None`` without one."""
     function = getattr(library, symbol, None)
     return ctypes.cast(function, ctypes.c_void_p).value if function is not None else None
+
+
+def preload(path: str) -> None:
+    """Do nothing: whoever loads the library finds what is beside it."""
 
 
 def close_library(library: ctypes.CDLL) -> None:

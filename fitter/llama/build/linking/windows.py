@@ -39,6 +39,7 @@ __all__ = [
     "make_global",
     "open_library",
     "part_of",
+    "preload",
     "system_path",
 ]
 
@@ -71,11 +72,15 @@ def part_of(name: str) -> str:
 
 
 def environment_places() -> tuple[str, ...]:
-    return tuple(os.environ.get(SEARCH_PATH, "").split(os.pathsep))
+    return ()
 
 
 def system_path(name: str) -> str:
-    return ""
+    return next((path for place in _path_folders() if os.path.isfile(path := os.path.join(place, name))), "")
+
+
+def _path_folders() -> list[str]:
+    return [place for place in os.environ.get(SEARCH_PATH, "").split(os.pathsep) if os.path.isabs(place)]
 
 
 def open_library(path: str) -> ctypes.CDLL:
@@ -84,8 +89,8 @@ def open_library(path: str) -> ctypes.CDLL:
     except OSError:
         # a driver's libraries, such as CUDA's, are where the PATH says
         with contextlib.ExitStack() as stack:
-            for place in environment_places():
-                if os.path.isabs(place) and os.path.isdir(place):
+            for place in _path_folders():
+                if os.path.isdir(place):
                     stack.enter_context(os.add_dll_directory(place))
             return ctypes.CDLL(path)
 
@@ -122,6 +127,12 @@ def address_for(library: ctypes.CDLL, symbol: str) -> int | None:
         if (function := getattr(each, symbol, None)) is not None:
             return ctypes.cast(function, ctypes.c_void_p).value
     return None
+
+
+def preload(path: str) -> None:
+    # ggml looks for what a backend needs beside the program, which is Python
+    with contextlib.suppress(OSError):
+        open_library(path)
 
 
 def close_library(library: ctypes.CDLL) -> None:

@@ -1,0 +1,79 @@
+"""fitter for Windows under wine: equal bytes to Linux with the same llama.cpp, and llama.cpp that gives up.
+
+And what needs no wine: that builds for Windows have every function that fitter's libraries look up.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fitter.llama.build import pe
+from tools.wine import compare, place
+
+BINDINGS = Path(__file__).resolve().parents[2] / "bindings"
+N_LOADS = 24
+"""Of the 200 that ``python -m tools.wine.compare`` draws."""
+
+with_wine = pytest.mark.skipif(not place.is_installed(), reason="wine is not installed")
+
+ABORTING = """
+import sys, tempfile
+from pathlib import Path
+from fitter.errors import FitterError
+from fitter.llama.client import Worker
+from fitter.llama.header.gguf_writer import Tensor, write_file
+from fitter.llama.types import Params, VirtualDevice
+
+sizes = {"block_count": 1000, "context_length": 4096, "embedding_length": 512, "feed_forward_length": 512}
+sizes |= {"attention.head_count": 8, "attention.layer_norm_rms_epsilon": 1e-5, "vocab_size": 512}
+values = {f"llama.{name}": value for name, value in sizes.items()}
+values |= {"general.architecture": "llama", "tokenizer.ggml.model": "no_vocab"}
+with tempfile.TemporaryDirectory() as folder:
+    path = write_file(Path(folder, "model.gguf"), values, [Tensor("token_embd.weight", (512, 512), "f16")])
+    with Worker([VirtualDevice("CUDA0", "a card", "cuda", 890, 1 << 34, 1 << 34)], llama_cpp=sys.argv[1]) as worker:
+        try:
+            worker.measure(str(path), Params(n_ctx=512, devices=("CUDA0",)))
+        except FitterError as error:
+            print(error)
+        print([device.name for device in worker.devices()])
+"""
+"""A model with more layers than llama.cpp has room for, and another question to the worker that follows."""
+
+
+@with_wine
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("build", place.BUILDS)
+def test_loads_are_equal_to_linux(build: str, tmp_path: Path) -> None:
+    # the first build tells of its contexts what fitter asks, the others are as llama.cpp's own releases are
+    found = compare.drawn(N_LOADS if build == "v0.4.0" else 4, seed=33)
+    linux = compare.answers_of_linux(build, found, tmp_path)
+    assert compare.answers_of_windows(build, found, tmp_path) == linux
+    assert sum(isinstance(answer, dict) for answer in linux) > len(found) / 2
+
+
+@with_wine
+@pytest.mark.timeout(600)
+def test_a_load_that_llama_cpp_gives_up_on(tmp_path: Path) -> None:
+    script = tmp_path / "aborting.py"
+    script.write_text(ABORTING, encoding="utf-8")
+    done = place.run([place.windows_path(script), place.windows_path(place.build("v0.4.0"))])
+    why, devices = done.stdout.splitlines()[-2:]
+    assert re.match(r"llama\.cpp was ended by SIGABRT during 'measure': .*GGML_ASSERT\(hparams\.n_layer", why), (
+        done.stderr
+    )
+    assert devices == "['CUDA0']"
+
+
+@pytest.mark.parametrize("build", place.BUILDS)
+def test_builds_for_windows_have_what_is_looked_up(build: str) -> None:
+    files = [path for path in place.build(build).iterdir() if path.suffix == ".dll"]
+    there = frozenset[str]().union(*(pe.read(path).defined for path in files))
+    names = (BINDINGS / "platform" / "msvc_names.inc").read_text(encoding="utf-8")
+    functions = {
+        msvc for usual, msvc in re.findall(r'^\{"(\w+)", "(\?[^"]+)"\}', names, re.M) if "llama_context" not in usual
+    }
+    assert functions and functions <= there
+    assert any(name.startswith("?llama_get_memory_breakdown@@YA?AV?$map@") for name in there)
