@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from fitter.llama.build import pe
+from tests.support.wine import with_wine
 from tools.wine import compare, place
 
 BINDINGS = Path(__file__).resolve().parents[2] / "bindings"
 N_LOADS = 24
 """Of the 200 that ``python -m tools.wine.compare`` draws."""
-
-with_wine = pytest.mark.skipif(not place.is_installed(), reason="wine is not installed")
 
 ABORTING = """
 import sys, tempfile
