@@ -282,6 +282,7 @@ def test_ctrl_c(folder: Path, place: Path) -> None:
         os.kill(process.pid, getattr(signal, "CTRL_C_EVENT", signal.SIGINT))
         start = time.monotonic()
         out, err = process.communicate(timeout=PATIENCE)
-        (line,) = err.splitlines()
-        assert (process.returncode, out) == (130, b"") and line.startswith(b"fitter: interrupted")
+        assert (process.returncode, out) == (130, b"")
+        # one line of what is lost, if there is something
+        assert [line.startswith(b"fitter: interrupted") for line in err.splitlines()] in ([], [True])
         assert time.monotonic() - start < 10
