@@ -12,7 +12,7 @@ import pytest
 from tests.support.wine import with_wine
 from tools.wine import place
 
-UNIT = ("test_system", "test_machine_spilling", "test_plan_file", "test_cli_main", "test_text", "test_llama_wire")
+UNIT = ("test_system", "test_machine_spilling", "test_cli_main", "test_text", "test_llama_wire")
 TESTS = (*(f"tests/unit/{name}.py" for name in UNIT), "tests/integration/test_every_system.py")
 
 EVERY_MODULE = """\
