@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fitter import programs
+from fitter import programs, system
 from fitter.api import choose_split_mode, early_load
 from fitter.api.call_worker import answering, fetch_all, limited, questions_of, with_addresses, worker_for
 from fitter.api.checked_call import checked_worker_call
@@ -151,6 +151,12 @@ def fit(
 
         why = why_no_gpu(machine.devices, worker.llama_cpp_for(ask.llama_cpp))
         notes = (why, *notes) if why else notes
+    if system.DRIVERS_SPILL and not ask.is_described:
+        from fitter.machine import spilling
+
+        cards = {device.name for device in machine.devices if device.type == "gpu"} - remote
+        near = ((use.name, use.total, use.left) for use in plan.devices if use.used and use.name in cards)
+        notes = (*notes, *spilling.notes(near))
     return replace(
         plan,
         params=with_addresses(plan.params),

@@ -26,6 +26,7 @@ __all__ = [
     "CAN_FORK",
     "CRASHES",
     "DESCRIPTORS",
+    "DRIVERS_SPILL",
     "ENDING",
     "HAS_OWNERS",
     "ITSELF",
@@ -86,6 +87,9 @@ ITSELF = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 """Folder in which open files have paths."""
+
+DRIVERS_SPILL = False
+"""Whether drivers of cards use the host's memory without an error where a card's own ends."""
 
 _STATM = "/proc/self/statm"
 

@@ -24,49 +24,16 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
 
+# fmt: off
 __all__ = [
-    "BROKEN_PIPE",
-    "CAN_FORK",
-    "CRASHES",
-    "DESCRIPTORS",
-    "ENDING",
-    "HAS_OWNERS",
-    "ITSELF",
-    "KILLED",
-    "NEW_PROCESS",
-    "Child",
-    "Folder",
-    "Job",
-    "Reader",
-    "close_file",
-    "close_inherited",
-    "copy_mode",
-    "disk_bytes",
-    "drop_cached",
-    "extend",
-    "free_memory",
-    "has_display",
-    "is_address_space_limited",
-    "is_console",
-    "is_private",
-    "lock_file",
-    "open_files",
-    "own_memory",
-    "path_of",
-    "path_of_url",
-    "physical_memory",
-    "processor",
-    "processors",
-    "quiet_crashes",
-    "replace",
-    "stack_limit",
-    "status_of",
-    "sync_folder",
-    "user",
-    "wait_writable",
-    "watch_interrupts",
-    "worker_pipes",
+    "BROKEN_PIPE", "CAN_FORK", "CRASHES", "DESCRIPTORS", "DRIVERS_SPILL", "ENDING", "HAS_OWNERS", "ITSELF",
+    "KILLED", "NEW_PROCESS", "Child", "Folder", "Job", "Reader", "close_file", "close_inherited", "copy_mode",
+    "disk_bytes", "drop_cached", "extend", "free_memory", "has_display", "is_address_space_limited", "is_console",
+    "is_private", "lock_file", "open_files", "own_memory", "path_of", "path_of_url", "physical_memory", "processor",
+    "processors", "quiet_crashes", "replace", "stack_limit", "status_of", "sync_folder", "user", "wait_writable",
+    "watch_interrupts", "worker_pipes",
 ]
+# fmt: on
 
 CAN_FORK = False
 ENDING = (signal.SIGTERM, signal.SIGBREAK)
@@ -77,6 +44,7 @@ BROKEN_PIPE = frozenset({errno.EPIPE, errno.EINVAL})
 HAS_OWNERS = False
 ITSELF = os.O_BINARY | os.O_NOINHERIT
 DESCRIPTORS = ""
+DRIVERS_SPILL = True
 
 NEW_PROCESS = 0x0800_0004
 """Flags of a new process: no console, so no window and no Ctrl-C, and suspended until it is in its job."""

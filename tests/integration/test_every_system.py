@@ -27,6 +27,8 @@ from tools.tiny import write_tiny
 
 GPU = ("--gpu", "1GiB", "--fit-target", "64")
 PATIENCE = 120.0
+ANSWER_SECONDS = 15
+"""More than a worker takes to start."""
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +73,20 @@ def one_line(said: str) -> str:
 @contextmanager
 def nothing_left(place: Path) -> Iterator[None]:
     """Check that the block leaves no process and no temporary file."""
+    with no_process_left():
+        yield
+    assert [str(path) for path in place.rglob("*")] == []
+
+
+@contextmanager
+def no_process_left() -> Iterator[None]:
+    """Check that the block leaves no process."""
     before = {each.pid for each in psutil.Process().children(recursive=True)}
     yield
     until = time.monotonic() + PATIENCE
     while left := {each.pid for each in psutil.Process().children(recursive=True)} - before:
         assert time.monotonic() < until, left
         time.sleep(0.05)
-    assert [str(path) for path in place.rglob("*")] == []
 
 
 def test_a_plan(folder: Path, place: Path) -> None:
@@ -130,7 +139,7 @@ def test_a_lock(folder: Path) -> None:
 
 
 def test_the_server(folder: Path, place: Path) -> None:
-    with nothing_left(place):
+    with no_process_left():
         server = started("serve", "--port", "0", "--root", folder)
         assert server.stdout is not None and server.stderr is not None
         try:
@@ -143,6 +152,9 @@ def test_the_server(folder: Path, place: Path) -> None:
         finally:
             server.terminate()
             server.communicate(timeout=PATIENCE)
+    # without signals to end, its files wait for the next command
+    assert fitter(folder / "modèl 1.gguf", *GPU)[0] == 0
+    assert [str(path) for path in place.rglob("*")] == []
 
 
 @pytest.mark.parametrize("words", [("MODEL", *GPU), ("inspect", "MODEL")], ids=["fit", "inspect"])
@@ -187,7 +199,7 @@ def sabotage(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         ("os.abort()", LlamaCppCrashError, "llama.cpp was ended by SIGABRT during 'host'"),
         ("os._exit(7)", WorkerError, "ended with status 7 during 'host', and so did a new one"),
-        ("time.sleep(600)", WorkerError, "did not answer 'host' within 5 seconds"),
+        ("time.sleep(600)", WorkerError, "did not answer 'host' within 15 seconds"),
     ],
     ids=["abort", "end", "hang"],
 )
@@ -195,7 +207,7 @@ def test_a_worker_that_ends_or_hangs(
     code: str, error: type[Exception], said: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SABOTAGE", code)
-    with nothing_left(place), Worker(parse_gpus(["1GiB"]), timeout=5) as worker:
+    with nothing_left(place), Worker(parse_gpus(["1GiB"]), timeout=ANSWER_SECONDS) as worker:
         with pytest.raises(error, match=said):
             worker.host()
         monkeypatch.delenv("SABOTAGE")
@@ -211,11 +223,11 @@ def test_a_worker_that_is_killed_is_replaced(folder: Path, place: Path) -> None:
 
 
 def test_a_worker_that_is_stopped_is_given_up(place: Path) -> None:
-    with nothing_left(place), Worker(parse_gpus(["1GiB"]), timeout=5) as worker:
+    with nothing_left(place), Worker(parse_gpus(["1GiB"]), timeout=ANSWER_SECONDS) as worker:
         worker.host()
         assert worker.pid is not None
         psutil.Process(worker.pid).suspend()
-        with pytest.raises(WorkerError, match="within 5 seconds"):
+        with pytest.raises(WorkerError, match="within 15 seconds"):
             worker.host()
 
 
@@ -270,6 +282,7 @@ def test_ctrl_c(folder: Path, place: Path) -> None:
         os.kill(process.pid, getattr(signal, "CTRL_C_EVENT", signal.SIGINT))
         start = time.monotonic()
         out, err = process.communicate(timeout=PATIENCE)
-        (line,) = err.splitlines()
-        assert (process.returncode, out) == (130, b"") and line.startswith(b"fitter: interrupted")
+        assert (process.returncode, out) == (130, b"")
+        # one line of what is lost, if there is something
+        assert [line.startswith(b"fitter: interrupted") for line in err.splitlines()] in ([], [True])
         assert time.monotonic() - start < 10

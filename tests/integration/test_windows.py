@@ -5,19 +5,26 @@ And what needs no wine: that builds for Windows have every function that fitter'
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from fitter.llama.build import pe
-from tools.wine import compare, place
+from tests.support.wine import with_wine
+from tools import llama_builds
+from tools.tiny import write_tiny
+from tools.tiny_kinds import write_hybrid, write_swa
+from tools.tiny_lora import write_lora
+from tools.tiny_projector import write_projector
+from tools.wine import compare, place, questions
 
 BINDINGS = Path(__file__).resolve().parents[2] / "bindings"
 N_LOADS = 24
 """Of the 200 that ``python -m tools.wine.compare`` draws."""
-
-with_wine = pytest.mark.skipif(not place.is_installed(), reason="wine is not installed")
 
 ABORTING = """
 import sys, tempfile
@@ -52,6 +59,35 @@ def test_loads_are_equal_to_linux(build: str, tmp_path: Path) -> None:
     linux = compare.answers_of_linux(build, found, tmp_path)
     assert compare.answers_of_windows(build, found, tmp_path) == linux
     assert sum(isinstance(answer, dict) for answer in linux) > len(found) / 2
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_lora(folder / "moe.lora", write_tiny(folder / "moe.gguf"))
+    write_projector(folder / "moe.mmproj")
+    write_swa(folder / "swa.gguf")
+    write_hybrid(folder / "hybrid.gguf")
+    return folder
+
+
+@with_wine
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("build", "lacks"), [("v0.4.0", "a projector"), ("b11548", "an adapter")])
+def test_all_answers_are_equal_to_linux(build: str, lacks: str, models: Path, tmp_path: Path) -> None:
+    """A build without a libmtmd says so on both; adapters need a function that few builds for Windows have."""
+    linux, windows = tmp_path / "linux.json", tmp_path / "windows.json"
+    here = llama_builds.fetched(llama_builds.packaged()[build])
+    subprocess.run([sys.executable, questions.__file__, str(here), str(models), str(linux)], check=True)
+    words = (questions.__file__, place.build(build), models, windows)
+    done = place.run([place.windows_path(word) for word in words])
+    assert done.returncode == 0, done.stderr
+    expected, found = (json.loads(path.read_text(encoding="utf-8")) for path in (linux, windows))
+    without = {name for name in expected if lacks in name}
+    assert {name: found[name] for name in expected if name not in without} == {
+        name: answer for name, answer in expected.items() if name not in without
+    }
+    assert without and all("libmtmd" in found[name] or "LoRA" in found[name] for name in without)
 
 
 @with_wine

@@ -46,6 +46,11 @@ _PACKAGES = (
 """What fitter and its tests import. Later versions of numpy need functions of the C library that wine 8 lacks."""
 
 
+def _node(name: str, version: str, sha256: str, layout: str) -> Packaged:
+    file = f"node-llama-cpp-win-x64-{version}.tgz"
+    return Packaged(name, "npm", "@node-llama-cpp/win-x64", version, file, sha256, "package/bins/win-x64", layout)
+
+
 def _py_sync(number: str, sha256: str, layout: str) -> Packaged:
     file = f"llama_cpp_py_sync-0.{number}-1cpu-py3-none-win_amd64.whl"
     return Packaged(
@@ -54,16 +59,9 @@ def _py_sync(number: str, sha256: str, layout: str) -> Packaged:
 
 
 _BUILDS = (
-    Packaged(
-        "v0.4.0",
-        "npm",
-        "@node-llama-cpp/win-x64",
-        "3.21.1",
-        "node-llama-cpp-win-x64-3.21.1.tgz",
-        "9e48b1bf39e41c8b955a20006a3bdfd4861bedbb2661c87f7e29a5207f1ff0e8",
-        "package/bins/win-x64",
-        "0.3.36",
-    ),
+    _node("b10068", "3.19.1", "a9cca93edbfacd99a1d66948f170b53fcbac2aed3bd643be051bbbeeba529bbb", "0.3.30"),
+    _node("b10361", "3.20.0", "b6aeb2066e4256631757b46d9ad179ee8a2cb6ac629888f7a477d5134c533531", "0.3.35"),
+    _node("v0.4.0", "3.21.1", "9e48b1bf39e41c8b955a20006a3bdfd4861bedbb2661c87f7e29a5207f1ff0e8", "0.3.36"),
     _py_sync("11413", "9030118dc618d3d382cd613030ef2b4099e12f8888f5296387451bd0e055a92d", "0.3.36"),
     _py_sync("11548", "3b99acae7a0109ee9fab0921af6c4bac09ca320ae71f2862bfe5dc52cd266e96", "b11549"),
     _py_sync("11739", "74bbe204b04203bc2cf885a28127919bc398d0dad7bd22353518956620508ca4", "b11549"),
