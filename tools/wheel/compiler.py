@@ -104,10 +104,12 @@ def _library(gcc: str, name: str) -> str:
     return str(Path(path).resolve())
 
 
-# zig knows processors by names of its own: -march=armv8.2-a+fp16 is -mcpu=generic+v8_2a+fullfp16.
-_PROCESSORS = r"""for word do
+# zig knows processors by names of its own: -march=armv8.2-a+fp16 is -mcpu=generic+v8_2a+fullfp16. It makes no bundles
+# for macOS, and dlopen takes a library as well.
+_WORDS = r"""for word do
   shift
   case $word in
+    -bundle) word=-shared ;;
     -march=armv*) word=$(echo "$word" | sed 's/-march=armv8-a/-mcpu=generic/
       s/-march=armv\([0-9]*\)\.\([0-9]*\)-a/-mcpu=generic+v\1_\2a/; s/+fp16/+fullfp16/') ;;
   esac
@@ -121,7 +123,7 @@ def _write(path: Path, command: Sequence[str], libraries: Sequence[str]) -> Path
     call = shlex.join(command)
     only_compiles = '*" -c "*|*" -E "*|*" -S "*|*" -v "*|*" --version "*'
     path.write_text(
-        f"#!/bin/sh\n# Written by tools/wheel.\n{_PROCESSORS}"
+        f"#!/bin/sh\n# Written by tools/wheel.\n{_WORDS}"
         f'case " $* " in\n  {only_compiles}) exec {call} "$@" ;;\n'
         f'  *) exec {call} "$@" {shlex.join(libraries)} ;;\nesac\n'
     )

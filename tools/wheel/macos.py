@@ -21,10 +21,13 @@ from tools import llama_builds
 from tools.llama_builds import Packaged
 from tools.wheel.targets import Target
 
+# It says nothing that the checks below do not.
+lief.logging.disable()
+
 _NEWEST = (14, 0)
 _SYSTEM = ("/usr/lib/libSystem.B.dylib", "/usr/lib/libc++.1.dylib")
-_LOOKUP = (-2, 254)
-"""The number of the library, as lief says it, where the linker takes a function of any."""
+_LOOKUP = -2
+"""The number of the library where the linker takes a function of any."""
 _MACHINES = {"arm64": lief.MachO.Header.CPU_TYPE.ARM64, "x86_64": lief.MachO.Header.CPU_TYPE.X86_64}
 _SYNC = "llama_cpp_py_sync-0.11548-1metal-py3-none-macosx_14_0_arm64.whl"
 BUILDS = {
@@ -102,7 +105,7 @@ def problems_of_form(library: lief.MachO.Binary, target: Target) -> Iterator[str
 
 def wanted_of(library: lief.MachO.Binary) -> set[str]:
     """The functions that a library takes of any other in its process."""
-    return {symbol.name[1:] for symbol in library.imported_symbols if symbol.library_ordinal in _LOOKUP}
+    return {each.symbol.name[1:] for each in library.bindings if each.library_ordinal == _LOOKUP}
 
 
 def offered_by(directory: Path) -> set[str]:
