@@ -22,7 +22,7 @@ from fitter.model import location
 from fitter.model.file_types import source_type
 from fitter.model.shapes import shape_addresses as shapes
 from fitter.model.tensors import is_expert
-from fitter.parameters.table import AnyPath, Measuring
+from fitter.parameters.table import PARAMETERS, AnyPath, Measuring
 from fitter.planning.plan.device_claim import DeviceClaim, least_bandwidth
 from fitter.planning.plan.pod_claim import claim_name
 from fitter.planning.plan.request_of_machine import pinned_by
@@ -40,6 +40,11 @@ _ONE_CARD = "9999GiB"
 """A CUDA card with room for any model."""
 N_CTX = 8192
 """Tokens of the context where none is asked for, if the model was trained with as many."""
+_PLACING = (
+    *("gpus", "rpc", "devices", "n_gpu_layers", "tensor_split", "override_tensor", "cpu_moe", "n_cpu_moe", "n_cpu_ffn"),
+    *("main_gpu", "split_mode", "offload_kqv"),
+)
+"""Keywords that name devices, or keep a part of the model off the one device."""
 _SECONDS = 30.0
 """Time limit for the list of a repository's files."""
 
@@ -76,13 +81,13 @@ def claim_device(
         raise UsageError(f"--min-tps {min_tps:g} is no speed: give the tokens per second that you need")
     if efficiency is not None and not 1 <= efficiency <= 100:
         raise UsageError(f"--efficiency {efficiency} is no percentage of a bandwidth: give 1 to 100")
-    if parameters.get("gpus"):
-        raise UsageError("--min-tps asks what a device must have, and --gpu names one: leave one of them out")
+    for keyword in _PLACING:
+        if parameters.get(keyword) is not None:
+            option = PARAMETERS[keyword].option
+            raise UsageError(f"--min-tps asks what one device must have for all of the model: leave {option} out")
     called = os.fsdecode(model)
     path = model_of(called, quant)
-    parameters["gpus"] = [_ONE_CARD]
-    if parameters.get("n_gpu_layers") is None:
-        parameters["n_gpu_layers"] = -1
+    parameters |= {"gpus": [_ONE_CARD], "n_gpu_layers": -1}
     ask = Ask.of_a_load(parameters)
     with one_load(ask, path, worker, on_log) as load:
         if not load.params.n_ctx:
@@ -121,7 +126,7 @@ def model_of(model: str, quant: str | None) -> str:
     if shape is None and not os.path.lexists(model):
         from fitter.model.shapes import catalogue
 
-        if model.lower() in catalogue.names():
+        if model.lower().partition(":")[0] in catalogue.names():
             shape = shapes.wanted(shapes.named(shapes.SHAPE, model))
         elif ":" not in model and model.count("/") == 1 and not model.lower().endswith(".gguf"):
             if "gguf" in model.lower():
@@ -152,8 +157,8 @@ def _of_repository(model: str, quant: str | None) -> str:
         found = listing.models
     if not found:
         raise UsageError(
-            f"{listing.called} has no {wanted}: its file types are {repository_models.types_in(listing)}; name one with "
-            "--quant"
+            f"{listing.called} has no {wanted}: its file types are {repository_models.types_in(listing)}; name one "
+            "with --quant"
         )
     if found[0].problem:
         raise ModelError(found[0].problem)
@@ -165,8 +170,6 @@ def _memory(load: OneLoad, virtual: Sequence[VirtualDevice]) -> int:
     breakdown = load.worker.measure(str(load.model.path), load.params, reserve=True).most
     (device,) = choose(load.worker.devices(), load.params.devices)[:1]
     used = breakdown.on(device.name).used
-    if not used:
-        raise PlanError("no layer is on the device with these options: leave out what keeps the model on the host")
     halves = has_half_experts(tensor for tensor in load.model.tensors if is_expert(tensor.name))
     beside = unaccounted(device, virtual, halves=halves) or 0
     return math.ceil((used + beside) / gpu_catalogue.default().free_fraction)

@@ -8,6 +8,7 @@ import click
 
 from fitter.cli import answers, options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, UsageError
+from fitter.parameters.table import PARAMETERS, Measuring
 
 _EPILOG = """\
 Examples:
@@ -52,6 +53,9 @@ def claim(
     from fitter.api.claim_model import claim_device
     from fitter.output.documents.claim_documents import DEVICE_CLAIM
 
+    for keyword in options.given(given):
+        if keyword not in Measuring.__annotations__:
+            raise UsageError(f"--min-tps asks about one load, which has no {PARAMETERS[keyword].option}: leave it out")
     chosen = options.given({"min_tps": min_tps, "quant": quant, "efficiency": efficiency})
     with answers.asking(-1):
         device = claim_device(model, **chosen, **options.given(given))
