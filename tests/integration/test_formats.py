@@ -419,7 +419,8 @@ def test_the_command_writes_what_the_plan_says(name: str, tmp_path: Path) -> Non
     words = (str(model), "--gpu", "cuda:8.9:1200MiB", "-c", "512")
     done = run_fitter(*words, "--format", name)
     assert done.returncode == 0, done.stderr
-    plan = fitter.fit(model, gpus=["cuda:8.9:1200MiB"], n_ctx=512)
+    served = {"program": "llama-server"} if name in ("kubernetes", "llmkube") else {}
+    plan = fitter.fit(model, gpus=["cuda:8.9:1200MiB"], n_ctx=512, **served)
     if name == "json":
         document = json.loads(done.stdout)
         assert document == {**plan.to_dict(), "search": document["search"]}
