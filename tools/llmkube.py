@@ -2,8 +2,8 @@
 
     python -m tools.llmkube MODELS.yaml INFERENCESERVICES.yaml OBJECTS.yaml…
 
-The first two are ``config/crd/bases/inference.llmkube.dev_….yaml`` of https://github.com/defilantech/LLMKube, the others
-what fitter wrote. Unknown fields are errors, although the API server would only drop them.
+The first two are ``config/crd/bases/inference.llmkube.dev_….yaml`` of https://github.com/defilantech/LLMKube, the
+others what fitter wrote. Unknown fields are errors, although the API server would only drop them.
 """
 
 from __future__ import annotations

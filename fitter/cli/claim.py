@@ -45,6 +45,7 @@ def claim(
     With --min-tps, say what one device must have instead: memory for all of the model with its context (-c, 8192 by
     default), and bandwidth for the speed. This is what llmfit-dra asks. MODEL may then be a name on Hugging Face too.
     """
+    given["program"] = given["program"] or "llama-server"
     if min_tps is None:
         for value, option in ((quant, "--quant"), (efficiency, "--efficiency")):
             if value is not None:
@@ -64,11 +65,10 @@ def claim(
 
 
 def _of_pod(model: str, given: dict[str, Any], *, as_json: bool) -> int:
-    from fitter import api, programs
+    from fitter import api
     from fitter.output.documents.claim_documents import POD_CLAIM
     from fitter.planning.plan.pod_claim import pod_claim
 
-    given["program"] = given["program"] or programs.unless_named("llama-server")
     with answers.asking(-1):
         plan = api.fit(model, **options.given(given))
     answers.report_problems(plan.problems)
