@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -142,8 +143,8 @@ def objects(text: str) -> list[dict[str, Any]]:
 
 
 def expanded(word: str) -> str:
-    """What a container gets for a word of ``args``, without variables."""
-    return word.replace("$$", "$")
+    """What a container gets for a word of ``args``, in whose environment no variable is named."""
+    return re.sub(r"\$(\$|\(HOME\))", lambda found: "$" if found[1] == "$" else "a variable", word)
 
 
 @pytest.mark.parametrize("path", ["/m/Model.gguf", "/my models/a 'b' \"c\".gguf", "/m/$(HOME)/$$.gguf", "/m/no"])
@@ -200,7 +201,7 @@ FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "flash attention on": ({"flash_attn": "on"}, {"flashAttention": True}, []),
     "overrides": (
         {"tensor_buft_overrides": (TensorBuftOverride("^a$", "CPU"), TensorBuftOverride("b", "CPU"))},
-        {"tensorOverrides": ["^a$$=CPU", "b=CPU"]},
+        {"tensorOverrides": ["^a$=CPU", "b=CPU"]},
         [],
     ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,8 @@ def documents(*objects: Mapping[str, Any]) -> str:
 
 
 def escaped(word: str) -> str:
-    """Escape an argument or a variable of a container, in which Kubernetes takes ``$(NAME)`` for a variable."""
-    return word.replace("$", "$$")
+    """Escape an argument of a container, in which Kubernetes takes ``$(NAME)`` for a variable and ``$$`` for ``$``."""
+    return re.sub(r"\$(?=[$(])", "$$", word)
 
 
 def _lines(value: Mapping[str, Any] | Sequence[Any]) -> Iterator[str]:
