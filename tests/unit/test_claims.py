@@ -19,8 +19,10 @@ from fitter.output.formats.yaml_text import documents
 from fitter.planning.plan.device_claim import DeviceClaim, least_bandwidth
 from fitter.planning.plan.plan import Plan, PoolUse, SharedUse
 from fitter.planning.plan.pod_claim import claim_name, pod_claim
+from fitter.programs import server_process
 from fitter.programs.later import Later
 from fitter.programs.server_process import process_bytes
+from fitter.storage.data_files import read_data
 from tests.support.plans import GIB, MIB, make_plan
 
 VOCAB = 32000
@@ -71,6 +73,16 @@ def test_what_needs_more_memory(more: Callable[[Plan], Plan]) -> None:
 def test_what_others_reserve_is_not_the_pods() -> None:
     others = SharedUse("reserve", "x", (Row("CPU", None, True, GIB, 0, 0),))
     assert pod_claim(replace(served(), shared=(others,))) == pod_claim(served())
+
+
+@pytest.mark.parametrize(
+    "run", read_data(server_process.__file__)["measured"], ids=lambda run: f"{run['model']} {run['n_slots']}"
+)
+def test_no_run_took_more(run: dict[str, Any]) -> None:
+    sizes = {name: run[name] for name in ("n_vocab", "n_slots", "n_ctx")}
+    figure = process_bytes(**sizes, state=0, counted=100 * MIB) / MIB
+    took = run["own_mib"] + 15.3 + 1.2
+    assert took <= figure <= 1.5 * took + 20
 
 
 # --- a pod's devices
