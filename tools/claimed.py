@@ -52,12 +52,12 @@ class Load:
 
 _WIDE = {"type_k": "f32", "type_v": "f32"}
 LOADS = {
-    "weights": Load(lambda path: write_tiny(path, EXPERTS), {"n_ctx": 1024, "n_seq_max": 2, "cache_ram": 16}),
+    "weights": Load(lambda path: write_tiny(path, EXPERTS), {"n_ctx": 512, "n_seq_max": 2, "cache_ram": 16}),
     "cache": Load(lambda path: write_tiny(path, WIDE), {"n_ctx": 1024, "n_seq_max": 4, "cache_ram": 256, **_WIDE}),
-    "slots": Load(lambda path: write_tiny(path, WIDE), {"n_ctx": 16384, "n_seq_max": 64, "cache_ram": 0, **_WIDE}),
-    "dense": Load(lambda path: write_tiny(path, TINY_DENSE), {"n_ctx": 2048, "n_seq_max": 2, "cache_ram": 8}),
-    "swa": Load(write_swa, {"n_ctx": 2048, "n_seq_max": 2, "cache_ram": 8, "ctx_checkpoints": 8}),
-    "hybrid": Load(write_hybrid, {"n_ctx": 2048, "n_seq_max": 4, "cache_ram": 8}),
+    "slots": Load(lambda path: write_tiny(path, WIDE), {"n_ctx": 8192, "n_seq_max": 64, "cache_ram": 0, **_WIDE}),
+    "dense": Load(lambda path: write_tiny(path, TINY_DENSE), {"n_ctx": 1024, "n_seq_max": 2, "cache_ram": 8}),
+    "swa": Load(write_swa, {"n_ctx": 1024, "n_seq_max": 2, "cache_ram": 8, "ctx_checkpoints": 8}),
+    "hybrid": Load(write_hybrid, {"n_ctx": 1024, "n_seq_max": 4, "cache_ram": 8}),
 }
 """The first three are mostly what the plan counts; of the others, the process itself is the most."""
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 import fitter
@@ -18,6 +19,7 @@ from tools.tiny import TINY_DENSE, write_tiny
 
 SHAPE = "shape://llama-3.1-8b"
 GIB = 1 << 30
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
 
 def asked(*words: str | Path) -> dict[str, Any]:
@@ -25,6 +27,8 @@ def asked(*words: str | Path) -> dict[str, Any]:
     done = run_fitter("claim", *map(str, words), "--json")
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
+    kind = "device" if "--min-tps" in words else "pod"
+    jsonschema.validate(document, json.loads((REFERENCE / f"{kind}-claim.schema.json").read_text()))
     return document
 
 
