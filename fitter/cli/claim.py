@@ -43,14 +43,15 @@ def claim(
     weights, context, buffers, prompt cache, checkpoints and its own process.
 
     With --min-tps, say what one device must have instead: memory for all of the model with its context (-c, 8192 by
-    default), and bandwidth for the speed. This is what llmfit-dra asks. MODEL may then be a name on Hugging Face too.
+    default), and bandwidth for the speed. This is what llmfit-dra asks.
+
+    MODEL may also be a repository or a name on Hugging Face, of which --quant says the file type.
     """
     given["program"] = given["program"] or "llama-server"
     if min_tps is None:
-        for value, option in ((quant, "--quant"), (efficiency, "--efficiency")):
-            if value is not None:
-                raise UsageError(f"{option} belongs to a claim for a device: give --min-tps as well")
-        return _of_pod(model, given, as_json=bool(as_json))
+        if efficiency is not None:
+            raise UsageError("--efficiency belongs to a claim for a device: give --min-tps as well")
+        return _of_pod(model, quant, given, as_json=bool(as_json))
     from fitter.api.claim_model import claim_device
     from fitter.output.documents.claim_documents import DEVICE_CLAIM
 
@@ -64,13 +65,14 @@ def claim(
     return EXIT_FITS
 
 
-def _of_pod(model: str, given: dict[str, Any], *, as_json: bool) -> int:
+def _of_pod(model: str, quant: str | None, given: dict[str, Any], *, as_json: bool) -> int:
     from fitter import api
+    from fitter.api.claim_model import model_of
     from fitter.output.documents.claim_documents import POD_CLAIM
     from fitter.planning.plan.pod_claim import pod_claim
 
     with answers.asking(-1):
-        plan = api.fit(model, **options.given(given))
+        plan = api.fit(model_of(model, quant), **options.given(given))
     answers.report_problems(plan.problems)
     if not plan.fits:
         return EXIT_DOES_NOT_FIT

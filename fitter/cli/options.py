@@ -489,7 +489,8 @@ claim_options = stacked(
         "quant",
         "--quant",
         metavar="TYPE",
-        help="With --min-tps: the model's file type, such as Q4_K_M, if it has several or no file.",
+        brief="The file type, such as Q4_K_M.",
+        help=f"The model's file type, if it has several or no file. [default: {DEFAULT_TYPE}]",
     ),
     _option(
         _CLAIM,

@@ -120,6 +120,7 @@ def test_names_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert (found["model"], found["quant"], found["claimName"]) == ("org/Small-1B", "Q8_0", "small-1b-fit")
         for name in ("org/Tiny-GGUF", "hf://org/Tiny-GGUF"):
             assert asked(name, "--quant", "Q8_0", "--min-tps", "20")["quant"] == "Q8_0"
+            assert asked(name, "--quant", "Q8_0", "--gpu", "none")["claimName"] == "tiny-q8-0"
         refused = run_fitter("claim", "org/Tiny-GGUF", "--min-tps", "20")
         assert refused.returncode == 2
         assert "has no Q4_K_M: its file types are Q4_0, Q8_0; name one with --quant" in refused.stderr
@@ -132,7 +133,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], int, str]] = {
     "a card": (("--min-tps", "5", "--gpu", "24GiB"), 2, "for all of the model: leave --gpu out"),
     "layers": (("--min-tps", "5", "-ngl", "0"), 2, "for all of the model: leave -ngl out"),
     "a plan's option": (("--min-tps", "5", "-cram", "0"), 2, "one load, which has no -cram: leave it out"),
-    "a type alone": (("--quant", "Q4_K_M"), 2, "--quant belongs to a claim for a device"),
+    "a percentage alone": (("--efficiency", "55"), 2, "--efficiency belongs to a claim for a device"),
     "two types": (("--min-tps", "5", "--quant", "Q8_0"), 2, "has the file type Q4_K_M, and --quant says Q8_0"),
     "no limit": (("-cram", "-1", "--gpu", "24GiB"), 3, "-cram -1 has no limit"),
     "another program": (("--for", "llama-cpp-python", "--gpu", "24GiB"), 3, "a pod runs llama-server"),
