@@ -35,6 +35,7 @@ COMMANDS = {
     "diff": "Compare two plans, or two builds of llama.cpp.",
     "history": "Compare many builds of llama.cpp.",
     "llama-cpp": "List the builds of llama.cpp to plan with.",
+    "claim": "Say what a pod or a device claim must ask for.",
     "gguf-parser": "Answer as gguf-parser, for schedulers.",
 }
 """The help of each command. A command is a function in a file of the same name, imported on use."""

@@ -125,6 +125,7 @@ def _split_commas(ctx: click.Context, param: click.Parameter, values: tuple[str,
 
 _CASES = "Cases"
 _MODEL = "Model"
+_CLAIM = "Claim for a device"
 
 
 class _RequiredModel(click.Argument):
@@ -481,6 +482,35 @@ def _choice_options(section: str, types: str) -> Callable[[_Function], _Function
 
 quantization_options = _choice_options(
     _MODEL, "Only this file type of llama-quantize, such as Q4_K_M. Repeatable. [default: all]"
+)
+claim_options = stacked(
+    _option(
+        _MODEL,
+        "quant",
+        "--quant",
+        metavar="TYPE",
+        brief="The file type, such as Q4_K_M.",
+        help=f"The model's file type, if it has several or no file. [default: {DEFAULT_TYPE}]",
+    ),
+    _option(
+        _CLAIM,
+        "min_tps",
+        "--min-tps",
+        type=_KindType(kinds.Rate()),
+        metavar="T/S",
+        brief="Claim a device that generates so fast.",
+        help="Say what one device must have to generate so many tokens per second, instead of what a pod takes.",
+    ),
+    _option(
+        _CLAIM,
+        "efficiency",
+        "--efficiency",
+        type=_KindType(kinds.Whole(least=1, most=100)),
+        metavar="PERCENT",
+        brief="Percent of its bandwidth that a device reaches.",
+        help="With --min-tps: percent of its datasheet's bandwidth that a device reaches in reading the weights. "
+        "[default: estimated as for plans]",
+    ),
 )
 repository_options = _choice_options(
     "Model",

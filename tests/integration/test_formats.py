@@ -416,10 +416,11 @@ def test_the_script_loads_what_was_measured(case: tuple[Any, dict[str, Any]], tm
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_command_writes_what_the_plan_says(name: str, tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "tiny.gguf")
-    words = (str(model), "--gpu", "cuda:8.9:1200MiB", "-c", "512")
+    program = "llama-server" if name in ("kubernetes", "llmkube") else "any"
+    words = (str(model), "--gpu", "cuda:8.9:1200MiB", "-c", "512", "--for", program)
     done = run_fitter(*words, "--format", name)
     assert done.returncode == 0, done.stderr
-    plan = fitter.fit(model, gpus=["cuda:8.9:1200MiB"], n_ctx=512)
+    plan = fitter.fit(model, gpus=["cuda:8.9:1200MiB"], n_ctx=512, program=program)
     if name == "json":
         document = json.loads(done.stdout)
         assert document == {**plan.to_dict(), "search": document["search"]}

@@ -15,6 +15,8 @@ from fitter.output.formats.ini import section
 from fitter.planning.plan.plan import Plan, Problem
 from tests.support.plans import make_plan
 
+FOR_PODS = ("kubernetes", "llmkube")
+"""Formats for llama-server alone: tests/unit/test_claims.py."""
 SPILL = TensorBuftOverride("^blk.(1|2).ffn_up_exps.weight$", "CPU")
 SPLIT = Params(n_ctx=4096, n_gpu_layers=33, tensor_split=(20.0, 13.0), tensor_buft_overrides=(SPILL,))
 
@@ -166,7 +168,7 @@ def test_a_plan_that_does_not_fit_is_no_python_script() -> None:
         render(plan, "python")
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("json", "gguf-parser")])
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("json", "gguf-parser", *FOR_PODS)])
 def test_a_pattern_that_llama_cpp_would_cut_is_refused(name: str) -> None:
     overrides = (TensorBuftOverride("a{1,2}", "CPU"),)
     with pytest.raises(UsageError, match=re.escape("a{1,2}")):

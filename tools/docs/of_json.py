@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from fitter.llama.types import Array, MetadataValue, Params
 from fitter.output.documents.calibration_document import CALIBRATION
+from fitter.output.documents.claim_documents import DEVICE_CLAIM, POD_CLAIM
 from fitter.output.documents.device_documents import CATALOGUE, DEVICES
 from fitter.output.documents.document import SCHEMA, Document, Key
 from fitter.output.documents.exploration_document import EXPLORATION
@@ -177,6 +178,8 @@ DOCUMENTS: dict[str, tuple[str, Document]] = {
     "explore": ("`fitter explore --json`, `fitter.explore(…).to_dict()`", EXPLORATION),
     "shapes": ("`fitter shapes --json`", SHAPES),
     "devices": ("`fitter devices --json`", DEVICES),
+    "pod-claim": ("`fitter claim --json`", POD_CLAIM),
+    "device-claim": ("`fitter claim --min-tps T --json`", DEVICE_CLAIM),
     "catalogue": ("`fitter devices --catalogue --json`", CATALOGUE),
 }
 """Every document: what prints it, and its declaration."""

@@ -50,7 +50,9 @@ TOPICS = {
         "options-devices.md", ("Devices and limits",), "Devices, host memory, margins, and limits of the search."
     ),
     "Speed options": Topic(
-        "options-speed.md", ("Speed",), "The request that should be fast, and the figures of the estimate."
+        "options-speed.md",
+        ("Speed", "Claim for a device"),
+        "The request that should be fast, and the figures of the estimate.",
     ),
     "Output options": Topic("options-output.md", ("Output",), "What a command prints and writes."),
     "Explore options": Topic(

@@ -24,6 +24,8 @@ FORMATS = {
     "llama-swap": "a model for llama-swap's config.yaml",
     "compose": "a compose.yaml with llama.cpp's image",
     "ollama": "a Modelfile for Ollama",
+    "kubernetes": "a Deployment and a Service",
+    "llmkube": "LLMKube's Model and InferenceService",
     "gguf-parser": "gguf-parser's document, for schedulers",
 }
 """The help for each format."""

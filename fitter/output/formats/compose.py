@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from fitter.errors import PlanError
 from fitter.output.arguments import check_line
@@ -46,6 +46,23 @@ def text(plan: Plan) -> str:
     return "\n".join(["services:", "  llama-server:", *(f"    {line}" for line in service(plan))])
 
 
+@dataclass(frozen=True)
+class Container:
+    """A container with llama-server that runs a plan.
+
+    Attributes:
+        image: llama.cpp's image with the backend of the plan's devices.
+        options: The words of each option, with paths in the container.
+        files: Path in the container of each file of this machine.
+        devices: Lines of a compose file that lend it devices.
+    """
+
+    image: str
+    options: tuple[tuple[str, ...], ...]
+    files: Mapping[str, str]
+    devices: tuple[str, ...]
+
+
 def service(plan: Plan, port: int = PORT) -> list[str]:
     """Write a service with the image for the plan's devices, each file of the model mounted, and the plan's arguments.
 
@@ -56,6 +73,23 @@ def service(plan: Plan, port: int = PORT) -> list[str]:
     Raises:
         PlanError: No image has the plan's devices.
     """
+    made = container(plan)
+    return [
+        f"image: {_scalar(made.image)}",
+        "command:",
+        "  [",
+        *(f"    {', '.join(map(_scalar, words))}," for words in made.options),
+        "  ]",
+        "ports:",
+        f'  - "127.0.0.1:{port}:{PORT}"',
+        "volumes:",
+        *(f"  {line}" for line in _volumes(made.files)),
+        *made.devices,
+    ]
+
+
+def container(plan: Plan) -> Container:
+    """Describe the container of ``plan``. Raises :class:`PlanError` if no image has its devices."""
     values, files = with_absolute_paths(plan), _Files()
     named = [name for each in values if each.option.name in _DEVICES for name in each.value.split(",")]
     ending, devices = _backend((*plan.breakdown.devices, *named))
@@ -63,18 +97,7 @@ def service(plan: Plan, port: int = PORT) -> list[str]:
     for words in options:
         check_line(words)
     options += [["--host", "0.0.0.0"], ["--port", str(PORT)]]
-    return [
-        f"image: {_scalar(_IMAGE + ending)}",
-        "command:",
-        "  [",
-        *(f"    {', '.join(map(_scalar, words))}," for words in options),
-        "  ]",
-        "ports:",
-        f'  - "127.0.0.1:{port}:{PORT}"',
-        "volumes:",
-        *(f"  {line}" for line in files.volumes()),
-        *devices,
-    ]
+    return Container(_IMAGE + ending, tuple(map(tuple, options)), files.targets, tuple(devices))
 
 
 def _backend(names: Iterable[str]) -> tuple[str, list[str]]:
@@ -93,7 +116,7 @@ class _Files:
     """Files of this machine, and their paths in the container."""
 
     def __init__(self) -> None:
-        self._targets: dict[str, str] = {}
+        self.targets: dict[str, str] = {}
 
     def mounted(self, argument: OptionValue) -> OptionValue:
         """Return ``argument`` with paths in the container."""
@@ -106,18 +129,19 @@ class _Files:
     def _target(self, path: str, scaled: bool) -> str:
         path, colon, scale = path.rpartition(":") if scaled else (path, "", "")
         name, folder = os.path.basename(path), "/models"
-        while any(target == f"{folder}/{name}" and source != path for source, target in self._targets.items()):
+        while any(target == f"{folder}/{name}" and source != path for source, target in self.targets.items()):
             folder += "/more"
-        self._targets |= {file: f"{folder}/{os.path.basename(file)}" for file in split_files(path)}
+        self.targets |= {file: f"{folder}/{os.path.basename(file)}" for file in split_files(path)}
         return f"{folder}/{name}{colon}{scale}"
 
-    def volumes(self) -> Iterable[str]:
-        """Write a read-only mount of each file: of files, since those of a cache are often links to elsewhere."""
-        for source, target in self._targets.items():
-            yield '- type: "bind"'
-            yield f"  source: {_scalar(source)}"
-            yield f"  target: {_scalar(target)}"
-            yield "  read_only: true"
+
+def _volumes(files: Mapping[str, str]) -> Iterable[str]:
+    """Write a read-only mount of each file: of files, since those of a cache are often links to elsewhere."""
+    for source, target in files.items():
+        yield '- type: "bind"'
+        yield f"  source: {_scalar(source)}"
+        yield f"  target: {_scalar(target)}"
+        yield "  read_only: true"
 
 
 def _scalar(word: str) -> str:

@@ -184,8 +184,8 @@ class Plan:
         """Write the plan as ``fitter fit --format`` does.
 
         Args:
-            name: ``args``, ``shell``, ``json``, ``ini``, ``env``, ``python``, ``ik_llama``, ``llama-swap``, ``compose``
-                or ``ollama``.
+            name: ``args``, ``shell``, ``json``, ``ini``, ``env``, ``python``, ``ik_llama``, ``llama-swap``,
+                ``compose``, ``ollama``, ``kubernetes``, ``llmkube`` or ``gguf-parser``.
             anyway: Whether to write a plan that does not fit; ``json`` always does. ``ollama`` then also leaves out
                 what Ollama cannot be told.
 

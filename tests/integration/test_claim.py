@@ -1,0 +1,148 @@
+"""``fitter claim``: a llama-server keeps the memory of its claim, and a device claim is what plans say of such."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import fitter
+from fitter.model.shapes import catalogue
+from fitter.planning.plan.pod_claim import pod_claim
+from tests.support.command import run_fitter
+from tests.support.hub import hub_of
+from tools import claimed
+from tools.tiny import TINY_DENSE, write_tiny
+
+SHAPE = "shape://llama-3.1-8b"
+GIB = 1 << 30
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+
+
+def asked(*words: str | Path) -> dict[str, Any]:
+    """The document that the command prints."""
+    done = run_fitter("claim", *map(str, words), "--json")
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    kind = "device" if "--min-tps" in words else "pod"
+    jsonschema.validate(document, json.loads((REFERENCE / f"{kind}-claim.schema.json").read_text()))
+    return document
+
+
+# --- a pod
+
+
+def test_a_server_keeps_its_claim_and_is_killed_with_less(tmp_path: Path) -> None:
+    plan = claimed.plan_of(claimed.LOADS["weights"], tmp_path)
+    claim = pod_claim(plan)
+    full = claimed.serve(plan, claim.memory, 40)
+    assert (full.was_killed, full.answered) == (False, 40)
+    assert full.own <= claim.memory
+    with claimed.memory_group(claim.memory) as group:
+        is_limited = group is not None
+    if is_limited:
+        assert claimed.serve(plan, int(claim.memory * claimed.LESS), 40).was_killed
+    else:
+        assert full.most > claim.memory * claimed.LESS
+
+
+def test_the_command_says_what_the_deployment_asks_for(tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "tiny.gguf", TINY_DENSE)
+    words = (model, "--gpu", "24GiB", "-c", "1024", "-cram", "64")
+    document = asked(*words)
+    assert document["requests"] == {"memory": f"{document['memory'] >> 20}Mi", "nvidia.com/gpu": "1"}
+    deployment = run_fitter(*map(str, words), "--for", "llama-server", "--format", "kubernetes", "-q").stdout
+    assert deployment.count(f'memory: "{document["requests"]["memory"]}"') == 2
+
+
+# --- a device
+
+
+def test_a_card_with_the_claims_bandwidth_is_as_fast() -> None:
+    for gpu, bandwidth in (("rtx-3090", 936), ("rtx-4090", 1008)):
+        load = {"gpus": gpu, "n_ctx": 8192, "n_gpu_layers": -1, "program": "llama-server", "n_seq_max": 1}
+        speed = fitter.estimate(f"{SHAPE}:Q4_K_M", **load).generation_tokens_per_second
+        found = asked(SHAPE, "--quant", "Q4_K_M", "-np", "1", "--min-tps", f"{speed:.4f}")
+        assert found["minBandwidthGBs"] == pytest.approx(bandwidth, rel=0.01)
+
+
+def test_the_model_is_on_a_card_with_the_claims_memory() -> None:
+    found = asked(SHAPE, "--min-tps", "20", "-np", "1", "-c", "16384")
+    assert found["quant"] == "Q4_K_M"
+    load = {"gpus": "9999GiB", "n_gpu_layers": -1, "n_ctx": 16384, "n_seq_max": 1, "program": "llama-server"}
+    used = sum(row.used for row in fitter.measure(f"{SHAPE}:Q4_K_M", **load).rows if not row.is_host)
+    # driver and process take a part of a card, never the tenth of one of this size
+    assert used < found["memoryGi"] * GIB * 0.96
+    assert (found["memoryGi"] - 1) * GIB * 0.9 < used
+
+
+def test_percent_of_the_bandwidth() -> None:
+    found = {share: asked(SHAPE, "--min-tps", "20", "--efficiency", str(share)) for share in (50, 100)}
+    assert found[50]["minBandwidthGBs"] == pytest.approx(2 * found[100]["minBandwidthGBs"], abs=1)
+    # the token embedding is looked up
+    assert 0.85 < found[100]["minBandwidthGBs"] / (20 * found[100]["weightsGb"]) < 1
+    assert [found[share]["efficiencyPct"] for share in found] == [50, 100]
+
+
+def test_the_words_of_llmfit_dra(tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "tiny-Q4_0.gguf", TINY_DENSE)
+    found = asked(model, "--min-tps", "20", "--quant", "Q4_0", "--efficiency", "55")
+    kinds = {key: type(value) for key, value in found.items()}
+    assert kinds == {
+        "schema": int,
+        "model": str,
+        "claimName": str,
+        "quant": str,
+        "weightsGb": float,
+        "memoryGi": int,
+        "minBandwidthGBs": int,
+        "minTps": float,
+        "efficiencyPct": int,
+        "resolverVersion": str,
+    }
+    assert found["claimName"] == "tiny-q4-0-fit"
+
+
+def test_names_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = tmp_path / "org" / "Small-1B"
+    small.mkdir(parents=True)
+    (small / "config.json").write_text(json.dumps(dict(catalogue.published("smollm2-135m").config)))
+    files = tmp_path / "org" / "Tiny-GGUF"
+    files.mkdir()
+    write_tiny(files / "tiny-Q8_0.gguf", TINY_DENSE)
+    write_tiny(files / "tiny-Q4_0.gguf", TINY_DENSE)
+    with hub_of(tmp_path) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        found = asked("org/Small-1B", "--quant", "Q8_0", "--min-tps", "20")
+        assert (found["model"], found["quant"], found["claimName"]) == ("org/Small-1B", "Q8_0", "small-1b-fit")
+        for name in ("org/Tiny-GGUF", "hf://org/Tiny-GGUF"):
+            assert asked(name, "--quant", "Q8_0", "--min-tps", "20")["quant"] == "Q8_0"
+            assert asked(name, "--quant", "Q8_0", "--gpu", "none")["claimName"] == "tiny-q8-0"
+        refused = run_fitter("claim", "org/Tiny-GGUF", "--min-tps", "20")
+        assert refused.returncode == 2
+        assert "has no Q4_K_M: its file types are Q4_0, Q8_0; name one with --quant" in refused.stderr
+
+
+REFUSED: dict[str, tuple[tuple[str, ...], int, str]] = {
+    "a speed of nothing": (("--min-tps", "0"), 2, "give tokens per second above 0"),
+    "no card is as fast": (("--min-tps", "100000"), 3, "no bandwidth makes 100000 tokens per second"),
+    "a percentage": (("--min-tps", "5", "--efficiency", "101"), 2, "--efficiency 101 is no percentage of a bandwidth"),
+    "a card": (("--min-tps", "5", "--gpu", "24GiB"), 2, "for all of the model: leave --gpu out"),
+    "layers": (("--min-tps", "5", "-ngl", "0"), 2, "for all of the model: leave -ngl out"),
+    "a plan's option": (("--min-tps", "5", "-cram", "0"), 2, "one load, which has no -cram: leave it out"),
+    "a percentage alone": (("--efficiency", "55"), 2, "--efficiency belongs to a claim for a device"),
+    "two types": (("--min-tps", "5", "--quant", "Q8_0"), 2, "has the file type Q4_K_M, and --quant says Q8_0"),
+    "no limit": (("-cram", "-1", "--gpu", "24GiB"), 3, "-cram -1 has no limit"),
+    "another program": (("--for", "llama-cpp-python", "--gpu", "24GiB"), 3, "a pod runs llama-server"),
+    "no room": (("--gpu", "2GiB", "--host-memory", "1GiB"), 1, "does not fit: the host lacks"),
+}
+
+
+@pytest.mark.parametrize(("words", "status", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused_in_one_line(words: tuple[str, ...], status: int, message: str) -> None:
+    done = run_fitter("claim", f"{SHAPE}:Q4_K_M", *words)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (status, "", 1), done.stderr
+    assert message in done.stderr
