@@ -34,6 +34,7 @@ __all__ = [
     "ITSELF",
     "KILLED",
     "NEW_PROCESS",
+    "PRELOAD",
     "Child",
     "Folder",
     "Job",
@@ -68,6 +69,7 @@ __all__ = [
 CAN_FORK = False
 ENDING = (signal.SIGTERM, signal.SIGBREAK)
 CRASHES = frozenset({signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV})
+PRELOAD = ""
 KILLED = -9
 # a write to a pipe without a reader fails with the second one
 BROKEN_PIPE = frozenset({errno.EPIPE, errno.EINVAL})
