@@ -29,8 +29,10 @@ def path_of_program(name: str) -> str:
     path = build_folder.on_path(name) or os.path.abspath(os.path.expanduser(name))
     if not os.path.isfile(path) or not os.access(path, os.X_OK):
         raise UsageError(f"{shown(name)} is no program: name one on the PATH, or give its path")
-    if elf.is_elf(path) and not _is_linked(path) and _has_inside(path, _OF_GGML):
-        raise LibraryError(f"{path} has llama.cpp built into it, so it sees no other devices: take one with libggml beside it")
+    if elf.is_binary(path) and not _is_linked(path) and _has_inside(path, _OF_GGML):
+        raise LibraryError(
+            f"{path} has llama.cpp built into it, so it sees no other devices: take one with libggml beside it"
+        )
     return path
 
 
@@ -50,7 +52,7 @@ def environment_of(program: str, devices: Sequence[VirtualDevice]) -> dict[str, 
         "FITTER_COMPUTES": "1",
         system.PRELOAD: ":".join(map(str, preload)),
     }
-    if elf.is_elf(program) and _is_linked(program):
+    if elf.is_binary(program) and _is_linked(program):
         with Worker(llama_cpp=program) as worker:
             variables["FITTER_BUILD"] = _described(worker.build().ggml)
     return variables

@@ -46,6 +46,6 @@ def backend(gpus: tuple[str, ...] | None, program: tuple[str, ...], **_: Any) ->
         path = virtual_program.path_of_program(program[0])
         os.execve(path, program, {**os.environ, **virtual_program.environment_of(path, cards)})
     description = types.describe(cards)
-    path = library.backend_path()
-    click.echo(f"export GGML_BACKEND_PATH={shlex.quote(str(path))}\nexport FITTER_DEVICES={shlex.quote(description)}")
+    backend_path = shlex.quote(str(library.backend_path()))
+    click.echo(f"export GGML_BACKEND_PATH={backend_path}\nexport FITTER_DEVICES={shlex.quote(description)}")
     return EXIT_FITS
