@@ -17,6 +17,7 @@
 #include "builds/build.h"
 #include "builds/graph_optimize.h"
 #include "builds/operations.h"
+#include "virtual/computing.h"
 #include "virtual/describe.h"
 #include "fitter.h"
 // internal: the interfaces that a backend of one's own fills in; upstream may change it at any time
@@ -131,17 +132,56 @@ ggml_status buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tenso
     return GGML_STATUS_SUCCESS;
 }
 
-void buffer_memset_tensor(ggml_backend_buffer_t, ggml_tensor *, uint8_t, size_t, size_t) {}
-
-void buffer_set_tensor(ggml_backend_buffer_t, ggml_tensor *, const void *, size_t, size_t) {}
-
-void buffer_get_tensor(ggml_backend_buffer_t, const ggml_tensor *, void * data, size_t, size_t size) {
-    std::memset(data, 0, size);
+void buffer_memset_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, uint8_t value, size_t offset, size_t size) {
+    if (fitter::computes()) {
+        std::memset(static_cast<char *>(tensor->data) + offset, value, size);
+    }
 }
 
-bool buffer_cpy_tensor(ggml_backend_buffer_t, const ggml_tensor *, ggml_tensor *) { return true; }
+void write(ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    if (fitter::computes()) {
+        std::memcpy(static_cast<char *>(tensor->data) + offset, data, size);
+    }
+}
 
-void buffer_clear(ggml_backend_buffer_t, uint8_t) {}
+void read(const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    if (fitter::computes()) {
+        std::memcpy(data, static_cast<const char *>(tensor->data) + offset, size);
+    } else {
+        std::memset(data, 0, size);
+    }
+}
+
+void buffer_set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    write(tensor, data, offset, size);
+}
+
+void buffer_get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    read(tensor, data, offset, size);
+}
+
+bool is_virtual(ggml_backend_buffer_type_t buffer_type);
+
+bool buffer_cpy_tensor(ggml_backend_buffer_t, const ggml_tensor * source, ggml_tensor * target) {
+    if (!fitter::computes()) {
+        return true;
+    }
+    if (!is_virtual(source->buffer->buft) && !ggml_backend_buffer_is_host(source->buffer)) {
+        return false;
+    }
+    std::memcpy(target->data, source->data, ggml_nbytes(source));
+    return true;
+}
+
+void buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    if (fitter::computes()) {
+        const reserved_range & range = range_of(buffer);
+        // pages that nothing was written to stay without memory
+        if (value != 0 || !range.is_owned || !fitter::platform::forget(range.base, range.size)) {
+            std::memset(range.base, value, range.size);
+        }
+    }
+}
 
 const ggml_backend_buffer_i buffer_interface = {
     /* .free_buffer   = */ buffer_free,
@@ -170,7 +210,8 @@ ggml_backend_buffer_t buffer_type_alloc(ggml_backend_buffer_type_t buffer_type, 
     if (owner.profile->largest_buffer != nullptr && size > owner.profile->largest_buffer(owner)) {
         return nullptr;
     }
-    void * base = fitter::platform::reserve(size, fitter::platform::use::never);
+    void * base = fitter::platform::reserve(size, fitter::computes() ? fitter::platform::use::by_pages
+                                                                    : fitter::platform::use::never);
     if (base == nullptr) {
         const std::string text = "fitter: cannot reserve " + std::to_string(size) + " bytes of addresses for " +
                                  ggml_backend_buft_name(buffer_type) + "\n";
@@ -256,15 +297,20 @@ const char * stream_get_name(ggml_backend_t backend) { return slot_of(backend->d
 
 void stream_free(ggml_backend_t backend) { delete backend; }
 
-void stream_set_tensor_async(ggml_backend_t, ggml_tensor *, const void *, size_t, size_t) {}
+void stream_set_tensor_async(ggml_backend_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    write(tensor, data, offset, size);
+}
 
-void stream_get_tensor_async(ggml_backend_t, const ggml_tensor *, void * data, size_t, size_t size) {
-    std::memset(data, 0, size);
+void stream_get_tensor_async(ggml_backend_t, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    read(tensor, data, offset, size);
 }
 
 void stream_synchronize(ggml_backend_t) {}
 
-ggml_status stream_graph_compute(ggml_backend_t backend, ggml_cgraph *) {
+ggml_status stream_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
+    if (fitter::computes()) {
+        return fitter::compute(graph);
+    }
     const std::string text = "fitter: " + std::string(stream_get_name(backend)) +
                              " is a virtual device: it holds no data and computes nothing\n";
     log_error(text.c_str());
@@ -647,6 +693,41 @@ uint64_t fitter_virtual_alignment(void) {
     });
 }
 
+namespace {
+
+// FITTER_BUILD describes one other build by its version of ggml: version;last operation;whether graph_optimize has
+// parameters;architectures that are reserved alone;rules, separated by ','. See fitter_build_t.
+bool is_known_build() {
+    const char * text = std::getenv("FITTER_BUILD");
+    if (text != nullptr) {
+        std::vector<std::string> fields(1);
+        for (; *text != '\0'; text++) {
+            if (*text == ';') {
+                fields.emplace_back();
+            } else {
+                fields.back() += *text;
+            }
+        }
+        if (fields.size() == 5 && fields[0] == ggml_version()) {
+            const auto has = [&](const char * rule) { return ("," + fields[4] + ",").find("," + std::string(rule) + ",") != std::string::npos; };
+            int32_t n_ops = 0;
+            while (n_ops < static_cast<int32_t>(fitter::most_ops) && fields[1] != ggml_op_name(static_cast<ggml_op>(n_ops))) {
+                n_ops++;
+            }
+            const bool is_newer = fitter::platform::symbol("ggml_backend_buft_alloc_buffer_n") != nullptr;
+            fitter_build_t build = {n_ops + 1, fields[1].c_str(), is_newer ? 3 : 2, std::atoi(fields[2].c_str()), fields[3].c_str(),
+                                    has("cuda_gets_rows_of_super_blocks"), has("cuda_attention_has_room"),
+                                    has("cuda_attention_of_any_types"), has("cuda_keeps_topk_moe"),
+                                    has("cuda_branches_on_many_devices"), has("cuda_groups_shared_experts"),
+                                    has("metal_adds_to_products"), has("metal_attends_by_size")};
+            return fitter_configure_build(&build) >= 0;
+        }
+    }
+    return std::strcmp(ggml_version(), FITTER_GGML_VERSION) == 0 && fitter::are_operations_the_same();
+}
+
+}  // namespace
+
 extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init(void) {
     try {
         backend_state & backend = state();
@@ -655,10 +736,10 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
             const char *             text = std::getenv("FITTER_DEVICES");
             if (text == nullptr) {
                 std::fprintf(stderr, "fitter: FITTER_DEVICES is not set, so there are no virtual devices\n");
-            } else if (std::strcmp(ggml_version(), FITTER_GGML_VERSION) != 0 || !fitter::are_operations_the_same()) {
-                std::fprintf(stderr, "fitter: this is not the build of llama.cpp that fitter was compiled for: reinstall "
-                                     "llama-fitter with LLAMA_CPP_SOURCE_DIR set to its source; there are no virtual "
-                                     "devices\n");
+            } else if (!is_known_build()) {
+                std::fprintf(stderr, "fitter: this is not the build of llama.cpp that fitter was compiled for, nor one that "
+                                     "fitter backend was told of: start the program itself with fitter backend; there are no "
+                                     "virtual devices\n");
             } else {
                 try {
                     devices = fitter::parse_descriptions(text);

@@ -31,6 +31,7 @@ __all__ = [
     "HAS_OWNERS",
     "ITSELF",
     "KILLED",
+    "PRELOAD",
     "Child",
     "Folder",
     "Reader",
@@ -72,6 +73,9 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 CRASHES = frozenset({signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV})
 """Signals that a program causes itself; any other comes from outside."""
+
+PRELOAD = "LD_PRELOAD" if sys.platform == "linux" else ""
+"""The variable with libraries that a program loads before all else; empty if this system has none."""
 
 KILLED = -signal.SIGKILL
 """Exit status of a killed process."""

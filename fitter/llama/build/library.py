@@ -31,6 +31,7 @@ _LIBFITTER = linking.own_name("fitter")
 _BACKEND = linking.own_name("ggml-fitter")
 _CUDART = linking.own_name("fitter-cudart")
 _CELLS = linking.own_name("fitter-cells")
+_PRELOAD = linking.own_name("fitter-preload")
 DECLARATIONS = "fitter.llama._declarations"
 FIX = "pip install -U llama-cpp-python, or name another llama.cpp with --llama-cpp"
 """What to do about an unusable llama.cpp."""
@@ -106,6 +107,11 @@ def backend_path() -> Path:
 def cudart_path() -> Path:
     """Return the path of the CUDA runtime that needs no GPU. Raises ``LibraryError``."""
     return _find(_CUDART)
+
+
+def preload_path() -> Path:
+    """Return the path of the library that has a program load the backend. Raises ``LibraryError``."""
+    return _find(_PRELOAD)
 
 
 def own_libraries() -> tuple[str, ...]:

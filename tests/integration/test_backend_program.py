@@ -1,0 +1,129 @@
+"""``fitter backend -- PROGRAM``: upstream's own programs see described cards, take their bytes, and answer on them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import fitter
+from examples.tiny_moe import TinyModel
+from fitter.machine.gpu import parse_gpus
+from tests.support.command import run_fitter
+from tests.support.patience import SECONDS, until
+from tools import upstream
+from tools.rpc_servers import free_port
+from tools.tiny import write_tiny
+
+CARDS = ["2x rtx-5090"]
+WORDS = ("--gpu", *CARDS, "--")
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def server() -> Path:
+    return upstream.tool("llama-server")
+
+
+@pytest.fixture(scope="module")
+def model(directory: Path) -> Path:
+    return write_tiny(directory / "model.gguf", TinyModel("tiny"))
+
+
+def answer(command: Sequence[str | Path], log: Path) -> str:
+    """What a server answers to a prompt, with all its words chosen by the largest logit; its log is written."""
+    port = free_port()
+    with log.open("w") as output:
+        words = [*map(str, command), "-c", "2048", "--port", str(port), "--no-repack", "-lv", "4"]
+        process = subprocess.Popen(words, stdout=output, stderr=output)
+    try:
+
+        def is_ready() -> bool:
+            assert process.poll() is None, log.read_text()
+            with suppress(OSError):
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+                connection.request("GET", "/health")
+                return connection.getresponse().status == 200
+            return False
+
+        until(is_ready, "the server never answers")
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+        body = {"prompt": "Once upon a time there was", "n_predict": 16, "temperature": 0, "seed": 1}
+        connection.request("POST", "/completion", json.dumps(body))
+        text: str = json.loads(connection.getresponse().read())["content"]
+        return text
+    finally:
+        process.terminate()
+        process.wait(SECONDS)
+
+
+def test_a_server_answers_on_described_cards(server: Path, model: Path, tmp_path: Path) -> None:
+    """The words of the CPU, since it computes, and the bytes of the cards, since they are planned on."""
+    here = answer([server, "-m", model], tmp_path / "cpu.log")
+    fitter_words = [sys.executable, "-m", "fitter", "backend", *WORDS]
+    there = answer([*fitter_words, server, "-m", model, "-ngl", "99"], tmp_path / "cards.log")
+    assert here == there != ""
+    log = (tmp_path / "cards.log").read_text()
+    plan = fitter.measure(model, gpus=CARDS, n_ctx=2048, n_seq_max=4, kv_unified=True, program="llama-server").real
+    for name in ("CUDA0", "CUDA1"):
+        row = plan.on(name)
+        for what, size in (("model", row.model), ("KV", row.context), ("compute", row.compute)):
+            (said,) = re.findall(rf"{name} {what} buffer size = +([0-9.]+) MiB", log)
+            assert float(said) == pytest.approx(size / MIB, abs=0.006), (name, what)
+    assert "2 of 2" not in log and log.count("NVIDIA GeForce RTX 5090") >= 2
+
+
+@pytest.mark.parametrize("way", [(), ("sh", "-c", '"$0" "$@"')], ids=["itself", "by a shell"])
+def test_a_program_lists_the_cards(way: tuple[str, ...], server: Path) -> None:
+    done = run_fitter("backend", *WORDS, *way, server, "--list-devices")
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"(CUDA\d): NVIDIA GeForce RTX 5090 \((\d+) MiB, (\d+) MiB free\)", done.stdout) == [
+        ("CUDA0", "32607", "31331"),
+        ("CUDA1", "32607", "31331"),
+    ]
+
+
+@pytest.mark.parametrize("card", ["64MiB", "140MiB", "24GiB"])
+def test_its_own_fit_is_the_one_of_a_plan_only(card: str, model: Path) -> None:
+    """Computing changes nothing that a program plans: the same words as where cards only plan."""
+    devices = parse_gpus([card])
+    words = ["-fitt", "0"]
+    alone = upstream.run(upstream.fit_command(model, devices, words), devices)
+    done = run_fitter("backend", "--gpu", card, "--", *upstream.fit_command(model, devices, words))
+    assert (done.returncode, done.stdout) == (alone.returncode, alone.stdout)
+
+
+def test_a_program_without_llama_cpp_runs_as_ever() -> None:
+    done = run_fitter("backend", *WORDS, "sh", "-c", 'echo "$LD_PRELOAD" | grep -c fitter; exit 7')
+    assert (done.returncode, done.stdout, done.stderr) == (7, "1\n", "")
+
+
+def test_what_cannot_be_run(tmp_path: Path) -> None:
+    inside = tmp_path / "llama-static"
+    shutil.copy(shutil.which("true") or "/bin/true", inside)
+    with inside.open("ab") as file:
+        file.write(b"\0ggml_backend_dev_count\0")
+    cases = {
+        "no-such-program": (2, "'no-such-program' is no program: name one on the PATH, or give its path"),
+        str(inside): (3, "has llama.cpp built into it, so it sees no other devices"),
+    }
+    for program, (status, message) in cases.items():
+        done = run_fitter("backend", *WORDS, program)
+        assert (done.returncode, done.stdout) == (status, "")
+        assert message in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_build_that_was_not_told_of_is_left_alone(server: Path) -> None:
+    """A server that a script starts, of another build than the script's caller was asked about."""
+    done = run_fitter("backend", *WORDS, "sh", "-c", f'FITTER_BUILD="0.1.0;GLU;1;;" exec "{server}" --list-devices')
+    assert done.returncode == 0 and "RTX 5090" in done.stdout
+    assert os.environ.get("FITTER_COMPUTES") is None
