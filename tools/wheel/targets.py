@@ -42,7 +42,8 @@ class Target:
     @property
     def own(self) -> frozenset[str]:
         """The files of fitter's own libraries."""
-        names = ("fitter", "ggml-fitter", *(("fitter-cudart", "fitter-cells", "fitter-preload") if self.system == "Linux" else ()))
+        of_linux = ("fitter-cudart", "fitter-cells", "fitter-preload") if self.system == "Linux" else ()
+        names = ("fitter", "ggml-fitter", *of_linux)
         library = self.library if self.system == "Windows" else "lib{}.so"
         return frozenset(f"fitter/llama/{library.format(name)}" for name in names)
 
