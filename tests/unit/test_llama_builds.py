@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fitter.errors import FitterError, LibraryError, UsageError
-from fitter.llama.build import build_folder, linker, linker_cache
+from fitter.llama.build import build_folder, linker_cache
 from fitter.llama.build.build_folder import Build, find
 from tests.support import libraries
 
