@@ -264,8 +264,8 @@ class MachineKeywords(TypedDict, total=False):
             is_ours=True,
             section=DEVICES,
             help="The llama.cpp to plan with, which should be the one that will run the model: a llama-server, a "
-            "directory with libllama and ggml's libraries, or python for that of the installed llama-cpp-python, or else of "
-            "fitter's wheel.",
+            "directory with libllama and ggml's libraries, or python for that of the installed llama-cpp-python, or "
+            "else of fitter's wheel.",
             unset="python",
             brief="The llama.cpp that will run the model.",
         ),

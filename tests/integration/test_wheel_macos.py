@@ -1,0 +1,68 @@
+"""The checks of a wheel for macOS, on small libraries that zig compiles for it here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+lief = pytest.importorskip("lief", reason="lief reads libraries for macOS: make wheel installs it")
+pytest.importorskip("ziglang", reason="zig compiles for macOS: make wheel installs it")
+
+from tools.wheel import macos  # noqa: E402
+from tools.wheel.targets import TARGETS  # noqa: E402
+
+MAC = TARGETS["macos-arm64"]
+
+
+def library(
+    directory: Path, *options: str, zig: str = MAC.zig, text: str = "int f(void) { return 1; }"
+) -> lief.MachO.Binary:
+    (directory / "a.c").write_text(text)
+    call = [sys.executable, "-m", "ziglang", "cc", "-target", zig, "-shared", "a.c", "-o", "liba.dylib", *options]
+    subprocess.run(call, cwd=directory, check=True)
+    return lief.MachO.parse(str(directory / "liba.dylib")).at(0)
+
+
+@pytest.mark.parametrize(
+    ("options", "zig", "says"),
+    [
+        pytest.param((), MAC.zig, [], id="right"),
+        pytest.param((), "aarch64-macos.15.0", ["needs macOS 15.0.0"], id="a later macOS"),
+        pytest.param(
+            (),
+            TARGETS["macos-x86_64"].zig,
+            ["is for CPU_TYPE.X86_64", "is not signed, and processors of Apple run nothing that is not"],
+            id="another processor, whose files need no signature",
+        ),
+        pytest.param(("-install_name", "/x/liba.dylib"), MAC.zig, [], id="a name of its own is nobody's need"),
+    ],
+)
+def test_the_form(tmp_path: Path, options: tuple[str, ...], zig: str, says: list[str]) -> None:
+    assert list(macos.problems_of_form(library(tmp_path, *options, zig=zig), MAC)) == says
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "says"),
+    [
+        pytest.param("@rpath/libb.dylib", "@loader_path", None, id="beside it"),
+        pytest.param("@rpath/libb.dylib", "/elsewhere", "needs @rpath/libb.dylib", id="nowhere"),
+        pytest.param("/build/libb.dylib", "@loader_path", "needs /build/libb.dylib", id="where it was built"),
+    ],
+)
+def test_what_it_is_linked_to(tmp_path: Path, name: str, place: str, says: str | None) -> None:
+    (tmp_path / "other").mkdir()
+    library(tmp_path / "other", "-install_name", name, text="int g(void) { return 2; }")
+    linked = library(
+        tmp_path, "other/liba.dylib", f"-Wl,-rpath,{place}", text="int g(void); int f(void) { return g(); }"
+    )
+    found = list(macos.problems_of_form(linked, MAC))
+    assert found == [] if says is None else says in found[0]
+
+
+def test_what_it_wants_of_llama_cpp(tmp_path: Path) -> None:
+    text = "int llama_n_ctx(void *); void *malloc(unsigned long); int f(void) { return llama_n_ctx(malloc(8)); }"
+    assert macos.wanted_of(library(tmp_path, "-undefined", "dynamic_lookup", text=text)) == {"llama_n_ctx"}
+    assert "f" in macos.offered_by(tmp_path)
