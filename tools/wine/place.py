@@ -40,8 +40,8 @@ _PYTHON = Packaged(
 
 _PACKAGES = (
     *("cffi", "click", "colorama", "platformdirs", "psutil", "rich", "tomli-w", "numpy==2.1.3"),
-    *("fastapi", "uvicorn", "jinja2", "pygal", "httpx"),
-    *("pytest", "pytest-timeout"),
+    *("fastapi", "uvicorn", "jinja2", "pygal", "httpx", "prometheus-client"),
+    *("pytest", "pytest-timeout", "hypothesis", "gguf"),
 )
 """What fitter and its tests import. Later versions of numpy need functions of the C library that wine 8 lacks."""
 
