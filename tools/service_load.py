@@ -32,15 +32,11 @@ def main() -> None:
         print(f"{len(named)} models for the first time: {_seconds(first)}, the slowest {max(first) * 1000:.0f} ms")
         answered, errors = _asked_at_once(served, named, options.clients, options.seconds)
         rate = len(answered) / options.seconds
-        print(
-            f"{options.clients} clients for {options.seconds:g} s: {rate:.0f} a second, {_seconds(answered)}, {errors} errors"
-        )
+        print(f"{options.clients} clients: {rate:.0f} a second, {_seconds(answered)}, {errors} errors")
         after = _memory(served)
         print(f"memory of all processes: {before / 2**20:.0f} MiB, then {after / 2**20:.0f} MiB")
         many, refused = _asked_at_once(served, [f"{model}#" for model in named], 300, 3.0)
-        print(
-            f"300 clients for 3 s, about models that there are not: {len(many)} answered, {refused} refused or not a plan"
-        )
+        print(f"300 clients for 3 s, about models that there are not: {len(many)} answers, {refused} of them no plan")
         print(f"after that: {_asked(served, named[0]) * 1000:.0f} ms for a known one")
         print(f"its end: status {served.stop()[0]}")
 
