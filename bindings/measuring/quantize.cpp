@@ -19,6 +19,7 @@
 // staging: the rule of llama-quantize; upstream may change it at any time
 #include "llama-ext.h"
 #include "llama.h"
+#include "platform/context.h"
 #include "platform/platform.h"
 
 namespace {
@@ -193,7 +194,13 @@ class quantizing {
     // The tensors with the types that they get.
     std::vector<ggml_tensor> as(int32_t ftype) {
         std::vector<ggml_type> types(quantized_.size());
-        loaded_rule().compute(state_, static_cast<llama_ftype>(ftype), quantized_.data(), types.data(), types.size());
+        auto asked = [&] {
+            loaded_rule().compute(state_, static_cast<llama_ftype>(ftype), quantized_.data(), types.data(), types.size());
+        };
+        // it throws where a tensor cannot have the type
+        if (!fitter::platform::call([](void * data) { (*static_cast<decltype(asked) *>(data))(); }, &asked)) {
+            throw std::runtime_error("a tensor cannot have the type that it would get");
+        }
         std::vector<ggml_tensor> found = tensors_;
         for (size_t i = 0; i < types.size(); i++) {
             set_type(found[static_cast<size_t>(quantized_[i] - tensors_.data())], types[i]);

@@ -15,6 +15,10 @@ struct llama_cparams;
 
 namespace fitter::platform {
 
+// Calls a function with data. Where llama.cpp throws in it, false, if what it throws is of another C++ library than that of
+// these bindings, so that no catch of theirs takes it; what was on the way stays as it is.
+bool call(void (*function)(void *), void * data);
+
 llama_memory_breakdown breakdown_of(const llama_context * context);
 
 // The scheduler of a context, nullptr where it has none, and its parameters.

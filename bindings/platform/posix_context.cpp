@@ -19,6 +19,11 @@ struct memory_usage {
 
 }  // namespace
 
+bool call(void (*function)(void *), void * data) {
+    function(data);
+    return true;
+}
+
 llama_memory_breakdown breakdown_of(const llama_context * context) { return llama_get_memory_breakdown(context); }
 
 ggml_backend_sched_t sched_of(const llama_context * context) { return context->get_sched(); }

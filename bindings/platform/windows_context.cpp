@@ -19,7 +19,50 @@
 // internal: the parameters of a context; upstream may change it at any time
 #include "llama-cparams.h"
 
+// An exception of Microsoft's C++ library passes the frames of another one: no catch of theirs takes it. So the call has a
+// frame with a handler of Windows' own, which goes on behind it.
+extern "C" {
+
+int  fitter_call(void (*function)(void *), void * data);
+void fitter_called();
+
+__attribute__((used)) EXCEPTION_DISPOSITION fitter_caught(EXCEPTION_RECORD * record, void * frame, CONTEXT * context,
+                                                          DISPATCHER_CONTEXT * dispatcher) {
+    constexpr DWORD of_microsoft = 0xE06D7363;
+    if (record->ExceptionCode == of_microsoft && (record->ExceptionFlags & (EXCEPTION_UNWINDING | EXCEPTION_EXIT_UNWIND)) == 0) {
+        RtlUnwindEx(frame, reinterpret_cast<void *>(fitter_called), record, nullptr, context, dispatcher->HistoryTable);
+    }
+    return ExceptionContinueSearch;
+}
+}
+
+__asm__(
+    ".text\n"
+    ".globl fitter_call\n"
+    ".globl fitter_called\n"
+    ".seh_proc fitter_call\n"
+    "fitter_call:\n"
+    "    pushq %rbp\n"
+    "    .seh_pushreg %rbp\n"
+    "    subq $32, %rsp\n"
+    "    .seh_stackalloc 32\n"
+    "    .seh_endprologue\n"
+    "    movq %rcx, %rax\n"
+    "    movq %rdx, %rcx\n"
+    "    callq *%rax\n"
+    "    movl $1, %eax\n"
+    "    jmp 1f\n"
+    "fitter_called:\n"
+    "    xorl %eax, %eax\n"
+    "1:  addq $32, %rsp\n"
+    "    popq %rbp\n"
+    "    retq\n"
+    "    .seh_handler fitter_caught, @except\n"
+    "    .seh_endproc\n");
+
 namespace fitter::platform {
+
+bool call(void (*function)(void *), void * data) { return fitter_call(function, data) != 0; }
 
 namespace {
 
