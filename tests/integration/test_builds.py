@@ -87,6 +87,9 @@ int fused(int a, int b) {
 """
 
 
+_SOURCES = ("builds/operations.cpp", "platform/posix.cpp", "platform/linux.cpp")
+
+
 def translator(names: Sequence[str], folder: Path) -> Any:
     """``builds/operations.cpp`` beside a ggml whose operations have these names."""
     listed = ", ".join(f'"{name}"' for name in names) + ', "none", "x"'
@@ -97,7 +100,8 @@ def translator(names: Sequence[str], folder: Path) -> Any:
     subprocess.run(
         [os.environ.get("CXX", "c++"), "-std=c++17", "-shared", "-fPIC", "-w", "-fvisibility-inlines-hidden"]
         + [f"-I{each}" for each in headers]
-        + [str(source), str(ROOT / "bindings/builds/operations.cpp"), "-Wl,-Bsymbolic", "-o", str(library)],
+        + [str(source), *(str(ROOT / "bindings" / name) for name in _SOURCES)]
+        + ["-Wl,-Bsymbolic", "-o", str(library)],
         check=True,
     )
     return ctypes.CDLL(str(library))

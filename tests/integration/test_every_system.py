@@ -146,7 +146,7 @@ def test_the_server(folder: Path, place: Path) -> None:
             said = server.stderr.readline().decode()
             address = said.partition("at ")[2].split()[0]
             body = json.dumps({"model": "modèl 1.gguf", "gpus": ["1GiB"]}).encode()
-            request = urllib.request.Request(f"{address}api/plan", body, {"Content-Type": "application/json"})
+            request = urllib.request.Request(f"{address}api/v1/plan", body, {"Content-Type": "application/json"})
             with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
                 assert json.load(answer)["model"]["name"] == "tiny moe"
         finally:

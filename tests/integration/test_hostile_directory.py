@@ -260,7 +260,7 @@ def test_nothing_of_the_current_directory_is_run_by_the_server(
         try:
             address = next(word for word in process.stderr.readline().split() if word.startswith("http"))
             question = json.dumps({"model": "model.gguf", "gpus": ["8GiB"]}).encode()
-            asked = urllib.request.Request(f"{address}api/plan", question, {"Content-Type": "application/json"})
+            asked = urllib.request.Request(f"{address}api/v1/plan", question, {"Content-Type": "application/json"})
             with urllib.request.urlopen(asked, timeout=SECONDS) as answer:
                 assert answer.status == 200
         finally:

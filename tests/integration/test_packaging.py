@@ -76,6 +76,7 @@ def test_wheel_holds_the_package_and_its_libraries(wheel: Path) -> None:
         "fitter/llama/libggml-fitter.so",
         "fitter/llama/libfitter-cudart.so",
         "fitter/llama/libfitter-cells.so",
+        "fitter/llama/libfitter-preload.so",
     }
     # No Python ABI in the libraries: one wheel for every Python.
     assert wheel.name.startswith(f"{DISTRIBUTION}-py3-none-")
