@@ -58,7 +58,7 @@ def test_loads_are_equal_to_linux(build: str, tmp_path: Path) -> None:
     found = compare.drawn(N_LOADS if build == "v0.4.0" else 4, seed=33)
     linux = compare.answers_of_linux(build, found, tmp_path)
     assert compare.answers_of_windows(build, found, tmp_path) == linux
-    assert sum(isinstance(answer, dict) for answer in linux) > len(found) / 2
+    assert sum(isinstance(answer, dict) for answer in linux) >= len(found) / 2
 
 
 @pytest.fixture(scope="module")
