@@ -85,7 +85,7 @@ def test_wheel_holds_the_package_and_its_libraries(wheel: Path) -> None:
     assert metadata.count("Requires-Dist: llama-cpp-python") == 1
     points = configparser.ConfigParser()
     points.read_string(scripts)
-    assert dict(points["console_scripts"]) == {"fitter": "fitter.__main__:main"}
+    assert dict(points["console_scripts"]) == dict.fromkeys(("fitter", "llama-fitter"), "fitter.__main__:main")
     assert dict(points["pytest11"]) == {"fitter": "fitter.regression.pytest_plugin"}
 
 
