@@ -10,7 +10,9 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "builds/buffer_type.h"
@@ -710,6 +712,13 @@ bool is_known_build() {
         }
         if (fields.size() == 5 && fields[0] == ggml_version()) {
             const auto has = [&](const char * rule) { return ("," + fields[4] + ",").find("," + std::string(rule) + ",") != std::string::npos; };
+            static const std::pair<int, const char *> operations[] = {
+#include "operations.inc"
+            };
+            const auto is_last = [&](const std::pair<int, const char *> & each) { return fields[1] == each.second; };
+            if (std::none_of(std::begin(operations), std::end(operations), is_last)) {
+                return false;
+            }
             int32_t n_ops = 0;
             while (n_ops < static_cast<int32_t>(fitter::most_ops) && fields[1] != ggml_op_name(static_cast<ggml_op>(n_ops))) {
                 n_ops++;

@@ -15,8 +15,8 @@ from fitter.llama.types import Params, Row
 from fitter.machine.machine import choose
 from fitter.model import location
 from fitter.model.header import Model, open_model
+from fitter.parameters.table import POOLING, Measuring
 from fitter.parameters.table import AnyPath as Path
-from fitter.parameters.table import Measuring
 from fitter.planning.placing.placement import llama_placement
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import context_of_a_sequence
@@ -24,9 +24,6 @@ from fitter.planning.tables.offload_rows import OffloadTable, layer_counts, offl
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-_RANK = 4
-"""llama.cpp's number for pooling that ranks texts."""
 
 
 @checked_worker_call(Measuring)
@@ -107,7 +104,7 @@ def _reads_only(model: Model) -> tuple[bool, bool]:
     architecture = model.metadata.get("general.architecture")
     is_causal = model.metadata.get(f"{architecture}.attention.causal", True)
     has_head = any(tensor.name.startswith("cls.") for tensor in model.tensors)
-    return not is_causal, has_head or model.metadata.get(f"{architecture}.pooling_type") == _RANK
+    return not is_causal, has_head or model.metadata.get(f"{architecture}.pooling_type") == POOLING["rank"]
 
 
 def _draft(load: OneLoad, draft: Model, main: Params) -> tuple[Row, ...]:

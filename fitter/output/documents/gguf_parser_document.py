@@ -14,20 +14,20 @@ from rich.table import Table
 
 from fitter.errors import UsageError
 from fitter.planning.tables.offload_rows import OffloadPlace, OffloadRow, OffloadTable
+from fitter.storage.data_files import read_data
 from fitter.text import MIB, human, mib
 
 
 class Footprint(NamedTuple):
     """Bytes that a platform takes of the host and of each device."""
 
-    host: int = 150 * MIB
-    device: int = 250 * MIB
+    host: int
+    device: int
 
 
 def footprint(text: str | None) -> Footprint:
     """Parse ``--platform-footprint``, MiB of the host and of a device. Raises ``UsageError``."""
-    if text is None:
-        return Footprint()
+    text = str(read_data(__file__)["platform_footprint"]) if text is None else text
     if not (match := re.fullmatch(r"(\d{1,7}),(\d{1,7})", text, re.ASCII)):
         raise UsageError(f"--platform-footprint is '{text}': give MiB of the host and of a device, such as 150,250")
     return Footprint(int(match[1]) * MIB, int(match[2]) * MIB)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fitter.output.documents.document import dumps
-from fitter.output.documents.gguf_parser_document import Footprint, document
+from fitter.output.documents.gguf_parser_document import document, footprint
 from fitter.parameters.table import MAPPED, PARAMETERS
 from fitter.planning.placing.placement import llama_placement
 from fitter.planning.plan.plan import Plan
@@ -28,4 +28,4 @@ def text(plan: Plan) -> str:
     )
     n_remote = sum(name.startswith("RPC") for name in names)
     is_mapped = params.of_parameter(PARAMETERS["load_mode"]) in MAPPED
-    return dumps(document(table, Footprint(), n_remote=n_remote, is_mapped=is_mapped))
+    return dumps(document(table, footprint(None), n_remote=n_remote, is_mapped=is_mapped))
