@@ -49,12 +49,12 @@ def either(
     """
     started = time.monotonic()
     words = cast(Fitting, {name: value for name, value in parameters.items() if name != "split_mode"})
-    by_layer = fit(model, split_mode="layer", **words, on_progress=_counting(on_progress, 0), **others)
+    by_layer = fit(model, split_mode="layer", **words, on_progress=counting(on_progress, 0), **others)
     limit = parameters.get("time_limit")
     by_tensor, reason = None, ""
     if limit is None or (left := limit - (time.monotonic() - started)) > 0:
         remaining = words if limit is None else cast(Fitting, {**words, "time_limit": left})
-        say = _counting(on_progress, by_layer.search.dummy_loads)
+        say = counting(on_progress, by_layer.search.dummy_loads)
         try:
             by_tensor = fit(model, split_mode="tensor", **remaining, on_progress=say, **others)
         except (UsageError, LlamaCppError, LibraryError, TimeLimitError) as error:
@@ -64,7 +64,7 @@ def either(
     plan = by_layer if by_tensor is None else _better(by_layer, by_tensor, parameters)
     if reason:
         plan = replace(plan, notes=(*plan.notes, f"planned with split mode 'layer' alone: {reason}"))
-    search = _joined_searches(
+    search = joined_searches(
         by_layer.search, None if by_tensor is None else by_tensor.search, time.monotonic() - started
     )
     if on_progress is not None:
@@ -108,7 +108,7 @@ def seconds_of(plan: Plan, objective: str) -> float | None:
     return seconds_for(objective, price.workload, estimate)
 
 
-def _counting(on_progress: OnProgress | None, before: int) -> OnProgress | None:
+def counting(on_progress: OnProgress | None, before: int) -> OnProgress | None:
     """Wrap ``on_progress``: add ``before`` to the dummy loads, and drop the end of a single search."""
     if on_progress is None:
         return None
@@ -126,7 +126,8 @@ def _without_remedy(error: Exception) -> str:
     return text if colon else str(error)
 
 
-def _joined_searches(first: Search, second: Search | None, seconds: float) -> Search:
+def joined_searches(first: Search, second: Search | None, seconds: float) -> Search:
+    """Join the effort of two searches that took ``seconds`` together."""
     if second is None:
         return replace(first, seconds=seconds)
     return Search(

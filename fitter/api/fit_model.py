@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fitter import programs, system
-from fitter.api import choose_split_mode, early_load
+from fitter.api import choose_slots, choose_split_mode, early_load
 from fitter.api.call_worker import answering, fetch_all, limited, questions_of, with_addresses, worker_for
 from fitter.api.checked_call import checked_worker_call
 from fitter.api.server_memory import ServerMemory, facts_of_program
@@ -136,6 +136,8 @@ def fit(
         plan = server_memory.with_turns(server_memory.with_server_memory(plan), request)
         is_free = known_of_program.has_load_mode and "load_mode" not in ask.given
         plan = with_its_mode(plan, request, opened, is_free=is_free)
+        work = request.session if programs.PROGRAMS[ask.program].is_server else None
+        conversation = server_memory.conversation(plan.params, work) if work else 0
         if ask.margin is not None:
             check_margins(request.devices, plan.problems)
         if not is_given:
@@ -157,7 +159,7 @@ def fit(
         cards = {device.name for device in machine.devices if device.type == "gpu"} - remote
         near = ((use.name, use.total, use.left) for use in plan.devices if use.used and use.name in cards)
         notes = (*notes, *spilling.notes(near))
-    return replace(
+    plan = replace(
         plan,
         params=with_addresses(plan.params),
         program=ask.program,
@@ -166,4 +168,20 @@ def fit(
         notes=(*notes, *plan.notes),
         fit_keywords=words,
         files=stamps,
+    )
+    if work is None:
+        return plan
+    return choose_slots.quickest(
+        plan,
+        fit,
+        model,
+        parameters,
+        users=work.users,
+        conversation=conversation,
+        own_room=known_of_program.cache_ram_mib or 0,
+        has_windows=bool(request.facts.window),
+        deadline=deadline,
+        on_progress=on_progress,
+        on_log=on_log,
+        worker=worker if is_given else None,
     )

@@ -25,7 +25,7 @@ from fitter.planning.request.request import Request
 from fitter.planning.request.session import Session
 from fitter.planning.request.shared import LATER, later_of
 from fitter.planning.request.summary import SharedUse
-from fitter.planning.speed.cost import token_seconds
+from fitter.planning.speed.cost import default, token_seconds
 from fitter.programs import PROGRAMS, Facts, LlamaServer, facts
 from fitter.programs.later import Later, ServerCaches, reduce_to, server_caches
 from fitter.programs.outputs import output_bytes
@@ -126,10 +126,22 @@ class ServerMemory:
             plan = replace(plan, drafting=self._drafting(plan, price, request, request.host_speed))
         if request.session is None:
             return plan
-        kept, why = self._keeping(plan.params, request.session)
+        kept, why, state = self._keeping(plan.params, request.session)
         slots = plan.params.n_seq_max
-        turns = turns_of(request.session, price, slots, kept, why, self.ask.at_least)
+
+        def moved(users: int) -> float:
+            in_slots = min(1.0, slots / users)
+            return (1 + kept(users) - 2 * in_slots) * state / default().mapped if kept(users) > in_slots else 0.0
+
+        turns = turns_of(request.session, price, slots, kept, why, self.ask.at_least, moved)
         return replace(plan, turns=turns)
+
+    def conversation(self, params: Params, session: Session) -> int:
+        """Return the bytes of a conversation at its end in the prompt cache; 0 where none is kept or it is unknown."""
+        try:
+            return self._keeping(params, session)[2]
+        except LlamaCppError:
+            return 0
 
     def _drafting(self, plan: Plan, price: Price, request: Request, host: HostSpeed) -> Drafting | None:
         """Estimate drafts: a draft model reads its weights for each token, MTP its own layers and the output."""
@@ -153,13 +165,14 @@ class ServerMemory:
         depth = sharing.draft_max or self.known.draft_n_max
         return drafting_of(price, depth, seconds, sharing.acceptance)
 
-    def _keeping(self, params: Params, session: Session) -> tuple[Callable[[int], float], str]:
-        """Return how often a turn finds the one before, for a number of users, and why not always.
+    def _keeping(self, params: Params, session: Session) -> tuple[Callable[[int], float], str, int]:
+        """Return how often a turn finds the one before, for a number of users, why not always, and a conversation's
+        bytes at its end in the prompt cache.
 
         llama-server keeps a conversation in its slot, and in the prompt cache when another one takes the slot. Where
         the end of a conversation cannot be removed, it goes back to a checkpoint.
         """
-        slots, room, more = params.n_seq_max, 0, ""
+        slots, room, more, state = params.n_seq_max, 0, "", 0
         if PROGRAMS[self.ask.program].is_server and session.reused:
             states = self._states(params)
             caches = self._limits_in_room(params, states)
@@ -168,19 +181,20 @@ class ServerMemory:
                 for name, own in (("cache_ram", caches.cache_ram), ("ctx_checkpoints", caches.ctx_checkpoints))
             )
             if caches.checkpoint and not checkpoints:
-                return lambda users: 0.0, "each turn is computed whole: -ctxcp 32 would keep a context checkpoint"
-            one = sum(state.full(session.longest) for state in states)
+                return lambda users: 0.0, "each turn is computed whole: -ctxcp 32 would keep a context checkpoint", 0
+            one = sum(each.full(session.longest) for each in states)
+            state = one
             room = session.users if limit < 0 else limit * MIB // max(1, one)
             more = f" or -cram {mib_up((session.users - slots) * one)}"
         held = slots + room
         if held >= session.users or not session.reused:
-            return lambda users: 1.0, ""
+            return lambda users: 1.0, "", state
         kept = f"{slots} in slots, {room} in the prompt cache"
         why = f"{session.users} users have more conversations than are kept ({kept})"
         remedy = f"-np {session.users}{more} would keep all"
         if not PROGRAMS[self.ask.program].has_slots:
             remedy = f"{self.ask.program} keeps one, --for llama-server one for each slot"
-        return lambda users: min(1.0, held / users), f"{why}: {remedy}"
+        return lambda users: min(1.0, held / users), f"{why}: {remedy}", state
 
     def _logits(self, params: Params) -> tuple[Later, ...]:
         """Return the output buffer of a batch, if the program reads logits."""

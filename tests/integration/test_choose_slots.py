@@ -1,0 +1,86 @@
+"""How many users a plan answers at once, and whole caches of sliding windows: tried where turns can get quicker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fitter
+from fitter.planning.plan.plan import Plan
+from tools import shapes
+
+AGENTS = {"workload": "agent", "users": 8}
+CASES: dict[str, tuple[str, dict[str, Any], int, bool]] = {
+    # the caches of eight would put layers on the host
+    "fewer slots leave room for experts": ("gpt-oss-120b", {**AGENTS, "gpus": "rtx-3090"}, 2, False),
+    "on a larger card too": ("gpt-oss-120b", {**AGENTS, "gpus": "rtx-5090"}, 1, False),
+    "eight at once read a dense model's weights once": (
+        "llama-3.1-70b",
+        {"workload": "chat", "users": 8, "gpus": "rtx-3090"},
+        8,
+        False,
+    ),
+    "all is on the card": ("gpt-oss-20b", {"workload": "chat", "users": 8, "gpus": "rtx-3090"}, 8, False),
+    "eight do not fit": ("gpt-oss-120b", {**AGENTS, "gpus": "rtx-4090", "host_memory": 60 * 2**30}, 4, False),
+    "without checkpoints": ("gpt-oss-20b", {"workload": "agent", "gpus": "rtx-3090", "ctx_checkpoints": 0}, 1, True),
+    "without checkpoints, several users": (
+        "gpt-oss-20b",
+        {"workload": "agent", "users": 4, "gpus": "rtx-3090", "ctx_checkpoints": 0},
+        2,
+        True,
+    ),
+}
+
+
+def planned(model: str, folder: Path, **words: Any) -> Plan:
+    return fitter.fit(shapes.write(model, folder, vocab=False), program="llama-server", **words)
+
+
+@pytest.mark.parametrize(("model", "words", "slots", "swa_full"), CASES.values(), ids=CASES)
+def test_the_quickest_turn(model: str, words: dict[str, Any], slots: int, swa_full: bool, tmp_path: Path) -> None:
+    plan = planned(model, tmp_path, **words)
+    assert plan.turns is not None
+    assert (plan.params.n_seq_max, plan.params.swa_full) == (slots, swa_full)
+    users = words.get("users", 1)
+    # what was not tried, or was slower, is asked for
+    for other in {users, min(users, slots * 2)} - ({slots} if not swa_full else set()):
+        fixed = planned(model, tmp_path, **words, n_seq_max=other, swa_full=False)
+        assert fixed.params.n_seq_max == other
+        assert fixed.turns is None or fixed.turns.all.seconds >= plan.turns.all.seconds
+    if (slots, swa_full) != (users, False):
+        assert f"planned with {slots} slot" in plan.notes[-1]
+        assert plan.choices[-1].subject == "how conversations are kept"
+
+
+def test_there_is_room_for_the_conversations_of_users_without_a_slot(tmp_path: Path) -> None:
+    plan = planned("gpt-oss-120b", tmp_path, **AGENTS, gpus="rtx-3090")
+    assert plan.turns is not None
+    assert plan.turns.kept == 1
+    again = planned("gpt-oss-120b", tmp_path, **AGENTS, gpus="rtx-3090", n_seq_max=2, cache_ram=8192)
+    assert again.turns is not None
+    assert again.turns.kept < 1
+    needed = int(again.turns.why.rpartition("-cram ")[2].split()[0])
+    cache = next(each for each in plan.later if each.kind == "prompt cache")
+    assert cache.bytes == needed * 2**20
+    assert "reduced" not in str(plan)
+
+
+def test_conversations_that_move_take_time(tmp_path: Path) -> None:
+    words = {"gpus": "rtx-3090", "workload": "chat", "users": 8, "n_seq_max": 4}
+    moving = planned("llama-3.1-8b", tmp_path, **words, cache_ram=65536).turns
+    assert moving is not None and moving.kept == 1
+    slots = {point.users: point.seconds for point in moving.points}
+    # half of the conversations come from the prompt cache in each turn, and as many go there
+    state = 3510 * 32 * 2 * 8 * 128 * 2
+    queue = planned("llama-3.1-8b", tmp_path, **words, cache_ram=0).turns
+    assert queue is not None and queue.seconds_if_kept is not None
+    assert queue.seconds_if_kept < moving.all.seconds < queue.seconds_if_kept + 8 * state / 9.78e9 * 1.01
+    assert slots[8] > slots[4]
+
+
+def test_a_time_limit_ends_the_tries(tmp_path: Path) -> None:
+    limited = planned("gpt-oss-120b", tmp_path, **AGENTS, gpus="rtx-3090", time_limit=60)
+    assert limited.params.n_seq_max == 2
+    assert limited.fit_keywords["time_limit"] == 60
