@@ -129,9 +129,9 @@ class ServerMemory:
         kept, why, state = self._keeping(plan.params, request.session)
         slots = plan.params.n_seq_max
 
-        def moved(users: int) -> float:
+        def moved(users: int, share: float) -> float:
             in_slots = min(1.0, slots / users)
-            return (1 + kept(users) - 2 * in_slots) * state / default().mapped if kept(users) > in_slots else 0.0
+            return (1 + share - 2 * in_slots) * state / default().mapped if share > in_slots else 0.0
 
         turns = turns_of(request.session, price, slots, kept, why, self.ask.at_least, moved)
         return replace(plan, turns=turns)

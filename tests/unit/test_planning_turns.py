@@ -125,7 +125,7 @@ def test_more_users_are_never_quicker(
 def test_conversations_that_move_hold_all_up() -> None:
     session = Session(500, 100, users=8)
     still, moving = (
-        turns_of(session, priced(), 4, lambda users: 1.0, moved=lambda users: seconds if users > 4 else 0.0)
+        turns_of(session, priced(), 4, lambda users: 1.0, moved=lambda users, kept: seconds if users > 4 else 0.0)
         for seconds in (0.0, 0.5)
     )
     assert moving.all.seconds == pytest.approx(still.all.seconds + 8 * 0.5)

@@ -82,7 +82,7 @@ def turns_of(
     kept: Callable[[int], float],
     why: str = "",
     at_least: float | None = None,
-    moved: Callable[[int], float] = lambda users: 0.0,
+    moved: Callable[[int, float], float] = lambda users, kept: 0.0,
 ) -> Turns:
     """Estimate the turns of ``session`` with a plan's ``price``.
 
@@ -93,13 +93,14 @@ def turns_of(
         kept: Returns how often the turn before is still in memory, for a number of users.
         why: Why not all is kept.
         at_least: Tokens per second that each user should get.
-        moved: Returns the seconds of a turn in which conversations come from and go to the prompt cache, likewise.
+        moved: Returns the seconds of a turn in which conversations come from and go to the prompt cache, for a number
+            of users and how often the turn before is kept.
     """
     steps = price.steps or ((1, price.estimate.generation_seconds),)
     prompt = price.estimate.prompt_seconds
 
     def of(users: int, share: float) -> UserSpeed:
-        return _users(session, users, slots, prompt * session.computed(share) + moved(users), steps)
+        return _users(session, users, slots, prompt * session.computed(share) + moved(users, share), steps)
 
     points = tuple(of(users, kept(users)) for users in _numbers(session.users))
     share = kept(session.users)
