@@ -1,0 +1,118 @@
+"""The rows of ``offload_table``: loads of a copy of the header, and the same bytes as loads of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fitter.api import offload_table as module
+from fitter.api.offload_table import offload_table
+from fitter.errors import LlamaCppError
+from fitter.llama.client import Worker
+from fitter.llama.types import Breakdown, Skeleton
+from fitter.planning.tables.offload_rows import OffloadRow
+from tools import shapes
+
+STEPS = {"small-windows": 5, "small-experts": 5, "nemotron-h-9b": 30}
+"""Models, each with the layers between two of its rows."""
+MACHINES: dict[str, dict[str, Any]] = {
+    "a card": {"gpus": ["9999GiB"]},
+    "two cards and slots": {"gpus": ["9999GiB"] * 2, "tensor_split": [3, 1], "n_seq_max": 4},
+    "a Mac": {"gpus": ["m4-max"], "type_k": "q8_0"},
+    "caches on the host": {"gpus": ["vulkan:24GiB"], "offload_kqv": False, "n_ubatch": 64},
+}
+CARD = MACHINES["a card"]
+
+
+def model(name: str, directory: Path) -> Path:
+    path = directory / f"{name}.gguf"
+    if not path.exists():
+        shapes.write_shape(shapes.shape(name), path)
+    return path
+
+
+def rows_of(path: Path, step: int, **keywords: Any) -> tuple[OffloadRow, ...]:
+    settings = {"program": "llama-server", "n_seq_max": 1, "load_mode": "none", "n_ctx": 2048, **keywords}
+    return offload_table(path, step=step, **settings).rows
+
+
+class Asked:
+    """Counts loads of the file and of its copy, and may change the answers about the copy."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.of_file: list[int] = []
+        self.of_copy: list[int] = []
+        self.processes: set[Worker] = set()
+        self.change: Callable[[Breakdown], Breakdown] = lambda breakdown: breakdown
+        measure = Worker.measure
+
+        def counted(worker: Worker, path: str | Skeleton, params: Any, *rest: Any, **more: Any) -> Breakdown:
+            is_copy = isinstance(path, Skeleton)
+            (self.of_copy if is_copy else self.of_file).append(params.n_gpu_layers)
+            self.processes.add(worker)
+            breakdown = measure(worker, path, params, *rest, **more)
+            return self.change(breakdown) if is_copy else breakdown
+
+        monkeypatch.setattr(Worker, "measure", counted)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    return Asked(monkeypatch)
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+@pytest.mark.parametrize(("name", "step"), STEPS.items())
+def test_the_copy_is_measured_like_the_file(
+    name: str, step: int, machine: dict[str, Any], directory: Path, asked: Asked
+) -> None:
+    path = model(name, directory)
+    with Worker() as worker:
+        rows = rows_of(path, step, worker=worker, **machine)
+        assert len(asked.of_copy) == len(rows) > 2
+        for row in rows:
+            assert rows_of(path, 0, n_gpu_layers=row.n_gpu_layers, worker=worker, **machine) == (row,)
+    assert len(asked.of_copy) == len(rows)
+
+
+def test_the_file_is_loaded_twice(directory: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = model("qwen3-0.6b", directory)
+    monkeypatch.setattr(module, "LOADS_OF_A_WORKER", 8)
+    monkeypatch.setattr(module, "processors", lambda: 2)
+    rows = rows_of(path, 1, **CARD)
+    assert [row.n_gpu_layers for row in rows] == list(range(30))
+    assert sorted(asked.of_file) == [0, 29] and sorted(asked.of_copy) == list(range(30))
+    assert len(asked.processes) == 2
+
+
+def test_one_process_where_others_would_cost_more(directory: Path, asked: Asked) -> None:
+    assert len(rows_of(model("qwen3-0.6b", directory), 7, **CARD)) == 6
+    assert len(asked.processes) == 1
+
+
+def test_a_callers_worker_answers_alone(directory: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOADS_OF_A_WORKER", 8)
+    with Worker() as worker:
+        rows_of(model("qwen3-0.6b", directory), 1, **CARD, worker=worker)
+        assert asked.processes == {worker}
+
+
+def other_bytes(breakdown: Breakdown) -> Breakdown:
+    return Breakdown(breakdown.rows[:-1], *list(vars(breakdown).values())[1:])
+
+
+def refused(breakdown: Breakdown) -> Breakdown:
+    raise LlamaCppError("no such copy")
+
+
+@pytest.mark.parametrize("change", [other_bytes, refused])
+def test_the_file_decides_where_the_copy_differs(directory: Path, asked: Asked, change: Any) -> None:
+    path = model("small-dense", directory)
+    expected = rows_of(path, 1, **CARD)
+    asked.of_file.clear()
+    asked.change = change
+    assert rows_of(path, 1, **CARD) == expected
+    assert {row.n_gpu_layers for row in expected} == set(asked.of_file)
