@@ -128,9 +128,9 @@ calibrate: install ## on a machine with a CUDA card: compare it with its virtual
 	@$(PY) -m tools.card_loads --measure build/card_loads.csv
 
 .PHONY: lint
-lint: install ## ruff and mypy --strict
+lint: install ## ruff, and mypy --strict for three systems
 	@$(PY) -m ruff check .
-	@$(PY) -m mypy --strict fitter
+	@for system in linux win32 darwin; do $(PY) -m mypy --strict --platform $$system fitter || exit 1; done
 
 .PHONY: test-unit
 test-unit: install ## tests/unit alone, which needs nothing but the install: half a minute on two cores

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from fitter.errors import LibraryError, UsageError
 from fitter.llama.build import linker
+from fitter.llama.build.elf import Linking
 from fitter.llama.build.linking import EXECUTABLE, LIBLLAMA, LIBRARY, SEARCH_PATH, binaries, is_library, machine
 from fitter.llama.processes import worker_environment
 
@@ -304,7 +305,7 @@ def _build_ids(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
     return tuple((os.path.basename(path), _identity(path, binaries.linking_of(path))) for path in paths)
 
 
-def _identity(path: str, linking: binaries.Linking) -> str:
+def _identity(path: str, linking: Linking) -> str:
     if linking.build_id:
         return linking.build_id
     import hashlib

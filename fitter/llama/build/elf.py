@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import platform
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -92,7 +93,8 @@ class _Reader:
         """Read bytes. Raises ``ValueError`` if the file does not have them."""
         if size > _MOST or offset + size > self.size:
             raise ValueError("behind the end of the file")
-        data = os.pread(self.descriptor, size, offset)
+        os.lseek(self.descriptor, offset, os.SEEK_SET)
+        data = os.read(self.descriptor, size)
         if len(data) != size:
             raise ValueError("the file has become shorter")
         return data
@@ -135,7 +137,7 @@ def _linking(file: _Reader, path: str) -> Linking:
 
 
 def _check_machine(header: bytes, path: str) -> None:
-    own = os.uname().machine
+    own = platform.machine()
     if header[4] != 2:
         raise LibraryError(f"{path} is for 32-bit machines: name a llama.cpp that was built for {own}")
     if header[5] != 1:

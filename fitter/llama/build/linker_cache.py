@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import struct
 
 _CACHE = "/etc/ld.so.cache"
@@ -19,7 +20,7 @@ def path_of(name: str) -> str:
 
 
 def _default_places() -> tuple[str, ...]:
-    machine = os.uname().machine
+    machine = platform.machine()
     return (
         f"/lib/{machine}-linux-gnu",
         f"/usr/lib/{machine}-linux-gnu",

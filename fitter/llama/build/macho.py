@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import platform
 import struct
 from collections.abc import Iterator
 
@@ -50,7 +51,7 @@ class _File:
 
     def __init__(self, data: mmap.mmap, path: str, machine: str | None) -> None:
         self._data = data
-        wanted = machine or os.uname().machine
+        wanted = machine or platform.machine()
         starts = {0}
         if data[:4] == _BEGINNINGS[1]:
             (count,) = struct.unpack_from(">I", data, 4)

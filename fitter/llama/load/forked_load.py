@@ -116,6 +116,9 @@ class Placer:
 
     def _wait(self) -> None:
         """Fork for each placement; return where the load continues, in a fork or at the end."""
+        if sys.platform == "win32":
+            # so that types are checked for Windows too, where CAN_FORK is false
+            raise NotImplementedError
         while (job := self._jobs.get()) is not None:
             read, write = os.pipe()
             try:
@@ -132,6 +135,8 @@ class Placer:
             self._forks.put(_Fork(pid, read))
 
     def _begin_child(self, params: Params) -> None:
+        if sys.platform == "win32":
+            raise NotImplementedError
         try:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             # if it hangs, another load answers
