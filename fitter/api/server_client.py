@@ -91,7 +91,10 @@ class Client:
         return answers
 
     def health(self) -> Mapping[str, Any]:
-        """Return the server's version, and how many questions wait. Raises ``RemoteError`` if it does not answer."""
+        """Return the server's version, how many questions wait, and whether its llama.cpp has started (``ready``).
+
+        Raises ``RemoteError`` if it does not answer.
+        """
         health: dict[str, Any] = self._ask("/health", None)
         return health
 

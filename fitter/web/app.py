@@ -217,6 +217,7 @@ def application(settings: Settings, pool: Pool) -> Guard:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        server.pool.prepare()
         tidying = asyncio.ensure_future(_tidy(server.pool))
         yield
         tidying.cancel()
@@ -329,8 +330,9 @@ def _add_api(app: FastAPI, server: Server) -> None:
 
     @app.get("/health", summary="Whether the server answers")
     def health() -> dict[str, Any]:
-        """Its version, and how many questions wait."""
-        return {"status": "ok", "version": fitter.__version__, "waiting": server.pool.waiting}
+        """Its version, how many questions wait, and whether llama.cpp has started, before the first question."""
+        waiting, is_ready = server.pool.waiting, server.pool.is_ready
+        return {"status": "ok", "ready": is_ready, "version": fitter.__version__, "waiting": waiting}
 
     @app.get("/metrics", summary="The server's figures for Prometheus", response_class=Response)
     def figures() -> Response:

@@ -20,6 +20,8 @@ _T = TypeVar("_T")
 
 WORKERS = 4
 """Most planners, each with two processes of llama.cpp at most."""
+FRESH = 2
+"""Most planners whose processes have started before their first question. One starts in 0.3 seconds."""
 WAITING = 64
 """Most questions that wait for a planner."""
 PATIENCE = 60.0
@@ -30,6 +32,8 @@ GENTLY = 2.0
 """Seconds for an ended question to stop by itself, so that its model stays loaded."""
 IDLE = 300.0
 """Seconds after which an idle planner ends."""
+_QUIET = 1.0
+"""Seconds after the start, or an answer, until planners start: not beside the first page, or the next question."""
 _PASSED = 8
 """How often later questions may overtake a waiting one."""
 _ENDS = "the server ends: start it again"
@@ -106,7 +110,8 @@ def heard(done: asyncio.Future[Any]) -> None:
 class Pool:
     """At most ``workers`` planners for the last models, and a queue of ``waiting`` questions.
 
-    ``patience``: seconds in the queue; ``answered``: seconds for an answer.
+    ``patience``: seconds in the queue; ``answered``: seconds for an answer; ``first``: a model, and the question about
+    it that starts the processes of a planner before others are asked.
     """
 
     def __init__(
@@ -117,9 +122,16 @@ class Pool:
         *,
         patience: float = PATIENCE,
         answered: float = ANSWERED,
+        first: tuple[str, Callable[[Planner], object]] | None = None,
     ) -> None:
         self._most, self._most_waiting, self._make = workers, waiting, make
         self._patience, self._answered = patience, answered
+        self._first = first
+        self._fresh: list[_Held] = []
+        self._starting: list[_Held] = []
+        self._preparing: asyncio.Future[None] | None = None
+        self.is_ready = first is None
+        """Whether planners have started for first questions, as far as they can."""
         self._idle: list[_Held] = []
         self._busy: set[_Held] = set()
         self._line: list[_Turn] = []
@@ -131,12 +143,16 @@ class Pool:
     @property
     def planners(self) -> int:
         """Number of planners."""
-        return len(self._idle) + len(self._busy)
+        return len(self._all)
 
     @property
     def waiting(self) -> int:
         """Number of waiting questions."""
         return len(self._line)
+
+    @property
+    def _all(self) -> list[_Held]:
+        return [*self._busy, *self._idle, *self._fresh, *self._starting]
 
     def said(self, session: str) -> str:
         """Return the last progress of a session's question; empty without one."""
@@ -185,6 +201,37 @@ class Pool:
             self._busy.discard(held)
             self._idle.append(held)
             self._next((model, about))
+            self.prepare()
+
+    def prepare(self, seconds: float = _QUIET) -> None:
+        """Start planners for first questions after ``seconds``, in the background, if no question is open then."""
+        is_running = self._preparing is not None and not self._preparing.done()
+        if self._first is not None and not is_running and not self._is_closed:
+            self._preparing = asyncio.ensure_future(self._prepare(*self._first, seconds))
+            self._preparing.add_done_callback(heard)
+
+    async def _prepare(self, model: str, ask: Callable[[Planner], object], seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        try:
+            while not (self._is_closed or self._busy or self._line) and self._lacks_fresh:
+                held = _Held(self._make(model))
+                self._starting.append(held)
+                try:
+                    await asyncio.get_running_loop().run_in_executor(self._threads, ask, held.planner)
+                    self._fresh.append(held)
+                except Exception:
+                    # the next question is told why
+                    self._first = None
+                    await self._end([held])
+                finally:
+                    self._starting.remove(held)
+                    self._next()
+        finally:
+            self.is_ready = True
+
+    @property
+    def _lacks_fresh(self) -> bool:
+        return self._first is not None and len(self._fresh) < FRESH and self.planners < self._most
 
     async def close_idle(self, seconds: float = IDLE) -> None:
         """End planners without a question for ``seconds``."""
@@ -193,6 +240,8 @@ class Pool:
         for held in old:
             self._idle.remove(held)
         await self._end(old)
+        if old:
+            self.prepare()
 
     def stop(self) -> None:
         """End every question, and answer no other."""
@@ -200,7 +249,7 @@ class Pool:
         for question in self._asked:
             # also a question without a planner, whose model is still fetched
             question.end(_ENDS)
-        for held in (*self._busy, *self._idle):
+        for held in self._all:
             held.planner.cancel(at_once=True)
         for turn in self._line:
             turn.come.set()
@@ -208,8 +257,11 @@ class Pool:
     async def close(self) -> None:
         """End every question and every process of llama.cpp."""
         self.stop()
-        await self._end([*self._busy, *self._idle])
+        await self._end(self._all)
+        if self._preparing is not None:
+            self._preparing.cancel()
         self._idle.clear()
+        self._fresh.clear()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _take(self, question: Question, model: str, about: object) -> _Held:
@@ -222,6 +274,9 @@ class Pool:
             if idle:
                 held = max(idle, key=lambda each: (each.about == about, each.used))
                 self._idle.remove(held)
+            elif self._fresh:
+                held = self._fresh.pop()
+                held.planner.turn_to(model)
             elif self.planners < self._most:
                 held = _Held(self._make(model))
             elif self._idle:
@@ -298,4 +353,4 @@ class Pool:
                 await asyncio.wait({closing}, timeout=_AGAIN)
 
 
-__all__ = ["IDLE", "WAITING", "WORKERS", "Busy", "Overtaken", "Pool", "Question", "Unanswered", "heard"]
+__all__ = ["FRESH", "IDLE", "WAITING", "WORKERS", "Busy", "Overtaken", "Pool", "Question", "Unanswered", "heard"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import signal
 import socket
@@ -29,6 +30,7 @@ from fitter.web.app import Settings, application
 from fitter.web.connection import Connection
 from fitter.web.guard import LONGEST_HEADERS, Hosts
 from fitter.web.pool import WORKERS, Pool
+from fitter.web.questions import PROGRAM, SECONDS
 
 HOST, PORT = "127.0.0.1", 8080
 _CONNECTIONS = 256
@@ -38,6 +40,8 @@ _LONGEST_END = 8.0
 """Seconds after which the server ends whatever still runs, such as reading a directory that does not answer."""
 _AGAIN = 0.1
 """Seconds between two checks for newly started processes."""
+_SMALL_MODEL = "shape://qwen3-0.6b"
+"""The model of the first question of a planner, which needs no file."""
 
 
 def serve(
@@ -72,7 +76,7 @@ def serve(
     settings = Settings(None if root is None else Root.of(root), host)
     # a plan may have two
     memory_limit.divide(2 * workers)
-    pool = Pool(workers, make=partial(Planner, llama_cpp=llama_cpp))
+    pool = Pool(workers, make=partial(Planner, llama_cpp=llama_cpp), first=(_SMALL_MODEL, first_question))
     reach.only_public(not allow_private_addresses)
     with _listening(host, port) as sock:
         number = sock.getsockname()[1]
@@ -105,6 +109,11 @@ def serve(
         if open_browser:
             _open(f"http://{'127.0.0.1' if Hosts.of(host).is_everywhere else shown}:{number}/", say)
         server.run(sockets=[sock])
+
+
+def first_question(planner: Planner) -> None:
+    """Start the processes of a planner and import what an answer needs. Raises ``FitterError``."""
+    json.dumps(planner.fit(gpus=["24GiB"], n_ctx=4096, program=PROGRAM, time_limit=SECONDS).to_dict())
 
 
 def _open(url: str, say: Callable[[str], None]) -> None:

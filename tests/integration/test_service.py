@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import fitter
 from fitter.web.known_answers import KnownAnswers
+from fitter.web.pool import FRESH
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 from tools.web_server import Served, ask, serving
 
@@ -92,6 +95,37 @@ def test_another_model_has_the_same_processes(service: Service) -> None:
     assert {child.pid for child in service.served.children()} == had
 
 
+def until_ready(served: Served) -> None:
+    client, end = fitter.Client(served.url), time.monotonic() + 60
+    while not client.health()["ready"]:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_processes_start_before_the_first_question(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "dense.gguf", TINY_DENSE)
+    with serving("--root", str(tmp_path), "--workers", "3") as served:
+        until_ready(served)
+        # two planners, each with two processes
+        fresh = {child.pid for child in served.children()}
+        assert len(fresh) == 2 * FRESH
+        began = {child.pid: child.create_time() for child in served.children()}
+        assert json.loads(ask(served.connection(), "/api/v1/plan", DENSE)[1])["fits"]
+        assert {pid for pid in fresh if psutil.pid_exists(pid)} == fresh
+        # another starts in place of the one that was asked
+        while len(served.children()) < 2 * 3:
+            time.sleep(0.05)
+        assert {child.pid: child.create_time() for child in served.children() if child.pid in fresh} == began
+        assert served.stop() == (0, [])
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.1, 1.3])
+def test_it_ends_while_they_start(seconds: float) -> None:
+    with serving() as served:
+        time.sleep(seconds)
+        assert served.stop() == (0, [])
+
+
 def test_several_questions_at_once(service: Service) -> None:
     questions = [DENSE, {"model": "none.gguf", "gpus": CARD}, {**DENSE, "model": "moe.gguf"}, {"model": ""}]
     status, body = ask(service.served.connection(), "/api/v1/plans", {"questions": questions})
@@ -112,7 +146,7 @@ def test_wrong_batches(body: Any, message: str, service: Service) -> None:
 
 
 def test_health_and_figures(service: Service) -> None:
-    assert service.client.health() == {"status": "ok", "version": fitter.__version__, "waiting": 0}
+    assert service.client.health() == {"status": "ok", "ready": True, "version": fitter.__version__, "waiting": 0}
     before = service.figures()
     service.body(**DENSE)
     service.body(model="none.gguf", gpus=CARD)

@@ -57,9 +57,11 @@ class Acting:
 class Acted:
     """A pool of acting planners."""
 
-    def __init__(self, workers: int = 2, waiting: int = 8, *, is_free: bool = True, **limits: float) -> None:
+    def __init__(self, workers: int = 2, waiting: int = 8, *, is_free: bool = True, **limits: Any) -> None:
         self.made: list[Acting] = []
         self.is_free = is_free
+
+        self.workers = workers
 
         def make(model: str) -> Any:
             self.made.append(Acting(model))
@@ -67,7 +69,13 @@ class Acted:
                 self.made[-1].go.set()
             return self.made[-1]
 
+        self.make = make
         self.pool = Pool(workers, waiting, make, **limits)
+
+    def with_first(self, ask: Callable[[Any], object] = lambda planner: planner.ask()) -> Pool:
+        """Let every planner answer a first question about the model "small"."""
+        self.pool = Pool(self.workers, 8, self.make, first=("small", ask))
+        return self.pool
 
     async def ask(self, model: str = "a", session: str = "", about: object = None) -> Any:
         async with self.pool.asked(session) as question:
@@ -111,6 +119,80 @@ async def test_an_answer_may_have_a_limit_of_its_own(acted: Acted) -> None:
     async with acted.pool.asked() as question:
         with pytest.raises(TimeLimitError, match=r"llama\.cpp did not answer within 0\.01 seconds"):
             await acted.pool.answer(question, "a", None, lambda planner: planner.ask(), seconds=0.01)  # type: ignore[attr-defined]
+
+
+@acting(4)
+async def test_planners_start_before_the_first_question(acted: Acted) -> None:
+    acted.is_free = False
+    started = acted.with_first()
+    assert not started.is_ready
+    started.prepare(0)
+    await until(lambda: len(acted.made) == 1 and acted.made[0].begun.is_set())
+    # one after the other, and ready once all of them are
+    assert (started.planners, started.is_ready) == (1, False)
+    acted.is_free = True
+    acted.made[0].go.set()
+    await until(lambda: started.is_ready)
+    assert [each.model for each in acted.made] == ["small"] * 2 and started.planners == 2
+    assert (await acted.ask("a")) in acted.made[:2] and (await acted.ask("b")) in acted.made[:2]
+    assert sorted(each.model for each in acted.made) == ["a", "b"]
+
+
+@acting(3)
+async def test_others_start_in_their_place(acted: Acted) -> None:
+    started = acted.with_first()
+    started.prepare(0)
+    await until(lambda: started.is_ready)
+    asked = [await acted.ask("a")]
+    # not beside a question that follows at once
+    assert len(acted.made) == 2
+    await until(lambda: len(acted.made) == 3)
+    asked += [await acted.ask("b"), await acted.ask("c")]
+    assert {id(each) for each in asked} == {id(each) for each in acted.made}
+    await started.close_idle(0)
+    assert all(each.is_closed for each in asked)
+    await until(lambda: len(acted.made) == 5 and started.planners == 2)
+
+
+@acting(1)
+async def test_a_question_gets_the_planner_that_still_starts(acted: Acted) -> None:
+    acted.is_free = False
+    started = acted.with_first()
+    started.prepare(0)
+    await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+    asked = asyncio.ensure_future(acted.ask("a"))
+    await until(lambda: started.waiting == 1)
+    acted.made[0].go.set()
+    assert await asked is acted.made[0] and len(acted.made) == 1
+
+
+@acting()
+async def test_no_other_starts_after_one_that_could_not(acted: Acted) -> None:
+    def ask(planner: Acting) -> None:
+        raise UsageError("no such card")
+
+    started = acted.with_first(ask)
+    started.prepare(0)
+    await until(lambda: started.is_ready)
+    assert [each.is_closed for each in acted.made] == [True] and started.planners == 0
+    await acted.ask("a")
+    started.prepare(0)
+    await asyncio.sleep(0.01)
+    assert len(acted.made) == 2
+
+
+@acting()
+async def test_the_end_kills_one_that_starts(acted: Acted) -> None:
+    acted.is_free = False
+    started = acted.with_first()
+    started.prepare(0)
+    await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+    acted.made[0].is_stopped = True
+    await started.close()
+    assert acted.made[0].is_closed and acted.made[0].killed
+    started.prepare(0)
+    await asyncio.sleep(0.01)
+    assert len(acted.made) == 1
 
 
 @acting()
