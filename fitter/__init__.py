@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fitter.api.compare_builds import OnBuild, compare_builds
     from fitter.api.explore.explore_grid import explore
     from fitter.api.fitted_llama import Llama
+    from fitter.api.gpu_layers import MemoryEstimate, estimate_gpu_layers
     from fitter.api.plan_fleet import fleet
     from fitter.api.plan_repository import repository
     from fitter.api.planner import Planner
@@ -146,6 +147,7 @@ _HOMES = {
     "fitter.programs.later": ("Later",),
     "fitter.api.quantizations": ("quants",),
     "fitter.api.report_plan": ("report",),
+    "fitter.api.gpu_layers": ("MemoryEstimate", "estimate_gpu_layers"),
     "fitter.api.server_client": ("Client",),
     "fitter.api.tune_plan": ("tune",),
     "fitter.api.plan_repository": ("repository",),
@@ -210,6 +212,7 @@ __all__ = [
     "LlamaCppError",
     "Lora",
     "MapCell",
+    "MemoryEstimate",
     "MemoryUse",
     "ModelError",
     "ModelSummary",
@@ -264,6 +267,7 @@ __all__ = [
     "compare_builds",
     "devices",
     "estimate",
+    "estimate_gpu_layers",
     "explore",
     "fit",
     "fleet",

@@ -64,6 +64,9 @@ _PLAIN = {
 }
 """Keywords that are in no table, since no option or file has them."""
 
+_OF_OTHERS = ("estimate_gpu_layers",)
+"""Functions with another program's parameters, whose meaning is in their docstrings."""
+
 _IN_THE_TABLE = 3
 """So many keywords in a paragraph of ``fit``'s docstring, and it is about what the tables of keywords say."""
 
@@ -121,12 +124,15 @@ def _keyword(each: Parameter) -> tuple[str, str, str, str]:
     return name, code(hint), default_of(each), " ".join(filter(None, (meaning_of(each), unit(each.kind))))
 
 
-def _own_keyword(name: str, parameter: inspect.Parameter, hint: Any) -> tuple[str, str, str, str]:
-    """A parameter that stands in a function's own signature."""
-    if name in PARAMETERS:
+def _own_keyword(
+    name: str, parameter: inspect.Parameter, hint: Any, documented: dict[str, str]
+) -> tuple[str, str, str, str]:
+    """A parameter that stands in a function's own signature; ``documented``: what its docstring alone says of it."""
+    if name in PARAMETERS and name not in documented:
         return _keyword(PARAMETERS[name])
     is_required = parameter.default is inspect.Parameter.empty
-    return code(name), code(type_text(hint).removesuffix(" | None")), "required" if is_required else "", _PLAIN[name]
+    meaning = documented.get(name) or _PLAIN[name]
+    return code(name), code(type_text(hint).removesuffix(" | None")), "required" if is_required else "", meaning
 
 
 def groups(call: Any) -> dict[str, list[Parameter]]:
@@ -159,8 +165,9 @@ def _groups() -> list[str]:
 def _function(name: str) -> str:
     function = inspect.unwrap(getattr(fitter, name))
     signature, hints = inspect.signature(function), _hints(function)
+    documented = _documented(function) if name in _OF_OTHERS else {}
     own = [
-        _own_keyword(each.name, each, hints.get(each.name, ""))
+        _own_keyword(each.name, each, hints.get(each.name, ""), documented)
         for each in signature.parameters.values()
         if each.kind is not inspect.Parameter.VAR_KEYWORD
     ]
@@ -171,13 +178,20 @@ def _function(name: str) -> str:
     return "\n\n".join(
         [
             heading(2, code(call), name),
-            *said,
+            *(part for part in said if not documented or not part.startswith("- ")),
             table(("keyword", "type", "if not given", "meaning"), own),
             *([f"And the keywords of these tables: {links}."] if links else []),
             f"**Returns** {_linked(type_text(hints.get('return', '')))}.",
             *([f"**Raises** {raises}"] if raises else []),
         ]
     )
+
+
+def _documented(function: Any) -> dict[str, str]:
+    """What a docstring says of each parameter."""
+    listed = (part for part in paragraphs(function.__doc__) if part.startswith("- `"))
+    entries = (re.match(r"- `(\w+)`: (.*)", line) for part in listed for line in part.splitlines())
+    return {entry[1]: entry[2] for entry in entries if entry}
 
 
 def _hints(function: Any) -> dict[str, Any]:
