@@ -1,4 +1,4 @@
-// libllama has another C++ library, Microsoft's, whose map is read as it lies in memory, or the one of these bindings.
+// libllama has another C++ library than these bindings, mostly Microsoft's.
 
 #define WIN32_LEAN_AND_MEAN
 #include <windows.h>
@@ -6,16 +6,14 @@
 #include <malloc.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 #include <mutex>
 #include <stdexcept>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "platform/context.h"
 #include "platform/platform.h"
+#include "platform/returned_map.h"
 // internal: the parameters of a context; upstream may change it at any time
 #include "llama-cparams.h"
 
@@ -66,45 +64,6 @@ bool call(void (*function)(void *), void * data) { return fitter_call(function, 
 
 namespace {
 
-// std::map of Microsoft's library, in builds for release.
-template <typename Key, typename Value> struct msvc_map {
-    struct node {
-        node *          left;
-        node *          parent;
-        node *          right;
-        char            colour;
-        char            is_nil;
-        std::pair<const Key, Value> entry;
-    };
-
-    node * head;
-    size_t size;
-
-    static void take(node * each, std::map<Key, Value> & result) {
-        if (each->is_nil) {
-            return;
-        }
-        take(each->left, result);
-        take(each->right, result);
-        result.insert(each->entry);
-        std::free(each);
-    }
-
-    // Its entries; its memory, which is of the C library's that all have, is freed.
-    std::map<Key, Value> take() {
-        std::map<Key, Value> result;
-        if (head == nullptr || !head->is_nil || size > 4096) {
-            throw std::runtime_error("a std::map of this llama.cpp is laid out in another way");
-        }
-        take(head->parent, result);
-        std::free(head);
-        if (result.size() != size) {
-            throw std::runtime_error("a std::map of this llama.cpp is laid out in another way");
-        }
-        return result;
-    }
-};
-
 constexpr const char * usual_breakdown = "_Z26llama_get_memory_breakdownPK13llama_context";
 constexpr const char * msvc_breakdown =
     "?llama_get_memory_breakdown@@YA?AV?$map@PEAUggml_backend_buffer_type@@Ullama_memory_breakdown_data@@U?$less@"
@@ -118,9 +77,9 @@ constexpr const char * older_usage = "?mtmd_get_memory_usage@@YA?AV?$map@PEAUggm
                                      "@Z";
 
 // From b11434 (ggml 0.26) on mtmd_get_memory_usage returns more behind the sizes, whatever the header here has.
-template <typename Map> struct usage {
-    Map  sizes;
-    char room[256];
+struct usage_room {
+    map_room sizes     = {};
+    char     more[256] = {};
 };
 
 void * usage_of(void * library) {
@@ -199,16 +158,16 @@ bool tells_sched() {
 }  // namespace
 
 llama_memory_breakdown breakdown_of(const llama_context * context) {
-    using key   = ggml_backend_buffer_type_t;
-    using value = llama_memory_breakdown_data;
-    if (const auto same = found<llama_memory_breakdown (*)(const llama_context *)>(usual_breakdown)) {
-        return same(context);
-    }
-    const auto ask = found<msvc_map<key, value> (*)(const llama_context *)>(msvc_breakdown);
-    if (ask == nullptr) {
+    using breakdown   = returned_map<ggml_backend_buffer_type_t, llama_memory_breakdown_data>;
+    using function    = void * (*)(map_room *, const llama_context *);
+    const auto same   = found<function>(usual_breakdown);
+    const auto others = found<function>(msvc_breakdown);
+    if (same == nullptr && others == nullptr) {
         throw std::runtime_error("it has no llama_get_memory_breakdown");
     }
-    return ask(context).take();
+    map_room room;
+    (same != nullptr ? same : others)(&room, context);
+    return same != nullptr ? breakdown::of_clang_or_gcc(room) : breakdown::of_microsoft(room);
 }
 
 ggml_backend_sched_t sched_of(const llama_context * context) {
@@ -233,12 +192,11 @@ const llama_cparams & cparams_of(const llama_context * context) {
 bool has_mtmd_usage(void * library) { return usage_of(library) != nullptr; }
 
 std::map<ggml_backend_dev_t, size_t> mtmd_usage(void * library, const char * path, const mtmd_context_params & params) {
-    if (void * same = symbol_of(library, usual_usage)) {
-        return reinterpret_cast<usage<std::map<ggml_backend_dev_t, size_t>> (*)(const char *, mtmd_context_params)>(same)(path, params)
-            .sizes;
-    }
-    using other = usage<msvc_map<ggml_backend_dev_t, size_t>> (*)(const char *, mtmd_context_params);
-    return reinterpret_cast<other>(usage_of(library))(path, params).sizes.take();
+    using usage = returned_map<ggml_backend_dev_t, size_t>;
+    usage_room room;
+    reinterpret_cast<void * (*)(usage_room *, const char *, mtmd_context_params)>(usage_of(library))(&room, path, params);
+    const bool is_usual = symbol_of(library, usual_usage) != nullptr;
+    return is_usual ? usage::of_clang_or_gcc(room.sizes) : usage::of_microsoft(room.sizes);
 }
 
 }  // namespace fitter::platform

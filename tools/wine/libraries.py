@@ -25,8 +25,7 @@ def build(directory: Path) -> None:
     stamp, wanted = directory / "sources", _digest()
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted and all(path.is_file() for path in _PLACES):
         return
-    # zig's cache has its C++ library, which takes minutes to compile, for wheels too
-    variables = write_compilers(ROOT / "build" / "wheel" / "windows-x86_64" / "bin", Path(sys.executable), _TARGET)
+    variables = compilers()
     source = _do([sys.executable, str(ROOT / "vendor" / "llama.cpp" / "fetch.py"), "--headers-only"], {})
     defined = {
         "CMAKE_SYSTEM_NAME": _TARGET.system,
@@ -41,6 +40,12 @@ def build(directory: Path) -> None:
     for path in _PLACES:
         shutil.copy2(directory / "cmake" / path.name, path)
     stamp.write_text(wanted, encoding="utf-8")
+
+
+def compilers() -> dict[str, str]:
+    """The environment variables with which a build makes files for Windows."""
+    # zig's cache has its C++ library, which takes minutes to compile, for wheels too
+    return write_compilers(ROOT / "build" / "wheel" / "windows-x86_64" / "bin", Path(sys.executable), _TARGET)
 
 
 def _digest() -> str:
