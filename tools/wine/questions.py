@@ -16,11 +16,16 @@ from typing import Any
 
 from fitter.errors import FitterError
 from fitter.llama.client import Worker
-from fitter.llama.processes import wire
+from fitter.llama.processes import interpreter, wire
 from fitter.llama.types import Lora, Params, Skeleton, VirtualDevice
 
 _GIB = 1 << 30
 _CARDS = tuple(VirtualDevice(f"CUDA{i}", "a card", "cuda", 890, 24 * _GIB, 23 * _GIB) for i in range(2))
+_ONE_THREAD = (
+    "from fitter.llama.load import real_load; apply = real_load.apply; real_load.apply = lambda *given: "
+    "(apply(*given), [setattr(given[2], name, 1) for name in ('n_threads', 'n_threads_batch')])[0]"
+)
+"""A real load computes in one thread: threads of builds without OpenMP wait busily, for seconds where processors are few."""
 _ALL = Params(n_ctx=512, devices=("CUDA0",))
 _BOTH = Params(n_ctx=512, devices=("CUDA0", "CUDA1"))
 
@@ -48,6 +53,8 @@ def questions(worker: Worker, model: Path, folder: str) -> Iterator[tuple[str, C
 def main(build: str, folder: str, result: str) -> None:
     """Write the answers as JSON, by model and question; a refusal is its text."""
     answers: dict[str, Any] = {}
+    start, module, rest = interpreter.BOOT.partition("from {module}")
+    interpreter.BOOT = f"{start}{_ONE_THREAD}\n{module}{rest}"
     with Worker(_CARDS, llama_cpp=build) as worker:
         for model in sorted(Path(folder).glob("*.gguf")):
             with tempfile.TemporaryDirectory() as place:
