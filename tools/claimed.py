@@ -4,7 +4,8 @@
     python -m tools.claimed --requests 40 dense
 
 Linux's own memory cgroup is the limit, as in Kubernetes: what takes more is killed. Where none can be made, the most
-that the process had resident is compared with the claim instead.
+that the process had resident is compared with the claim instead. With a CUDA card, ``card`` serves a model that is on
+it whole.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Load:
 
     write: Callable[[Path], Path]
     keywords: dict[str, Any]
+    is_on_card: bool = False
 
 
 _WIDE = {"type_k": "f32", "type_v": "f32"}
@@ -58,6 +60,7 @@ LOADS = {
     "dense": Load(lambda path: write_tiny(path, TINY_DENSE), {"n_ctx": 1024, "n_seq_max": 2, "cache_ram": 8}),
     "swa": Load(write_swa, {"n_ctx": 1024, "n_seq_max": 2, "cache_ram": 8, "ctx_checkpoints": 8}),
     "hybrid": Load(write_hybrid, {"n_ctx": 1024, "n_seq_max": 4, "cache_ram": 8}),
+    "card": Load(lambda path: write_tiny(path, EXPERTS), {"n_ctx": 4096, "n_seq_max": 4, "cache_ram": 16}, True),
 }
 """The first three are mostly what the plan counts; of the others, the process itself is the most."""
 
@@ -82,9 +85,10 @@ class Outcome:
 
 
 def plan_of(load: Load, folder: Path) -> Plan:
-    """Write the model into ``folder``, and plan it for this machine's processor."""
+    """Write the model into ``folder``, and plan it for this machine's processor, or its first card."""
     path = load.write(folder / "model.gguf")
-    return fitter.fit(path, program="llama-server", devices=["none"], load_mode="none", **load.keywords)
+    device = "CUDA0" if load.is_on_card else "none"
+    return fitter.fit(path, program="llama-server", devices=[device], load_mode="none", **load.keywords)
 
 
 def serve(plan: Plan, limit: int, requests: int) -> Outcome:
@@ -93,7 +97,7 @@ def serve(plan: Plan, limit: int, requests: int) -> Outcome:
     with memory_group(limit) as group:
         words = [program, "-m", plan.model.path, *plan.arguments()]
         if group is not None:
-            words = ["/bin/sh", "-c", f'echo $$ > "{group}/cgroup.procs" && exec "$0" "$@"', *words]
+            words = ["/bin/sh", "-c", f'echo $$ > "{group.folder}/cgroup.procs" && exec "$0" "$@"', *words]
         answered, was_killed, most, own = 0, False, 0, 0
         slots = plan.params.n_seq_max
         try:
@@ -106,25 +110,30 @@ def serve(plan: Plan, limit: int, requests: int) -> Outcome:
         except LlamaCppError:
             was_killed = True
         if group is not None:
-            most = int((group / "memory.max_usage_in_bytes").read_text())
+            most = int((group.folder / group.peak).read_text())
     return Outcome(limit, answered, was_killed, most, own)
 
 
+@dataclass(frozen=True)
+class MemoryGroup:
+    """A memory cgroup: its folder, and the file there with the most that it counted."""
+
+    folder: Path
+    peak: str
+
+
 @contextlib.contextmanager
-def memory_group(limit: int) -> Iterator[Path | None]:
-    """Make a memory cgroup (version 1) of ``limit`` bytes inside this process's own; ``None`` where that is not
-    possible.
-    """
-    with open("/proc/self/cgroup", encoding="ascii") as file:
-        mine = [line.strip().split(":", 2)[2] for line in file if ":memory:" in line]
-    group = Path(f"/sys/fs/cgroup/memory{mine[0]}/fitter-claimed-{os.getpid()}") if mine else None
+def memory_group(limit: int) -> Iterator[MemoryGroup | None]:
+    """Make a memory cgroup of ``limit`` bytes; ``None`` where that is not possible."""
+    group = None
     try:
+        group = _group()
         if group is not None:
-            group.mkdir()
-            for name in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"):
+            group.folder.mkdir()
+            for name, value in _LIMITS[group.peak].items():
+                # without a limit on swap, the system's takes what the first refuses; a kernel without swap has none
                 with contextlib.suppress(FileNotFoundError):
-                    # without the second, the system's swap takes what the limit refuses
-                    (group / name).write_text(str(limit))
+                    (group.folder / name).write_text(str(limit if value is None else value))
     except OSError:
         group = None
     try:
@@ -132,9 +141,31 @@ def memory_group(limit: int) -> Iterator[Path | None]:
     finally:
         for _ in range(100 if group is not None else 0):
             with contextlib.suppress(OSError):
-                group.rmdir()
+                group.folder.rmdir()
                 break
             time.sleep(0.05)
+
+
+_LIMITS: dict[str, dict[str, int | None]] = {
+    "memory.max_usage_in_bytes": {"memory.limit_in_bytes": None, "memory.memsw.limit_in_bytes": None},
+    "memory.peak": {"memory.max": None, "memory.swap.max": 0},
+}
+"""What limits a group of each version, by its file with the most; ``None`` is the claim."""
+
+
+def _group() -> MemoryGroup | None:
+    """Name the group to make: inside this process's own (version 1), or beside all others (version 2)."""
+    name = f"fitter-claimed-{os.getpid()}"
+    lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
+    mine = [line.split(":", 2)[2] for line in lines if ":memory:" in line]
+    if mine:
+        return MemoryGroup(Path(f"/sys/fs/cgroup/memory{mine[0]}") / name, "memory.max_usage_in_bytes")
+    root = Path("/sys/fs/cgroup")
+    if "memory" not in (root / "cgroup.controllers").read_text(encoding="ascii").split():
+        return None
+    with contextlib.suppress(OSError):
+        (root / "cgroup.subtree_control").write_text("+memory")
+    return MemoryGroup(root / name, "memory.peak")
 
 
 def row(name: str, claim: PodClaim, full: Outcome, less: Outcome) -> str:
@@ -154,7 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     is_kept = True
     print(f"{'':10} {'claim':>9} {'process':>9} {'peak':>9} {'own':>9}   claim {asked.less:g} of it     (MiB)")
-    for name in asked.loads or LOADS:
+    for name in asked.loads or [name for name, load in LOADS.items() if not load.is_on_card]:
         with tempfile.TemporaryDirectory() as folder:
             plan = plan_of(LOADS[name], Path(folder))
             claim = pod_claim(plan)

@@ -1,4 +1,4 @@
-"""Work of several users: plan with fewer slots, and with whole caches of sliding windows; keep the quickest turn."""
+"""Work of several users: plan with fewer slots, one cache, whole caches of windows, and keep the quickest turn."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fitter.errors import LlamaCppError, TimeLimitError, UsageError
 from fitter.parameters.table import Fitting
 from fitter.planning.plan.plan import Plan
 from fitter.planning.pricing.objective import GAIN
+from fitter.planning.request.session import Session
 from fitter.planning.speed.explain import Choice
 from fitter.text import mib_up
 
@@ -25,7 +26,7 @@ def quickest(
     model: str,
     parameters: Fitting,
     *,
-    users: int,
+    session: Session,
     conversation: int,
     own_room: int,
     has_windows: bool,
@@ -33,19 +34,21 @@ def quickest(
     on_progress: OnProgress | None,
     **others: Any,
 ) -> Plan:
-    """Return ``plan``, or one with fewer slots or ``swa_full`` whose turns are clearly quicker.
+    """Return ``plan``, or one whose turns are clearly quicker: with fewer slots, one cache, or ``swa_full``.
 
     A slot's cache takes memory from weights, and the prompt cache on the host keeps a conversation for less. So where
     weights are on the host, or nothing fits, half as many slots are tried, and so on while turns get quicker, with
     room for all conversations. Where a turn finds its beginning gone for want of a checkpoint, whole caches of sliding
-    windows are tried, which need none.
+    windows are tried, which need none. Where some slots are idle while others answer, one cache of all is tried:
+    llama.cpp computes slots with caches of their own together only where they are neighbours
+    (``llama_batch_allocr::split_equal``).
 
     Args:
         plan: The plan with a slot for each user.
         fit: ``fitter.fit``.
         model: Path or address.
         parameters: Keywords of ``fit``; what they set is kept.
-        users: Users of the work.
+        session: The work.
         conversation: Bytes of a conversation at its end in the prompt cache.
         own_room: MiB of the program's own prompt cache.
         has_windows: Whether the model has sliding windows.
@@ -59,7 +62,8 @@ def quickest(
     kept: dict[str, Any] = {}
     if not has_windows:
         given.add("swa_full")
-    for tries in (_of_windows, partial(_of_slots, users=users, conversation=conversation, own_room=own_room)):
+    of_slots = partial(_of_slots, users=session.users, conversation=conversation, own_room=own_room)
+    for tries in (_of_windows, of_slots, partial(_of_caches, session=session)):
         for words in tries(best, given):
             left = {} if deadline is None else {"time_limit": deadline - time.monotonic()}
             if left and left["time_limit"] <= 0:
@@ -70,7 +74,7 @@ def quickest(
             except (UsageError, LlamaCppError, TimeLimitError):
                 break
             search = joined_searches(search, other.search, plan.search.seconds + time.monotonic() - started)
-            if not _is_quicker(other, best):
+            if not _is_quicker(other, best) or not _holds(other, session):
                 break
             best = other
             kept |= words
@@ -83,7 +87,7 @@ def quickest(
 
 def _of_windows(plan: Plan, given: set[str]) -> Iterator[dict[str, Any]]:
     if "swa_full" not in given and plan.turns is not None and not plan.turns.kept:
-        yield {"swa_full": True, "n_seq_max": plan.params.n_seq_max}
+        yield {"swa_full": True, "n_seq_max": plan.params.n_seq_max, "kv_unified": plan.params.kv_unified}
 
 
 def _of_slots(plan: Plan, given: set[str], *, users: int, conversation: int, own_room: int) -> Iterator[dict[str, Any]]:
@@ -95,7 +99,20 @@ def _of_slots(plan: Plan, given: set[str], *, users: int, conversation: int, own
         slots //= 2
         room = mib_up((users - slots) * conversation)
         is_enough = "cache_ram" in given or room <= own_room
-        yield {"n_seq_max": slots} if is_enough else {"n_seq_max": slots, "cache_ram": room}
+        more = {} if is_enough else {"cache_ram": room}
+        yield {"n_seq_max": slots, "kv_unified": False, **more}
+
+
+def _of_caches(plan: Plan, given: set[str], *, session: Session) -> Iterator[dict[str, Any]]:
+    # where all slots are busy all the time, their own caches are read as quickly, and attention needs less
+    if not given & _OF_SLOTS - {"n_seq_max"} and plan.params.n_seq_max > 1 and (session.gap or not session.reused):
+        yield {"kv_unified": True, "n_seq_max": plan.params.n_seq_max}
+
+
+def _holds(plan: Plan, session: Session) -> bool:
+    """Return whether one cache of all slots has room for a conversation in each, to its end."""
+    n_ctx = plan.params.n_ctx or plan.breakdown.n_ctx
+    return not plan.params.kv_unified or n_ctx >= plan.params.n_seq_max * session.longest
 
 
 def _is_quicker(plan: Plan, than: Plan) -> bool:
@@ -109,7 +126,8 @@ def _with_choice(plan: Plan, before: Plan, words: dict[str, Any]) -> Plan:
     names, seconds = [], []
     for each in (plan, before):
         slots = each.params.n_seq_max
-        names.append(f"{slots} slot{'s' * (slots > 1)}{' with --swa-full' if each.params.swa_full else ''}")
+        more = f"{' in one cache' * each.params.kv_unified}{' with --swa-full' * each.params.swa_full}"
+        names.append(f"{slots} slot{'s' * (slots > 1)}{more}")
         seconds.append(None if each.turns is None else each.turns.all.seconds)
     assert seconds[0] is not None
     choice = Choice("how conversations are kept", names[0], seconds[0], names[1], seconds[1])

@@ -176,7 +176,7 @@ def fit(
         fit,
         model,
         parameters,
-        users=work.users,
+        session=work,
         conversation=conversation,
         own_room=known_of_program.cache_ram_mib or 0,
         has_windows=bool(request.facts.window),

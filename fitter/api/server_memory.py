@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from fitter.api.shared_models import Drafts, drafting_params
 from fitter.errors import LlamaCppError, UsageError
@@ -42,6 +42,22 @@ def facts_of_program(program: str, build: LlamaCpp, llama_cpp: str | None) -> Fa
     from fitter.programs.finding import named_server
 
     return facts(program, build, named_server(llama_cpp) if program == LlamaServer.name else None)
+
+
+class _Keeping(NamedTuple):
+    """What is kept of conversations.
+
+    Attributes:
+        often: Returns how often a turn finds the one before, for a number of users.
+        why: Why not always, and what would keep it.
+        largest: Bytes of a conversation at its end in the prompt cache.
+        moved: Bytes of an average one, where there is such a cache.
+    """
+
+    often: Callable[[int], float]
+    why: str = ""
+    largest: int = 0
+    moved: int = 0
 
 
 @dataclass(frozen=True)
@@ -126,20 +142,34 @@ class ServerMemory:
             plan = replace(plan, drafting=self._drafting(plan, price, request, request.host_speed))
         if request.session is None:
             return plan
-        kept, why, state = self._keeping(plan.params, request.session)
+        keeping = self._keeping(plan.params, request.session)
         slots = plan.params.n_seq_max
+
+        host = default().host
+        saves_idle = self._saves_idle(plan.params)
 
         def moved(users: int, share: float) -> float:
             in_slots = min(1.0, slots / users)
-            return (1 + share - 2 * in_slots) * state / default().mapped if share > in_slots else 0.0
+            saved = (users - 1) / users if saves_idle else 1 - in_slots
+            return keeping.moved * (saved / host.saved + max(0.0, share - in_slots) / host.restored)
 
-        turns = turns_of(request.session, price, slots, kept, why, self.ask.at_least, moved)
+        turns = turns_of(
+            request.session,
+            price,
+            slots,
+            keeping.often,
+            keeping.why,
+            self.ask.at_least,
+            moved,
+            sampling=host.sampling * self.model.n_vocab,
+            is_unified=plan.params.kv_unified,
+        )
         return replace(plan, turns=turns)
 
     def conversation(self, params: Params, session: Session) -> int:
         """Return the bytes of a conversation at its end in the prompt cache; 0 where none is kept or it is unknown."""
         try:
-            return self._keeping(params, session)[2]
+            return self._keeping(params, session).largest
         except LlamaCppError:
             return 0
 
@@ -165,14 +195,13 @@ class ServerMemory:
         depth = sharing.draft_max or self.known.draft_n_max
         return drafting_of(price, depth, seconds, sharing.acceptance)
 
-    def _keeping(self, params: Params, session: Session) -> tuple[Callable[[int], float], str, int]:
-        """Return how often a turn finds the one before, for a number of users, why not always, and a conversation's
-        bytes at its end in the prompt cache.
+    def _keeping(self, params: Params, session: Session) -> _Keeping:
+        """Return how often a turn finds the one before.
 
         llama-server keeps a conversation in its slot, and in the prompt cache when another one takes the slot. Where
         the end of a conversation cannot be removed, it goes back to a checkpoint.
         """
-        slots, room, more, state = params.n_seq_max, 0, "", 0
+        slots, room, more, moved, one = params.n_seq_max, 0, "", 0, 0
         if PROGRAMS[self.ask.program].is_server and session.reused:
             states = self._states(params)
             caches = self._limits_in_room(params, states)
@@ -181,20 +210,21 @@ class ServerMemory:
                 for name, own in (("cache_ram", caches.cache_ram), ("ctx_checkpoints", caches.ctx_checkpoints))
             )
             if caches.checkpoint and not checkpoints:
-                return lambda users: 0.0, "each turn is computed whole: -ctxcp 32 would keep a context checkpoint", 0
+                why = "each turn is computed whole: -ctxcp 32 would keep a context checkpoint"
+                return _Keeping(lambda users: 0.0, why)
             one = sum(each.full(session.longest) for each in states)
-            state = one
+            moved = sum(each.full(session.prompt) for each in states) if limit else 0
             room = session.users if limit < 0 else limit * MIB // max(1, one)
             more = f" or -cram {mib_up((session.users - slots) * one)}"
         held = slots + room
         if held >= session.users or not session.reused:
-            return lambda users: 1.0, "", state
+            return _Keeping(lambda users: 1.0, "", one, moved)
         kept = f"{slots} in slots, {room} in the prompt cache"
         why = f"{session.users} users have more conversations than are kept ({kept})"
         remedy = f"-np {session.users}{more} would keep all"
         if not PROGRAMS[self.ask.program].has_slots:
             remedy = f"{self.ask.program} keeps one, --for llama-server one for each slot"
-        return lambda users: min(1.0, held / users), f"{why}: {remedy}", state
+        return _Keeping(lambda users: min(1.0, held / users), f"{why}: {remedy}", one, moved)
 
     def _logits(self, params: Params) -> tuple[Later, ...]:
         """Return the output buffer of a batch, if the program reads logits."""
@@ -243,9 +273,13 @@ class ServerMemory:
             sum(state.largest_checkpoint for state in states) if is_rolled_back else 0,
             words.get("cache_ram"),
             words.get("ctx_checkpoints"),
-            words.get("cache_idle_slots"),
+            self._saves_idle(params),
             1 if drafted and takes_back else 0,
         )
+
+    def _saves_idle(self, params: Params) -> bool:
+        """Return whether the slots of other users are saved when a turn begins."""
+        return self.known.cache_idle_slots and bool(params.of_parameter(PARAMETERS["cache_idle_slots"]))
 
     def _states(self, params: Params) -> tuple[SequenceState, ...]:
         """Measure the state of one slot: of the model's context, and of the draft's."""

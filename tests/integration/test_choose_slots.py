@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import fitter
+from fitter.parameters.table import PARAMETERS
 from fitter.planning.plan.plan import Plan
 from tools import shapes
 
@@ -15,14 +16,14 @@ AGENTS = {"workload": "agent", "users": 8}
 CASES: dict[str, tuple[str, dict[str, Any], int, bool]] = {
     # the caches of eight would put layers on the host
     "fewer slots leave room for experts": ("gpt-oss-120b", {**AGENTS, "gpus": "rtx-3090"}, 2, False),
-    "on a larger card too": ("gpt-oss-120b", {**AGENTS, "gpus": "rtx-5090"}, 1, False),
+    "on a larger card too": ("gpt-oss-120b", {**AGENTS, "gpus": "rtx-5090"}, 4, False),
     "eight at once read a dense model's weights once": (
         "llama-3.1-70b",
         {"workload": "chat", "users": 8, "gpus": "rtx-3090"},
         8,
         False,
     ),
-    "all is on the card": ("gpt-oss-20b", {"workload": "chat", "users": 8, "gpus": "rtx-3090"}, 8, False),
+    "all is on the card": ("gpt-oss-20b", {"workload": "chat,gap=0", "users": 8, "gpus": "rtx-3090"}, 8, False),
     "eight do not fit": ("gpt-oss-120b", {**AGENTS, "gpus": "rtx-4090", "host_memory": 60 * 2**30}, 4, False),
     "without checkpoints": ("gpt-oss-20b", {"workload": "agent", "gpus": "rtx-3090", "ctx_checkpoints": 0}, 1, True),
     "without checkpoints, several users": (
@@ -54,6 +55,51 @@ def test_the_quickest_turn(model: str, words: dict[str, Any], slots: int, swa_fu
         assert plan.choices[-1].subject == "how conversations are kept"
 
 
+CACHES: dict[str, tuple[str, dict[str, Any], bool]] = {
+    "some slots are idle": ("gpt-oss-20b", {"workload": "chat", "users": 16}, True),
+    "all slots are busy": ("gpt-oss-20b", {"workload": "chat,gap=0", "users": 16}, False),
+    "the user's caches are kept": ("gpt-oss-20b", {"workload": "chat", "users": 16, "kv_unified": False}, False),
+    "one user": ("gpt-oss-20b", {"workload": "chat"}, False),
+    "one cache would not hold all conversations": (
+        "gpt-oss-20b",
+        {"workload": "prompt=30000,reused=90%,answer=300,turns=8,users=8,gap=20"},
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "words", "kv_unified"), CACHES.values(), ids=CACHES)
+def test_one_cache_or_one_for_each_slot(model: str, words: dict[str, Any], kv_unified: bool, tmp_path: Path) -> None:
+    plan = planned(model, tmp_path, gpus="h100-sxm", **words)
+    assert plan.params.kv_unified is kv_unified
+    assert plan.turns is not None
+    if kv_unified:
+        other = planned(model, tmp_path, gpus="h100-sxm", **words, kv_unified=False)
+        assert other.turns is not None
+        assert plan.turns.all.seconds < other.turns.all.seconds
+        assert (plan.params.n_ctx or 0) >= words["users"] * plan.turns.session.longest
+
+
+IDLE: dict[str, tuple[dict[str, Any], bool]] = {
+    "one user": ({"workload": "chat"}, True),
+    "several users": ({"workload": "chat", "users": 4}, False),
+    "several requests": ({"users": 4}, False),
+    "no work is described": ({"n_seq_max": 4}, True),
+    "as the user says": ({"workload": "chat", "users": 4, "cache_idle_slots": True}, True),
+}
+
+
+@pytest.mark.parametrize(("words", "saved"), IDLE.values(), ids=IDLE)
+def test_idle_slots_are_not_saved_while_others_wait(words: dict[str, Any], saved: bool | None, tmp_path: Path) -> None:
+    plan = planned("llama-3.1-8b", tmp_path, gpus="rtx-4090", **words)
+    assert plan.params.of_parameter(PARAMETERS["cache_idle_slots"]) is saved
+    assert ("--no-cache-idle-slots" in plan.arguments()) == (saved is False)
+    if saved and "users" in words:
+        other = planned("llama-3.1-8b", tmp_path, gpus="rtx-4090", **{**words, "cache_idle_slots": False})
+        assert plan.turns is not None and other.turns is not None
+        assert plan.turns.all.seconds > other.turns.all.seconds
+
+
 def test_there_is_room_for_the_conversations_of_users_without_a_slot(tmp_path: Path) -> None:
     plan = planned("gpt-oss-120b", tmp_path, **AGENTS, gpus="rtx-3090")
     assert plan.turns is not None
@@ -73,8 +119,8 @@ def test_conversations_that_move_take_time(tmp_path: Path) -> None:
     assert moving is not None and moving.kept == 1
     seconds = {point.users: point.seconds for point in moving.points}
     # without a gap, eight wait twice as long as four, and for half of the conversations to come and to go
-    state = 3510 * 32 * 2 * 8 * 128 * 2
-    assert seconds[8] - 2 * seconds[4] == pytest.approx(8 * state / 9.78e9, rel=0.01)
+    state = 1600 * 32 * 2 * 8 * 128 * 2
+    assert seconds[8] - 2 * seconds[4] == pytest.approx(4 * (state / 1.4e9 + state / 4e9), rel=0.01)
 
 
 def test_a_time_limit_ends_the_tries(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_the_rows_that_judge_are_as_near_as_those_that_were_fitted() -> None:
     every = steps()
     for rows in (fitted_on(every), judged_by(every)):
         assert statistics.median(abs(step.estimated() / step.speed - 1) for step in rows) < 0.2
-    assert len({step.series[0] for step in every}) == 6
+    assert len({step.series[0] for step in every}) == 7
 
 
 def test_more_tokens_of_a_step_are_in_the_published_order() -> None:

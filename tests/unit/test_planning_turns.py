@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fitter.planning.plan.turns import Turns, step_seconds, turns_of
+from fitter.planning.plan.turns import Turns, neighbours, step_seconds, turns_of
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.session import Session
 from fitter.planning.speed.cost import Estimate, Workload
@@ -124,9 +124,43 @@ def test_more_users_are_never_quicker(
 
 def test_conversations_that_move_hold_all_up() -> None:
     session = Session(500, 100, users=8)
-    still, moving = (
-        turns_of(session, priced(), 4, lambda users: 1.0, moved=lambda users, kept: seconds if users > 4 else 0.0)
-        for seconds in (0.0, 0.5)
-    )
+    still = turns_of(session, priced(), 4, lambda users: 1.0)
+    moving = turns_of(session, priced(), 4, lambda users: 1.0, moved=lambda users, kept: 0.5 if users > 4 else 0.0)
     assert moving.all.seconds == pytest.approx(still.all.seconds + 8 * 0.5)
     assert moving.points[0] == still.points[0]
+
+
+@pytest.mark.parametrize(
+    ("busy", "slots", "groups"),
+    [(1, 1, 1.0), (1, 32, 1.0), (2, 32, 1.9375), (16, 32, 8.5), (32, 32, 1.0), (4, 4, 1.0)],
+)
+def test_neighbours(busy: int, slots: int, groups: float) -> None:
+    assert neighbours(busy, slots) == groups
+    draw = random.Random(busy)
+    found = 0
+    for _ in range(2000):
+        chosen = set(draw.sample(range(slots), busy))
+        found += sum(slot - 1 not in chosen for slot in chosen)
+    assert found / 2000 == pytest.approx(groups, rel=0.05)
+
+
+def test_slots_with_caches_of_their_own_that_are_no_neighbours_take_a_step_each() -> None:
+    session = Session(500, 100, users=2)
+    of_all, own, shared = (
+        turns_of(session, priced(0.0), slots, lambda users: 1.0, is_unified=is_unified).all.seconds
+        for slots, is_unified in ((2, False), (32, False), (32, True))
+    )
+    assert shared == pytest.approx(of_all)
+    assert own == pytest.approx(100 * 1.9375 * step_seconds(STEPS, 2 / 1.9375))
+
+
+def test_a_conversation_stays_in_its_slot() -> None:
+    session = Session(500, 100, reused=0.5, users=2)
+    few, many = (turns_of(session, priced(), slots, lambda users: 1.0, is_unified=False).all for slots in (2, 32))
+    assert few == many
+
+
+def test_each_user_waits_until_all_tokens_are_chosen() -> None:
+    session = Session(500, 100, users=8)
+    without, with_it = (turns_of(session, priced(), 8, lambda users: 1.0, sampling=each).all for each in (0.0, 0.001))
+    assert with_it.seconds - without.seconds == pytest.approx(100 * 8 * 0.001)

@@ -284,7 +284,7 @@ def _work(ask: Ask, params: Params, n_ctx_train: int) -> tuple[Session, Workload
         session = Session(workload.prompt, workload.generate, users=ask.users or 1)
     request = session.workload(users=min(session.users, params.n_seq_max))
     # a plain request is priced as before work could be described
-    return session, replace(request, is_text=is_described)
+    return session, replace(request, is_text=is_described, is_unified=params.kv_unified and request.users > 1)
 
 
 def _streams(params: Params) -> int:

@@ -83,6 +83,8 @@ def turns_of(
     why: str = "",
     at_least: float | None = None,
     moved: Callable[[int, float], float] = lambda users, kept: 0.0,
+    sampling: float = 0.0,
+    is_unified: bool = True,
 ) -> Turns:
     """Estimate the turns of ``session`` with a plan's ``price``.
 
@@ -95,12 +97,21 @@ def turns_of(
         at_least: Tokens per second that each user should get.
         moved: Returns the seconds of a turn in which conversations come from and go to the prompt cache, for a number
             of users and how often the turn before is kept.
+        sampling: Seconds to choose a token of an answer.
+        is_unified: Whether all slots have one KV cache. Else llama.cpp computes only neighbouring slots together.
     """
     steps = price.steps or ((1, price.estimate.generation_seconds),)
     prompt = price.estimate.prompt_seconds
 
     def of(users: int, share: float) -> UserSpeed:
-        return _users(session, users, slots, prompt * session.computed(share) + moved(users, share), steps)
+        # a conversation stays in its slot, and a single request comes to any
+        pool = min(users, slots) if session.reused else slots
+
+        def step(busy: int) -> float:
+            parts = 1.0 if is_unified else neighbours(busy, pool)
+            return parts * step_seconds(steps, busy / parts) + busy * sampling
+
+        return _users(session, users, slots, prompt * session.computed(share) + moved(users, share), step)
 
     points = tuple(of(users, kept(users)) for users in _numbers(session.users))
     share = kept(session.users)
@@ -116,7 +127,12 @@ def _numbers(users: int) -> list[int]:
     return numbers
 
 
-def _users(session: Session, users: int, slots: int, prompt: float, steps: Sequence[tuple[int, float]]) -> UserSpeed:
+def neighbours(busy: int, slots: int) -> float:
+    """Return how many groups of neighbours ``busy`` slots form on average, if they are any of all ``slots``."""
+    return busy * (slots - busy + 1) / slots
+
+
+def _users(session: Session, users: int, slots: int, prompt: float, step: Callable[[int], float]) -> UserSpeed:
     """Solve the closed queue of ``users``, of whom some wait for an answer and the others read theirs.
 
     The numbers of those who wait are a chain of births and deaths, as in a queue of machines and repairmen: times are
@@ -126,7 +142,7 @@ def _users(session: Session, users: int, slots: int, prompt: float, steps: Seque
     def rate(waiting: int) -> float:
         # turns per second
         busy = min(waiting, slots)
-        return busy / (busy * prompt + session.answer * step_seconds(steps, busy))
+        return busy / (busy * prompt + session.answer * step(busy))
 
     shares = [0.0] * users + [1.0]
     if session.gap:
@@ -140,7 +156,7 @@ def _users(session: Session, users: int, slots: int, prompt: float, steps: Seque
     seconds = users / turns - session.gap
     # a user without a slot waits before the prompt
     queued = sum(share / total * max(0, waiting - slots) for waiting, share in enumerate(shares)) / turns
-    answering = max(session.answer * step_seconds(steps, 1), seconds - queued - prompt)
+    answering = max(session.answer * step(1), seconds - queued - prompt)
     return UserSpeed(users, seconds, session.answer / answering, turns * session.answer)
 
 

@@ -375,6 +375,9 @@ def _initial_params(checked: Fitting, sharing: Sharing, program: Program, progra
         load |= {"embedding": True, "pooling_type": "rank"}
     words: Mapping[str, Any] = checked
     more = {name: words[name] for name in _OF_A_PROGRAM if words.get(name) is not None}
+    if slots is not None and load["n_seq_max"] > 1 and program_facts.cache_idle_slots:
+        # each turn would wait until the other users' conversations are copied
+        more.setdefault("cache_idle_slots", False)
     begun = params_of(None, **load).having(more)
     return replace(begun, load_mtp=sharing.mtp, n_rs_seq=sharing.n_rs_seq)
 

@@ -35,6 +35,7 @@ class Family:
         compute: Share of the datasheet's compute that matrix products of a prompt reach.
         attention: The same for attention of a prompt.
         few: Share of ``compute`` that is left for further tokens of one step of generation.
+        few_experts: The same in experts, of which each gets few of these tokens.
     """
 
     layer: float
@@ -44,6 +45,7 @@ class Family:
     compute: float
     attention: float
     few: float = 1.0
+    few_experts: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,9 @@ class HostCosts:
         compute: The same for matrix products of a prompt.
         lookup: Weights per second and thread of types with tables (``work.LOOKED_UP``), slower than reading them.
         threads: Number of threads where it is unknown.
+        sampling: Seconds to choose a token of an answer, for each token of the vocabulary.
+        saved: Bytes per second of a conversation that llama-server copies to its prompt cache.
+        restored: The same for one that it copies back.
     """
 
     sync: float
@@ -68,6 +73,9 @@ class HostCosts:
     compute: float
     lookup: float
     threads: int
+    sampling: float = 0.0
+    saved: float = math.inf
+    restored: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -233,6 +241,8 @@ class Workload:
     """Users that send such a request at once: each step of generation makes a token for each of them."""
     drafted: int = 0
     """Tokens that are drafted for each user, and checked in the same step."""
+    is_unified: bool = False
+    """Whether one KV cache holds the tokens of all users: then a device computes attention to all of them for each."""
     is_text: bool = False
     """Whether the prompt is a text that a model was trained for; else its tokens use experts as if by chance."""
 
@@ -479,7 +489,8 @@ def _further_tokens_seconds(weights: Weights, at: Setting) -> float:
     if place == HOST:
         return flops / (at.costs.host.compute * at.threads)
     device, family = at.devices[place], at.families[place]
-    return flops / (family.few * family.compute * device.compute)
+    share = family.few_experts if weights.experts else family.few
+    return flops / (share * family.compute * device.compute)
 
 
 def layer_seconds(layer: Layer, at: Setting) -> Seconds:
@@ -538,6 +549,9 @@ def _attention_seconds(layer: Layer, attention: Attention, at: Setting) -> Secon
         read = attention.kv_bytes * (attention.sharing if attention.quantized else 1)
         reached = family.quantized_cache if attention.quantized else family.cache
         generation = read * seen / (reached * device.bandwidth)
+        if at.workload.is_unified:
+            others = (at.workload.users - 1) * seen
+            generation += attention.flops * others / (family.attention * device.compute)
     if cache != HOST or (at.streams and not _are_projections_kept(layer)):
         place = cache if cache != HOST else at.streamer
         device, family = at.devices[place], at.families[place]
