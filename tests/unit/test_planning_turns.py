@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import heapq
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -164,3 +166,25 @@ def test_each_user_waits_until_all_tokens_are_chosen() -> None:
     session = Session(500, 100, users=8)
     without, with_it = (turns_of(session, priced(), 8, lambda users: 1.0, sampling=each).all for each in (0.0, 0.001))
     assert with_it.seconds - without.seconds == pytest.approx(100 * 8 * 0.001)
+
+
+AGENT_TURNS = Path(__file__).resolve().parents[1] / "data" / "speeds" / "agent_turns.csv"
+
+
+def test_turns_of_an_agent_that_were_published() -> None:
+    """The best prefill has the longest turn, since nothing is reused; the length of answers follows from that turn."""
+    with AGENT_TURNS.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    first = rows[0]
+    answer = round((float(first["turn"]) - int(first["prompt"]) / float(first["prefill"])) * float(first["decode"]))
+    found = []
+    for row in rows:
+        # of a long conversation, so that its first turn counts for nothing
+        session = Session(int(row["prompt"]), answer, float(row["reused"]), turns=1000)
+        price = priced(1 / float(row["prefill"]), ((1, 1 / float(row["decode"])),))
+        found.append(turns_of(session, price, 1, lambda users: 1.0).all.seconds)
+    measured = [float(row["turn"]) for row in rows]
+    assert sorted(found, reverse=True) == found and sorted(measured, reverse=True) == measured
+    assert found[:2] == pytest.approx(measured[:2], rel=0.05)
+    # its answers were shorter, or more was reused than the table says: 18,400 tokens went to some 1,700
+    assert found[2] == pytest.approx(measured[2], rel=0.35)
