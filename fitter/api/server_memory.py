@@ -51,7 +51,7 @@ class _Keeping(NamedTuple):
         often: Returns how often a turn finds the one before, for a number of users.
         why: Why not always, and what would keep it.
         largest: Bytes of a conversation at its end in the prompt cache.
-        moved: Bytes of an average one, where there is such a cache.
+        moved: Bytes of an average one.
     """
 
     often: Callable[[int], float]
@@ -150,7 +150,7 @@ class ServerMemory:
 
         def moved(users: int, share: float) -> float:
             in_slots = min(1.0, slots / users)
-            saved = (users - 1) / users if saves_idle else 1 - in_slots
+            saved = (users - 1) / users if saves_idle else 1 - in_slots if share > in_slots else 0.0
             return keeping.moved * (saved / host.saved + max(0.0, share - in_slots) / host.restored)
 
         turns = turns_of(
@@ -213,7 +213,7 @@ class ServerMemory:
                 why = "each turn is computed whole: -ctxcp 32 would keep a context checkpoint"
                 return _Keeping(lambda users: 0.0, why)
             one = sum(each.full(session.longest) for each in states)
-            moved = sum(each.full(session.prompt) for each in states) if limit else 0
+            moved = sum(each.full(session.prompt) for each in states)
             room = session.users if limit < 0 else limit * MIB // max(1, one)
             more = f" or -cram {mib_up((session.users - slots) * one)}"
         held = slots + room
@@ -279,7 +279,8 @@ class ServerMemory:
 
     def _saves_idle(self, params: Params) -> bool:
         """Return whether the slots of other users are saved when a turn begins."""
-        return self.known.cache_idle_slots and bool(params.of_parameter(PARAMETERS["cache_idle_slots"]))
+        has_cache, is_on = (params.of_parameter(PARAMETERS[name]) for name in ("cache_ram", "cache_idle_slots"))
+        return self.known.cache_idle_slots and has_cache != 0 and bool(is_on)
 
     def _states(self, params: Params) -> tuple[SequenceState, ...]:
         """Measure the state of one slot: of the model's context, and of the draft's."""

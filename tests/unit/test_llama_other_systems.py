@@ -75,7 +75,7 @@ def test_a_part_of_a_library(
     module: ModuleType, write: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that ends early is damaged, or has all that is read; nothing else is raised."""
-    monkeypatch.setattr("os.uname", lambda: type("", (), {"machine": ARM}))
+    monkeypatch.setattr("platform.machine", lambda: ARM)
     whole = write(tmp_path).read_bytes()
     part = tmp_path / "part"
     refused = 0

@@ -558,7 +558,7 @@ FURTHER: dict[str, tuple[Weights, bool, Workload, float]] = {
 @pytest.mark.parametrize(("weights", "streams", "workload", "generation"), FURTHER.values(), ids=FURTHER)
 def test_weights_for_several_users(weights: Weights, streams: bool, workload: Workload, generation: float) -> None:
     at = small(SMALL, streams, workload, n_expert=8)
-    families = {name: replace(family, few=0.5) for name, family in at.costs.families.items()}
+    families = {name: replace(family, few=0.5, few_experts=0.5) for name, family in at.costs.families.items()}
     found = cost.tensor_seconds(weights, replace(at, costs=replace(at.costs, families=families)))
     assert found.generation == pytest.approx(generation)
     alone = cost.tensor_seconds(weights, small(SMALL, streams, n_expert=8))

@@ -160,7 +160,7 @@ WORKLOADS: dict[str, tuple[dict[str, Any], Workload, int]] = {
     ),
     "several in one cache": (
         {"workload": "prompt=6000,answer=500,users=2", "program": "llama-server", "kv_unified": True},
-        *(Workload(6000, 500, 0, 2, is_text=True), 2 * 6500),
+        *(Workload(6000, 500, 0, 2, is_unified=True, is_text=True), 2 * 6500),
     ),
     "more users than slots": ({"users": 8, "n_seq_max": 2}, Workload(2048, 512, 0, 2), 4096),
     "a short one does not": ({"prompt": 10, "generate": 10}, Workload(10, 10), 4096),

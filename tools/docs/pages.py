@@ -114,7 +114,7 @@ _KEY_SECONDS = re.compile(r"""(seconds(?:["']: |=))\d+(?:\.\d+)?(?:e-?\d+)?""")
 # Whether the load that began early was of use is a matter of time, too.
 _LOADS = re.compile(r"\d+(?= dummy loads?\b)")
 # So is how many alternatives to a plan there was time for.
-_ALTERNATIVES = re.compile(r"^(?:or|fits with) {4}-.*\n?", re.MULTILINE)
+_ALTERNATIVES = re.compile(r"^ *(?:or|fits with) {4}-.*\n?", re.MULTILINE)
 # The last column of a table may have a dash in place of a figure.
 _FIGURE = re.compile(r"-?\d[\d,]*(?:\.\d+)?|(?<= )-$", re.MULTILINE)
 # Of the table of devices; its last column is the processor's name.
