@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
+from fitter.planning.placing.float_sum import float_sum
 from fitter.planning.placing.layer_sizes import Item, Unit
 from fitter.planning.placing.spill import MAX_COMBINED, most_within, spill_exact, spill_one, spill_spread
 
@@ -141,7 +142,7 @@ def spread_counts(
 def _proportional(units: Sequence[Unit], budgets: Sequence[int], first: int, share: float) -> list[int]:
     total = sum(max(budget, 0) for budget in budgets) or 1
     costs = [unit.need + share * unit.movable for unit in units[first:]]
-    all_costs = sum(costs) or 1.0
+    all_costs = float_sum(costs) or 1.0
     centers, reached, cost, index = [first], 0, 0.0, 0
     for budget in budgets:
         reached += max(budget, 0)

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fitter.planning.placing.float_sum import float_sum
 from fitter.planning.pricing.pricing import Price
 from fitter.storage.data_files import read_data
 
@@ -108,7 +109,7 @@ def expected(depth: int, acceptance: float) -> float:
 
     Leviathan, Kalman, Matias: Fast Inference from Transformers via Speculative Decoding (2022), equation 1.
     """
-    return sum(acceptance**each for each in range(depth + 1))
+    return float_sum(acceptance**each for each in range(depth + 1))
 
 
 def of_each(accepted: float, depth: int) -> float:

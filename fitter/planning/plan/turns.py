@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from fitter.planning.placing.float_sum import float_sum
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.session import Session
 
@@ -151,11 +152,11 @@ def _users(session: Session, users: int, slots: int, prompt: float, step: Callab
             logs.append(logs[-1] + math.log((users - waiting + 1) / session.gap / rate(waiting)))
         largest = max(logs)
         shares = [math.exp(log - largest) for log in logs]
-    total = sum(shares)
-    turns = sum(share / total * rate(waiting) for waiting, share in enumerate(shares) if waiting)
+    total = float_sum(shares)
+    turns = float_sum(share / total * rate(waiting) for waiting, share in enumerate(shares) if waiting)
     seconds = users / turns - session.gap
     # a user without a slot waits before the prompt
-    queued = sum(share / total * max(0, waiting - slots) for waiting, share in enumerate(shares)) / turns
+    queued = float_sum(share / total * max(0, waiting - slots) for waiting, share in enumerate(shares)) / turns
     answering = max(session.answer * step(1), seconds - queued - prompt)
     return UserSpeed(users, seconds, session.answer / answering, turns * session.answer)
 

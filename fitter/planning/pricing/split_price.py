@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.machine.speed import DeviceSpeed, HostSpeed
+from fitter.planning.placing.float_sum import float_sum
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.pricing import Price, Speeds, pieces_at, price_of, price_params, sources_of, speeds_of
@@ -149,7 +150,7 @@ def split_estimate(
             parts[name] = part
     parts["sums"] = _sums(work, devices, workload, sums)
     costly = tuple(part for part in parts.values() if part.prompt or part.generation)
-    prompt, generation = sum(part.prompt for part in costly), sum(part.generation for part in costly)
+    prompt, generation = float_sum(part.prompt for part in costly), float_sum(part.generation for part in costly)
     seconds = seconds_of(workload, prompt, generation)
     return Estimate(prompt, generation, seconds, costly)
 

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Literal
 
 from fitter.planning.placing.boundaries import Times
+from fitter.planning.placing.float_sum import float_sum
 from fitter.planning.placing.layer_sizes import HOST, Unit
 from fitter.planning.placing.packing import bring_back, bring_first, pack, pack_fastest, pack_whole
 from fitter.planning.placing.placement import Placement, caches_on, weights_on
@@ -269,7 +270,8 @@ def add_caches(at: Situation, placement: Placement) -> Placement:
         return placement
     prices = at.prices
     best, best_seconds = placement, prices.seconds(placement)
-    if sum(prices.all.bare_gain(unit.index) for unit in at.units[:on_host] if unit.can_be_bare) < GAIN * best_seconds:
+    gains = (prices.all.bare_gain(unit.index) for unit in at.units[:on_host] if unit.can_be_bare)
+    if float_sum(gains) < GAIN * best_seconds:
         return placement
     # caches of as many layers as fit, where not all do (a long prompt on a card with room for two thirds of them)
     for first in dict.fromkeys((0, on_host // 4, on_host // 2, 3 * on_host // 4)):

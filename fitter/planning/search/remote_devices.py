@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fitter.planning.placing.float_sum import float_sum
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import rank
@@ -57,8 +58,10 @@ def _doubtful(state: SearchState, placement: Placement) -> list[tuple[DeviceLimi
     gained: dict[int, float] = {}
     for d, (start, stop) in enumerate(placement.ranges()):
         if d in remote and start < stop:
-            there = sum(seconds[d][start:stop]) + prices.visits[d]
-            gained[d] = there - min(sum(by_unit[start:stop]) for other, by_unit in enumerate(seconds) if other != d)
+            there = float_sum(seconds[d][start:stop]) + prices.visits[d]
+            gained[d] = there - min(
+                float_sum(by_unit[start:stop]) for other, by_unit in enumerate(seconds) if other != d
+            )
     one_by_one: list[tuple[DeviceLimit, ...]] = [
         (devices[d],) for d in sorted(gained, key=lambda d: -gained[d]) if gained[d] > 0
     ]
@@ -69,6 +72,6 @@ def _doubtful(state: SearchState, placement: Placement) -> list[tuple[DeviceLimi
 def _are_slower_than_host(state: SearchState, remote: Sequence[DeviceLimit]) -> bool:
     """Whether each of ``remote`` takes longer for the whole model than the host."""
     prices = state.prices()
-    on_host = sum(prices.unit_seconds(HOST))
+    on_host = float_sum(prices.unit_seconds(HOST))
     places = [state.devices.index(device) for device in remote]
-    return all(sum(prices.unit_seconds(d)) + prices.visits[d] > on_host for d in places)
+    return all(float_sum(prices.unit_seconds(d)) + prices.visits[d] > on_host for d in places)

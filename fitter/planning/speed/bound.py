@@ -10,6 +10,7 @@ from operator import add
 from typing import NamedTuple
 
 from fitter.machine.speed import DeviceSpeed, Factors, HostSpeed
+from fitter.planning.placing.float_sum import float_sum
 from fitter.planning.placing.layer_sizes import HOST, Unit
 from fitter.planning.speed.cost import (
     Attention,
@@ -102,10 +103,10 @@ def lower_bound(
         rents = _rents([*kinds, *(_Kind(seconds, size) for seconds, size in others.bytes_of.items())], room)
         if rents is None:
             return math.inf
-        heads = sum(head.least(rents) * count for head, count in items.heads.items())
+        heads = float_sum(head.least(rents) * count for head, count in items.heads.items())
         least = max(least, items.least + heads + _with_rents(kinds, room, rents))
-    on_host = items.on_host + sum(kind.seconds[-1] * kind.bytes for kind in kinds)
-    on_host += sum(head.seconds_together[-1] * count for head, count in items.heads.items())
+    on_host = items.on_host + float_sum(kind.seconds[-1] * kind.bytes for kind in kinds)
+    on_host += float_sum(head.seconds_together[-1] * count for head, count in items.heads.items())
     if not devices or pieces.pinned.get(_TOKEN_EMBEDDING, HOST) != HOST:
         return least
     # the token embedding is on the host, so anything on a device makes one graph split
@@ -159,13 +160,13 @@ class _Head:
     def seconds_together(self) -> tuple[float, ...]:
         """Seconds of the cache and all weights on one place, for each place."""
         return tuple(
-            seconds + sum(of_byte[place] * size for of_byte, size in self.weights)
+            seconds + float_sum(of_byte[place] * size for of_byte, size in self.weights)
             for place, seconds in enumerate(self.seconds)
         )
 
     def least(self, rents: Sequence[float]) -> float:
         """Compute the least seconds with ``rents`` per byte."""
-        free: float = sum(size * min(map(add, of_byte, rents)) for of_byte, size in self.weights)
+        free = float_sum(size * min(map(add, of_byte, rents)) for of_byte, size in self.weights)
         on_host: float = self.seconds_together[-1] + rents[-1] * self.bytes if rents[-1] < math.inf else math.inf
         apart: float = min(
             seconds + (rent * self.cache if self.cache else 0.0)
@@ -417,7 +418,7 @@ def _with_rents(kinds: Sequence[_Kind], room: Sequence[int | None], rents: Seque
     total = 0.0
     for kind in kinds:
         total += kind.bytes * min(map(add, kind.seconds, rents))
-    return total - sum(rent * size for rent, size in zip(rents, room, strict=True) if size and rent)
+    return total - float_sum(rent * size for rent, size in zip(rents, room, strict=True) if size and rent)
 
 
 def _rents(kinds: Sequence[_Kind], room: Sequence[int | None]) -> list[float] | None:

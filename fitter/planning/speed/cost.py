@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fitter.machine.speed import AS_ESTIMATED, DeviceSpeed, Factor, HostSpeed
+from fitter.planning.placing.float_sum import float_sum
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.storage.data_files import read_data
 
@@ -718,7 +719,7 @@ def price(
     add("graph splits", Seconds(max(0, prompt_splits - 1), max(0, splits - 1)) * at.costs.split)
     add("device hops", Seconds(at.costs.hop + activations, at.costs.hop) * passed_on)
     shares = tuple(Part(name, seconds.prompt / at.batch, seconds.generation) for name, seconds in parts.items())
-    prompt, generation = sum(part.prompt for part in shares), sum(part.generation for part in shares)
+    prompt, generation = float_sum(part.prompt for part in shares), float_sum(part.generation for part in shares)
     seconds = seconds_of(workload, prompt, generation)
     return Estimate(prompt, generation, seconds, tuple(part for part in shares if part.prompt or part.generation))
 
