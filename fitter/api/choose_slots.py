@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from fitter.api.choose_split_mode import OnProgress, counting, joined_searches
-from fitter.errors import LlamaCppError, TimeLimitError, UsageError
+from fitter.errors import FitterError
 from fitter.parameters.table import Fitting
 from fitter.planning.plan.plan import Plan
 from fitter.planning.pricing.objective import GAIN
@@ -71,7 +71,8 @@ def quickest(
             say = counting(on_progress, search.dummy_loads)
             try:
                 other = fit(model, **{**parameters, **kept, **words, **left}, on_progress=say, **others)
-            except (UsageError, LlamaCppError, TimeLimitError):
+            except FitterError:
+                # there is a plan already
                 break
             search = joined_searches(search, other.search, plan.search.seconds + time.monotonic() - started)
             if not _is_quicker(other, best) or not _holds(other, session):
@@ -100,7 +101,7 @@ def _of_slots(plan: Plan, given: set[str], *, users: int, conversation: int, own
         room = mib_up((users - slots) * conversation)
         is_enough = "cache_ram" in given or room <= own_room
         more = {} if is_enough else {"cache_ram": room}
-        yield {"n_seq_max": slots, "kv_unified": False, **more}
+        yield {"n_seq_max": slots, "kv_unified": plan.params.kv_unified, **more}
 
 
 def _of_caches(plan: Plan, given: set[str], *, session: Session) -> Iterator[dict[str, Any]]:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import fitter
+from fitter.api import choose_slots
+from fitter.errors import WorkerError
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.plan.plan import Plan
 from tools import shapes
@@ -127,3 +129,16 @@ def test_a_time_limit_ends_the_tries(tmp_path: Path) -> None:
     limited = planned("gpt-oss-120b", tmp_path, **AGENTS, gpus="rtx-3090", time_limit=60)
     assert limited.params.n_seq_max == 2
     assert limited.fit_keywords["time_limit"] == 60
+
+
+def test_a_try_that_fails_leaves_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*args: Any, **words: Any) -> Plan:
+        raise WorkerError("the worker was killed")
+
+    whole = choose_slots.quickest
+    monkeypatch.setattr(
+        choose_slots, "quickest", lambda plan, fit, *args, **words: whole(plan, failing, *args, **words)
+    )
+    plan = planned("gpt-oss-120b", tmp_path, **AGENTS, gpus="rtx-3090")
+    assert plan.fits
+    assert plan.params.n_seq_max == 8
