@@ -17,7 +17,7 @@ from tools import shapes
 AGENTS = {"workload": "agent", "users": 8}
 CASES: dict[str, tuple[str, dict[str, Any], int, bool]] = {
     # the caches of eight would put layers on the host
-    "fewer slots leave room for experts": ("gpt-oss-120b", {**AGENTS, "gpus": "rtx-3090"}, 2, False),
+    "fewer slots leave room for experts": ("gpt-oss-120b", {**AGENTS, "gpus": "rtx-3090"}, 4, False),
     "on a larger card too": ("gpt-oss-120b", {**AGENTS, "gpus": "rtx-5090"}, 4, False),
     "eight at once read a dense model's weights once": (
         "llama-3.1-70b",
@@ -106,7 +106,7 @@ def test_there_is_room_for_the_conversations_of_users_without_a_slot(tmp_path: P
     plan = planned("gpt-oss-120b", tmp_path, **AGENTS, gpus="rtx-3090")
     assert plan.turns is not None
     assert plan.turns.kept == 1
-    again = planned("gpt-oss-120b", tmp_path, **AGENTS, gpus="rtx-3090", n_seq_max=2, cache_ram=8192)
+    again = planned("gpt-oss-120b", tmp_path, **AGENTS, gpus="rtx-3090", n_seq_max=4, cache_ram=8192)
     assert again.turns is not None
     assert again.turns.kept < 1
     needed = int(again.turns.why.rpartition("-cram ")[2].split()[0])
@@ -127,7 +127,7 @@ def test_conversations_that_move_take_time(tmp_path: Path) -> None:
 
 def test_a_time_limit_ends_the_tries(tmp_path: Path) -> None:
     limited = planned("gpt-oss-120b", tmp_path, **AGENTS, gpus="rtx-3090", time_limit=60)
-    assert limited.params.n_seq_max == 2
+    assert limited.params.n_seq_max == 4
     assert limited.fit_keywords["time_limit"] == 60
 
 
