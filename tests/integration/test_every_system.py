@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ import psutil
 import pytest
 
 from fitter import system
+from fitter.cli import main
 from fitter.errors import LlamaCppCrashError, WorkerError
 from fitter.llama.client import Worker
 from fitter.llama.processes import interpreter
 from fitter.machine.gpu import parse_gpus
+from tests.support import full_disk as full_disk_support
 from tools.tiny import write_tiny
 
 GPU = ("--gpu", "1GiB", "--fit-target", "64")
@@ -155,6 +157,128 @@ def test_the_server(folder: Path, place: Path) -> None:
     # without signals to end, its files wait for the next command
     assert fitter(folder / "modèl 1.gguf", *GPU)[0] == 0
     assert [str(path) for path in place.rglob("*")] == []
+
+
+# --- names
+
+
+SPELLINGS: dict[str, Callable[[Path], str]] = {
+    "relative": lambda path: path.name,
+    "from here": lambda path: os.path.join(".", path.name),
+    "slashes": Path.as_posix,
+    "an address": Path.as_uri,
+}
+if sys.platform == "win32":
+    SPELLINGS |= {
+        "a small drive letter": lambda path: path.drive.lower() + str(path)[len(path.drive) :],
+        "of the drive's folder": lambda path: path.drive + path.name,
+        "of the current drive": lambda path: str(path)[len(path.drive) :],
+        "without rules": lambda path: rf"\\?\{path}",
+    }
+
+
+@pytest.fixture
+def short_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, whose name has at most 260 characters on Windows; it has a model."""
+    short = folder.parents[1]
+    if not (short / "ein mödel.gguf").exists():
+        write_tiny(short / "ein mödel.gguf")
+    monkeypatch.chdir(short)
+    return short
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
+def test_a_model_named_otherwise(spelling: Callable[[Path], str], short_folder: Path) -> None:
+    status, out, err = fitter("inspect", spelling(short_folder / "ein mödel.gguf"))
+    assert (status, "tiny moe" in out) == (0, True), err
+
+
+NAMES = {
+    "spaces": "a b c",
+    "umlauts": "ÄÖÜ ß",
+    "other scripts": "模型 модель",
+    "signs": "it's %TEMP% & $HOME; #1",
+    "300 characters": "x" * 300,
+}
+NOWHERE = dict(NAMES)
+if sys.platform == "win32":
+    NOWHERE |= {
+        "no drive": "Q:\\a",
+        "no drive's folder": "Q:a",
+        "no host": r"\\nowhere\share\a",
+        "a stream": "a:b",
+        "no name": "a?*",
+        "a control": "abc\td",
+    }
+
+
+@pytest.mark.parametrize("name", NOWHERE.values(), ids=NOWHERE)
+def test_no_model_of_a_name_is_one_line(
+    name: str, place: Path, short_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with nothing_left(place):
+        # in this process, which is quicker than a command for each
+        status = main(["inspect", f"{name}.gguf"])
+    out, err = capsys.readouterr()
+    assert (status, out) == (3, "") and name[:3] in one_line(err)
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+def test_a_result_of_a_name(name: str, place: Path, short_folder: Path) -> None:
+    with nothing_left(place):
+        status, out, err = fitter("explore", "ein mödel.gguf", *GPU, "-c", "1024", "-o", f"{name}.csv")
+    written = short_folder / f"{name}.csv"
+    if len(name) > 255:
+        assert (status, out, len(one_line(err)) > 300) == (5, "", True)
+        return
+    assert (status, written.read_text(encoding="utf-8").count("\n")) == (0, 2), err
+
+
+# --- a full disk, where tests/support/full_disk.py has made one
+
+
+@pytest.fixture
+def full_disk() -> Iterator[Path]:
+    """A disk without room, on which nothing may be left."""
+    if full_disk_support.VARIABLE not in os.environ:
+        pytest.skip("there is no full disk")
+    disk = Path(os.environ[full_disk_support.VARIABLE])
+    yield disk
+    assert [path.name for path in disk.rglob("*") if path.is_file()] == ["filler"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(("MODEL", *GPU), "-ngl 5"), (("explore", "MODEL", *GPU, "-c", "1024", "-j", "2"), "1 plan: 1 fit")],
+    ids=["fit", "explore"],
+)
+def test_full_disk_for_files_in_between(
+    words: tuple[str, ...], said: str, full_disk: Path, short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TMPDIR", "TEMP", "TMP", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(full_disk))
+    status, out, err = fitter(*("ein mödel.gguf" if word == "MODEL" else word for word in words))
+    assert (status, said in out) == (0, True), out + err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report", "ein mödel.gguf", *GPU, "-o", "DISK/a.html"),
+        ("explore", "ein mödel.gguf", *GPU, "-c", "1024", "-o", "DISK/a.csv"),
+        ("lock", "--lock", "DISK/a.lock"),
+        ("check", "--junit", "DISK/a.xml"),
+    ],
+    ids=lambda words: words[-1][-4:],
+)
+def test_full_disk_for_a_result(words: tuple[str, ...], full_disk: Path, short_folder: Path, place: Path) -> None:
+    cases = '[cases.one]\nmodel = "ein mödel.gguf"\ngpu = ["1GiB"]\nn_ctx = 512\n'
+    (short_folder / "fitter.toml").write_text(cases, encoding="utf-8")
+    if words[0] == "check":
+        assert fitter("lock")[0] == 0
+    with nothing_left(place):
+        status, out, err = fitter(*(word.replace("DISK", str(full_disk)) for word in words))
+    assert (status, "1 unchanged" in out) == (5, words[0] == "check") and "No space left on device" in one_line(err)
 
 
 @pytest.mark.parametrize("words", [("MODEL", *GPU), ("inspect", "MODEL")], ids=["fit", "inspect"])

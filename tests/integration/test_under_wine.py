@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.full_disk import VARIABLE, with_full_disk
 from tests.support.wine import with_wine
 from tools.wine import place
 
@@ -38,10 +39,14 @@ def test_every_module_is_imported() -> None:
 def test_windows_python_runs_its_tests(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml", place.windows_path(report), *TESTS]
-    environment = place.environment({"FITTER_LLAMA_CPP": place.windows_path(place.build("v0.4.0"))})
+    disk = tmp_path / "disk"
+    within = with_full_disk(disk)
+    more = {"FITTER_LLAMA_CPP": place.windows_path(place.build("v0.4.0"))}
+    more |= {VARIABLE: place.windows_path(disk)} if within else {}
     # a terminal, so that there is a Ctrl-C
     terminal, end = pty.openpty()
-    process = subprocess.Popen(place.command(*words), env=environment, stdin=end, stdout=end, stderr=end)
+    command = [*within, *place.command(*words)]
+    process = subprocess.Popen(command, env=place.environment(more), stdin=end, stdout=end, stderr=end)
     os.close(end)
     said = b""
     try:
