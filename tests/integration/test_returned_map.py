@@ -39,7 +39,8 @@ int main() {
     using fitter::platform::map_room;
     using returned = fitter::platform::returned_map<const char *, use>;
     // as another library's function is called, which this compiler knows nothing of
-    void * (*volatile call)(map_room *, int) = reinterpret_cast<void * (*)(map_room *, int)>(reinterpret_cast<void *>(made));
+    using function = void * (*)(map_room *, int);
+    const volatile auto call = reinterpret_cast<function>(reinterpret_cast<void *>(made));
     for (int n : {0, 1, 2, 7, 1000}) {
         map_room room;
         call(&room, n);

@@ -16,6 +16,7 @@ import pytest
 from fitter.llama.build import pe
 from tests.support.wine import with_wine
 from tools import llama_builds
+from tools.cases import CASES, MIXED
 from tools.tiny import write_tiny
 from tools.tiny_kinds import write_hybrid, write_swa
 from tools.tiny_lora import write_lora
@@ -25,6 +26,11 @@ from tools.wine import compare, place, questions
 BINDINGS = Path(__file__).resolve().parents[2] / "bindings"
 N_LOADS = 24
 """Of the 200 that ``python -m tools.wine.compare`` draws."""
+PLANS = {
+    *("llama-3.1-8b/6GiB+3GiB", "llama-3.1-70b/m2-ultra", "kimi-k2/rocm:gfx1151:96GiB", "gpt-oss-20b/8GiB"),
+    *("qwen3-30b-a3b/12GiB", "nemotron-h-9b/4GiB+3GiB"),
+}
+"""Of the 66 that ``--pairs`` compares."""
 
 ABORTING = """
 import sys, tempfile
@@ -59,6 +65,15 @@ def test_loads_are_equal_to_linux(build: str, tmp_path: Path) -> None:
     linux = compare.answers_of_linux(build, found, tmp_path)
     assert compare.answers_of_windows(build, found, tmp_path) == linux
     assert sum(isinstance(answer, dict) for answer in linux) >= len(found) / 2
+
+
+@with_wine
+@pytest.mark.timeout(600)
+def test_plans_are_equal_to_linux(tmp_path: Path) -> None:
+    cases = [case for case in (*CASES, *MIXED) if case.name in PLANS]
+    linux = compare.plans_of_linux("v0.4.0", cases, tmp_path, {})
+    assert compare.plans_of_windows("v0.4.0", cases, tmp_path, {}) == linux
+    assert [isinstance(plan, list) for plan in linux] == [True] * len(PLANS)
 
 
 @pytest.fixture(scope="module")

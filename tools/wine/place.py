@@ -99,9 +99,13 @@ def prepare() -> None:
 def command(*arguments: str) -> list[str]:
     """The command that runs Python for Windows with these arguments. Raises ``FetchError``."""
     prepare()
-    # They ask wine's server all the time, and processors that wake each other up for it take twice the time of one.
-    one = str(max(os.sched_getaffinity(0)))
-    return ["taskset", "--cpu-list", one, "wine", str(PLACE / "python" / "python.exe"), *arguments]
+    return [*wine(), str(PLACE / "python" / "python.exe"), *arguments]
+
+
+def wine() -> list[str]:
+    """The command of wine itself."""
+    # Its programs ask its server all the time: processors that wake each other up for it take twice the time of one.
+    return ["taskset", "--cpu-list", str(max(os.sched_getaffinity(0))), "wine"]
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -187,9 +191,18 @@ def _unpack_python(directory: Path) -> None:
 
 
 def _install_packages(directory: Path) -> None:
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", str(directory))
+    _pip("install", "--target", str(directory), *_PACKAGES)
+
+
+def download_packages(directory: Path, requirement: str) -> None:
+    """Download what a requirement needs for Windows into ``directory``. Raises ``FetchError``."""
+    _pip("download", "--dest", str(directory), requirement, *(name for name in _PACKAGES if "==" in name))
+
+
+def _pip(*words: str) -> None:
+    command, *others = words
     target = ("--platform", "win_amd64", "--python-version", "3.13", "--only-binary=:all:")
-    _do(*pip, *target, *_PACKAGES)
+    _do(sys.executable, "-m", "pip", command, "--quiet", "--disable-pip-version-check", *target, *others)
 
 
 def _make_prefix(directory: Path) -> None:

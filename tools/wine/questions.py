@@ -25,7 +25,7 @@ _ONE_THREAD = (
     "from fitter.llama.load import real_load; apply = real_load.apply; real_load.apply = lambda *given: "
     "(apply(*given), [setattr(given[2], name, 1) for name in ('n_threads', 'n_threads_batch')])[0]"
 )
-"""A real load computes in one thread: threads of builds without OpenMP wait busily, for seconds where processors are few."""
+"""A real load computes in one thread: those of builds without OpenMP wait busily, for seconds on few processors."""
 _ALL = Params(n_ctx=512, devices=("CUDA0",))
 _BOTH = Params(n_ctx=512, devices=("CUDA0", "CUDA1"))
 
