@@ -23,6 +23,7 @@ from tools.wine import place
 
 EXTRAS = "report,web"
 _SECONDS = 300
+_MODEL = "a mödel.gguf"
 _CARD = ("--gpu", "1GiB", "--fit-target", "64")
 
 
@@ -37,16 +38,17 @@ class Installed:
         shutil.rmtree(directory, ignore_errors=True)
         python, wheels = directory / "python", directory / "wheels"
         shutil.copytree(place.PLACE / "python", python, ignore=shutil.ignore_patterns("__pycache__", "tcl"))
-        # what its makers added would hide that a requirement is not declared
-        for path in (python / "Lib" / "site-packages").iterdir():
-            if path.is_dir() and not path.name.startswith("pip"):
-                shutil.rmtree(path)
+        # its makers' packages would hide that a requirement is not declared, and their pip writes other commands
+        packages = python / "Lib" / "site-packages"
+        shutil.rmtree(packages)
+        packages.mkdir()
+        (pip,) = (python / "Lib" / "ensurepip" / "_bundled").glob("pip-*.whl")
         place.download_packages(wheels, f"{wheel}[{EXTRAS}]")
         self.folder = directory / "a földer"
         self.temporary = directory / "temporary"
         self.temporary.mkdir()
         self.folder.mkdir()
-        self._command: tuple[str | Path, ...] = (python / "python.exe", "-m", "pip")
+        self._command: tuple[str | Path, ...] = (python / "python.exe", place.windows_path(pip / "pip"))
         self.ask(
             "install", "--quiet", "--no-index", "--find-links", place.windows_path(wheels), f"llama-fitter[{EXTRAS}]"
         )
@@ -101,7 +103,7 @@ def explore(fitter: Installed) -> str:
 def lock(fitter: Installed) -> str:
     """Lock a plan, check it, and see that a change is found."""
     cases = fitter.folder / "fitter.toml"
-    text = f'[cases.one]\nmodel = "{Path(_model(fitter)).name}"\ngpu = ["1GiB"]\nn_ctx = '
+    text = f'[cases.one]\nmodel = "{_MODEL}"\ngpu = ["1GiB"]\nn_ctx = '
     cases.write_text(f"{text}512\n", encoding="utf-8")
     fitter.ask("lock")
     said = fitter.ask("check")
@@ -122,7 +124,7 @@ def serve(fitter: Installed) -> str:
     assert server.stderr is not None
     try:
         address = server.stderr.readline().partition("at ")[2].split()[0]
-        body = json.dumps({"model": Path(_model(fitter)).name, "gpus": ["1GiB"]}).encode()
+        body = json.dumps({"model": _MODEL, "gpus": ["1GiB"]}).encode()
         request = urllib.request.Request(f"{address}api/v1/plan", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
             return _with(answer.read().decode(), "tiny moe")
@@ -135,7 +137,7 @@ USES: tuple[Callable[[Installed], str], ...] = (shape, fit, quants, explore, loc
 
 
 def _model(fitter: Installed) -> str:
-    path = fitter.folder / "a mödel.gguf"
+    path = fitter.folder / _MODEL
     if not path.is_file():
         write_tiny(path)
     return place.windows_path(path)
