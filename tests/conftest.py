@@ -17,6 +17,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 LONGEST_FIRST = (
+    "test_under_wine",
     *("test_docs", "test_against_upstream", "test_llama_builds_refused", "test_shared", "test_regression"),
     *("test_search_properties", "test_skeleton_plans", "test_hostile_text", "test_bad_input", "test_formats"),
     *("test_failed_loads", "test_builds_compared", "test_llama_builds_plans", "test_verify_server", "test_packaging"),
