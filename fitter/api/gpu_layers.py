@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,12 +20,9 @@ from fitter.planning.placing.layer_sizes import units_of
 from fitter.planning.placing.placement import Placement, counts_for_split
 from fitter.planning.request.ask import Ask
 from fitter.planning.search.whole_layers import most_layers
+from fitter.storage.data_files import read_data
 from fitter.text import MIB
 
-LEAST_FREE = 512 * MIB
-"""Memory that stays free on a GPU without ``memory_min``, as xllamacpp's memory.py has it (2026.10.11549)."""
-LEAST_CONTEXT = 2048
-"""Fewest tokens of the context of a model with a projector, as there."""
 _SPECS = {"metal": "metal", "mtl": "metal", "vulkan": "vulkan", "rocm": "rocm:gfx1100", "hip": "rocm:gfx1100"}
 """Descriptions of GPUs by the beginning of their names; all others are CUDA cards."""
 
@@ -82,7 +80,7 @@ def estimate_gpu_layers(
         raise UsageError('gpus is empty: give a GPU, or [{"name": "CPU", "memory_free": 0}]')
     is_alone = cards[0][0] == "none"
     given: dict[str, Any] = {"n_batch": batch_size, "n_seq_max": num_parallel, "llama_cpp": llama_cpp}
-    given |= {"n_ctx": max(context_length, LEAST_CONTEXT) if projectors else context_length}
+    given |= {"n_ctx": max(context_length, _data()["least_context"]) if projectors else context_length}
     given |= dict.fromkeys(("type_k", "type_v"), kv_cache_type or None)
     asked = cast(Measuring, {name: PARAMETERS[name].check(value) for name, value in given.items() if value is not None})
     asked |= {"gpus": ["none"] if is_alone else [spec for spec, _ in cards], "program": "llama-server"}
@@ -113,11 +111,21 @@ def estimate_gpu_layers(
         )
 
 
+def least_free() -> int:
+    """Return the bytes that stay free on a GPU without ``memory_min``."""
+    return int(_data()["least_free_mib"]) * MIB
+
+
+@functools.cache
+def _data() -> dict[str, int]:
+    return read_data(__file__)
+
+
 def _card(gpu: Mapping[str, Any]) -> tuple[str, int]:
     """Return the description of a GPU and the bytes that it has for a model. Raises ``UsageError``."""
     try:
         name, free = str(gpu["name"]).lower(), int(gpu["memory_free"])
-        least = int(gpu.get("memory_min", LEAST_FREE))
+        least = int(gpu.get("memory_min", least_free()))
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"a GPU has no name or memory ({error}): give name and memory_free") from None
     if name == "cpu":

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import fitter
-from fitter.api.gpu_layers import LEAST_FREE
+from fitter.api.gpu_layers import least_free
 from fitter.api.offload_table import offload_table
 from fitter.llama.client import Worker
 from fitter.llama.types import Skeleton
@@ -44,7 +44,7 @@ def whole(**more: Any) -> int:
 
 
 def test_both_sides_of_what_all_of_it_takes() -> None:
-    need = whole() + LEAST_FREE
+    need = whole() + least_free()
     assert estimate(need).layers == 29 and estimate(need - 1).layers == 28
     least = {"name": "CUDA0", "memory_free": whole() + 5, "memory_min": 5}
     assert fitter.estimate_gpu_layers([least], MODEL, [], 4096, 2048, 1, "").layers == 29
@@ -55,7 +55,7 @@ def test_no_layer_more_would_fit() -> None:
     needs = {row.n_gpu_layers: row.devices[0].bytes for row in rows if row.n_gpu_layers}
     for layers in (1, 2, 7, 28, 29):
         for room in (needs[layers], needs[layers] - 1):
-            found = estimate(room + LEAST_FREE)
+            found = estimate(room + least_free())
             assert found.layers == max((layers for layers, need in needs.items() if need <= room), default=0)
             assert found.vram_size == needs.get(found.layers, 0) and found.total_size == needs[29]
 
@@ -74,7 +74,7 @@ def test_no_other_split_has_more_layers(directory: Path) -> None:
 
         for first, second in ((0.5, 0.3), (0.2, 0.6), (0.0, 0.7)):
             rooms = int(total * first), int(total * second)
-            found = estimate(*(room + LEAST_FREE for room in rooms), model=path)
+            found = estimate(*(room + least_free() for room in rooms), model=path)
             more = found.layers + 1
             assert 0 < more <= n_units
             assert not any(fits((count, more - count), rooms) for count in range(more + 1))
@@ -94,7 +94,7 @@ def test_each_card_keeps_what_is_to_stay_free() -> None:
     ).most
     sizes = [load.on(name).used for name in ("CUDA0", "CUDA1")]
     assert sizes == found.gpu_sizes and found.graph == load.on("CUDA0").compute
-    assert all(size <= card - LEAST_FREE for size, card in zip(sizes, cards, strict=True))
+    assert all(size <= card - least_free() for size, card in zip(sizes, cards, strict=True))
     assert sum(counts) == found.layers and sum(found.tensor_split) == pytest.approx(1)
 
 
@@ -114,7 +114,7 @@ def test_caches_and_other_gpus() -> None:
 def test_a_projector_is_on_the_first_card(tmp_path: Path) -> None:
     projector = write_projector(tmp_path / "mmproj.gguf")
     plain, more = whole(), whole(projectors=[projector])
-    assert more > plain and estimate(plain + LEAST_FREE, projectors=[projector]).layers < 29
+    assert more > plain and estimate(plain + least_free(), projectors=[projector]).layers < 29
     assert whole(projectors=[projector] * 2) - more == more - plain
     # such a model has no context below 2048
     assert whole(projectors=[projector], n_ctx=512) == whole(projectors=[projector], n_ctx=2048)
