@@ -95,7 +95,7 @@ def placements(pieces: Pieces, units: Sequence[Unit], used: Sequence[int]) -> It
                     ordered.layer(
                         index,
                         order.get(home, HOST),
-                        tuple((tensor.name, order.get(at, HOST)) for tensor, at in zip(free, apart, strict=True)),
+                        tuple(((tensor.name,), order.get(at, HOST)) for tensor, at in zip(free, apart, strict=True)),
                     ),
                     [
                         (HOST if pieces.cache_on_host else home, unit.cache),
@@ -312,7 +312,7 @@ def test_the_host_gets_what_it_is_least_bad_at() -> None:
     # of experts a token reads an eighth, so that theirs are the bytes that the device can best do without
     layer = [(100 * MIB, 4.5, False), (800 * MIB, 4.5, True)]
     pieces, units = model([layer] * 10, cache=8 * MIB)
-    apart = [(f"blk.{index}.1.weight", HOST) for index in range(10)]
+    apart = [((f"blk.{index}.1.weight",), HOST) for index in range(10)]
     workload = Workload(0, 512, 1000)
     for count in (0, 3, 10):
         budget = 10 * 8 * MIB + 300 * MIB + 10 * 900 * MIB - count * 800 * MIB

@@ -6,6 +6,7 @@ The placements of this package are made from these units; the search records the
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -32,6 +33,16 @@ class Item:
     stem: str
     suffixes: tuple[str, ...]
     bytes: int
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of its tensors."""
+        return tuple(f"{self.stem}.{suffix}" for suffix in self.suffixes)
+
+    @cached_property
+    def order(self) -> tuple[int, int, str]:
+        """Sort key: the largest first, then by name."""
+        return -self.bytes, self.layer, self.stem
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,21 @@ class Unit:
     def sizes(self) -> tuple[int, ...]:
         """Size of each item, in order. Layers with equal sizes are alike."""
         return tuple(item.bytes for item in self.items)
+
+    @cached_property
+    def counts(self) -> Counter[int]:
+        """The number of items of each size."""
+        return Counter(self.sizes)
+
+    @cached_property
+    def all_items(self) -> tuple[Item, ...]:
+        """All weights that can be placed apart."""
+        return (*self.items, *self.rest)
+
+    @cached_property
+    def all_bytes(self) -> int:
+        """Bytes of ``all_items``."""
+        return sum(item.bytes for item in self.all_items)
 
     @cached_property
     def choices(self) -> tuple[tuple[int, tuple[Item, ...]], ...]:

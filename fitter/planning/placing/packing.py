@@ -148,10 +148,9 @@ def bring_back(
         if bring == "items":
             single += unit.items
             continue
-        items = (*unit.items, *unit.rest) if bring == "all" else unit.items
-        size = sum(item.bytes for item in items)
+        items, size = (unit.all_items, unit.all_bytes) if bring == "all" else (unit.items, unit.movable)
         if target == HOST or gaps[target] < size:
-            target = max(open_to, key=lambda d: gaps[d], default=HOST)
+            target = max(open_to, key=gaps.__getitem__, default=HOST)
         if target == HOST or gaps[target] < size:
             single += unit.items
             continue
@@ -224,10 +223,13 @@ def _placed(
     Items that stay with their layer on the host are left out.
     """
     moved = []
-    for item in sorted(spilled, key=lambda item: (-item.bytes, item.layer, item.stem)):
-        target = min((d for d in open_to if gaps[d] >= item.bytes), key=lambda d: gaps[d], default=HOST)
-        if target != HOST:
+    largest = max((gaps[d] for d in open_to), default=-1)
+    for item in sorted(spilled, key=lambda item: item.order):
+        target = HOST
+        if item.bytes <= largest:
+            target = min((d for d in open_to if gaps[d] >= item.bytes), key=gaps.__getitem__)
             gaps[target] -= item.bytes
+            largest = max([gaps[d] for d in open_to])
         elif item.layer < placement.first:
             continue
         moved.append((item, target))

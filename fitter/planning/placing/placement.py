@@ -38,7 +38,10 @@ class Placement:
     @property
     def homes(self) -> list[int]:
         """Place of each unit, in order: a device's index, or ``HOST``."""
-        return [HOST] * self.first + [device for device, count in enumerate(self.counts) for _ in range(count)]
+        homes = [HOST] * self.first
+        for device, count in enumerate(self.counts):
+            homes += [device] * count
+        return homes
 
     def ranges(self) -> list[tuple[int, int]]:
         """Return the first unit of each device, and one past its last."""
@@ -64,7 +67,7 @@ class Placement:
 
 def weights_on(units: Sequence[Unit], placement: Placement) -> list[int]:
     """Add up the weights on each device, in bytes."""
-    totals = [sum(unit.weights for unit in units[start:stop]) for start, stop in placement.ranges()]
+    totals = [sum([unit.weights for unit in units[start:stop]]) for start, stop in placement.ranges()]
     home = placement.homes
     for item, target in placement.moved:
         if home[item.layer] != HOST:
@@ -76,7 +79,7 @@ def weights_on(units: Sequence[Unit], placement: Placement) -> list[int]:
 
 def caches_on(units: Sequence[Unit], placement: Placement) -> list[int]:
     """Add up the caches on each device, in bytes."""
-    return [sum(unit.cache for unit in units[start:stop]) for start, stop in placement.ranges()]
+    return [sum([unit.cache for unit in units[start:stop]]) for start, stop in placement.ranges()]
 
 
 def overrides_of(placement: Placement, buffer_types: Sequence[str]) -> tuple[TensorBuftOverride, ...]:

@@ -79,13 +79,17 @@ def spill_exact(units: Sequence[Unit], gap: int, apart: int) -> tuple[Item, ...]
     counts = Counter(size for unit in units for size in unit.sizes)
     if math.prod(count + 1 for count in counts.values()) > _MAX_CHOICES:
         return best
+    in_a_layer = {size: max(unit.counts[size] for unit in units) for size in counts}
     for size, choice in sorted(_fills(sorted(counts.items(), reverse=True), gap), reverse=True)[:_MAX_FILLS_TRIED]:
         if size - apart <= value:
             break
-        spilled = _lose(units, {item_size: counts[item_size] - n for item_size, n in choice})
-        worth = size - apart * len({item.layer for item in spilled})
-        if worth > value:
-            best, value = spilled, worth
+        lost = {item_size: counts[item_size] - n for item_size, n in choice}
+        # so many layers that lose items make the choice worth no more than the best
+        too_many = -((value - size) // apart) if apart else len(units) + 1
+        if max(-(-n // in_a_layer[item_size]) for item_size, n in lost.items()) >= too_many:
+            continue
+        if (spilled := _lose(units, lost, in_a_layer, too_many)) is not None:
+            best, value = spilled, size - apart * len({item.layer for item in spilled})
     return best
 
 
@@ -123,33 +127,50 @@ def _fills(counts: Sequence[tuple[int, int]], gap: int) -> Iterator[tuple[int, t
             yield others + n * size, ((size, n), *choice)
 
 
-def _lose(units: Sequence[Unit], numbers: dict[int, int]) -> tuple[Item, ...]:
-    """Choose the given number of items of each size, greedily from few layers, late layers first."""
+def _lose(
+    units: Sequence[Unit], numbers: dict[int, int], in_a_layer: dict[int, int], too_many: int
+) -> tuple[Item, ...] | None:
+    """Choose the given number of items of each size, greedily from few layers, late layers first.
+
+    Args:
+        in_a_layer: the most items of each size in a layer.
+        too_many: the number of layers at which to give up, with ``None``.
+    """
     remaining = dict(numbers)
     spilled: list[Item] = []
     rest = list(reversed(units))
+    counts_of = {unit.sizes: unit.counts for unit in units}
+
+    def takeable() -> dict[tuple[int, ...], int]:
+        """Count the items that each kind of layer can lose."""
+        return {
+            sizes: sum([min(n, remaining.get(size, 0)) for size, n in counts.items()])
+            for sizes, counts in counts_of.items()
+        }
+
+    can_lose, n_layers = takeable(), 0
     for wanted in range(max(len(unit.items) for unit in units), 0, -1):
+        if max(can_lose.values()) < wanted:
+            continue
         for unit in rest:
-            if len(items := _takeable(unit, remaining)) >= wanted:
-                for item in items:
-                    remaining[item.bytes] -= 1
-                spilled += items
+            if can_lose[unit.sizes] < wanted:
+                continue
+            n_layers += 1
+            if n_layers == too_many:
+                return None
+            is_less = False
+            for item in unit.items:
+                if left := remaining.get(item.bytes, 0):
+                    remaining[item.bytes] = left - 1
+                    is_less |= left <= in_a_layer[item.bytes]
+                    spilled.append(item)
+            if is_less:
+                can_lose = takeable()
         if not any(remaining.values()):
             break
         layers = {item.layer for item in spilled}
         rest = [unit for unit in rest if unit.index not in layers]
     return tuple(spilled)
-
-
-def _takeable(unit: Unit, numbers: dict[int, int]) -> list[Item]:
-    """Choose items of a layer, at most the given number of each size."""
-    taken = Counter[int]()
-    items = []
-    for item in unit.items:
-        if taken[item.bytes] < numbers.get(item.bytes, 0):
-            taken[item.bytes] += 1
-            items.append(item)
-    return items
 
 
 def _exchange(whole: Sequence[Unit], rest: Sequence[Unit], gap: int) -> tuple[Unit, Unit] | None:

@@ -22,7 +22,7 @@ from fitter.planning.speed.cost import (
     Setting,
     layer_seconds,
     logits_seconds,
-    price,
+    price_at,
     setting,
     tensor_seconds,
     visit_seconds,
@@ -90,7 +90,7 @@ class Prices:
             if pieces.host_only:
                 on_devices = [measured.on(name).model for name in self._names]
                 pieces = as_measured(pieces, work_of(pieces, placement), on_devices)
-        return self.of(price(work_of(pieces, placement, n_splits), self._devices, self._host, self._request.workload))
+        return self.of(price_at(work_of(pieces, placement, n_splits), self._setting))
 
     def _with_flash(self, flash: bool | None) -> Pieces:
         if flash not in self._flash:
@@ -182,7 +182,7 @@ class Prices:
         """Estimate the seconds that a byte of a layer's ``items`` saves on ``device`` instead of the host."""
         if not items:
             return 0.0
-        apart = tuple((f"{item.stem}.{suffix}", HOST) for item in items for suffix in item.suffixes)
+        apart = tuple((item.names, HOST) for item in items)
         index = min(items[0].layer, len(self._pieces.facts.layers))
         home, away = (
             sum((tensor_seconds(w, self._setting) for w in self._pieces.layer(index, device, where).weights), Seconds())

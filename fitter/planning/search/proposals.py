@@ -255,8 +255,14 @@ def _fastest_filling(at: Situation, first: int) -> tuple[float, Placement | None
         return math.inf, None
     far = [d for d in range(len(at.devices)) if prices.is_remote(d)]
     budgets = at.room.of(at.units, base)
-    filled = {bring_back(at.units, budgets, base, bring, far): None for bring in _WAYS_TO_BRING}
-    filled[bring_first(at.units, budgets, base, at.apart, far)] = None
+    # hashing placements would take longer than comparing four
+    filled: list[Placement] = []
+    for each in (
+        *(bring_back(at.units, budgets, base, bring, far) for bring in _WAYS_TO_BRING),
+        bring_first(at.units, budgets, base, at.apart, far),
+    ):
+        if each not in filled:
+            filled.append(each)
     return min(((at.prices.seconds(each), each) for each in filled), key=lambda pair: pair[0])
 
 

@@ -200,6 +200,34 @@ class Layer:
         """Whether the host computes with some of its weights in prompts too."""
         return self.n_host_only > 0
 
+    @functools.cached_property
+    def is_bare(self) -> bool:
+        """Whether a device has only its cache."""
+        return bool(self.attention) and self.home != HOST and all(weights.place == HOST for weights in self.weights)
+
+    @functools.cached_property
+    def splits(self) -> int:
+        """Graph splits of generation for what is apart from the layer, unless it ``is_bare``."""
+        apart = {weights.place for weights in self.weights if not weights.is_host_only} - {self.home}
+        return 2 * len(apart) + self._splits_of_kept
+
+    @functools.cached_property
+    def prompt_splits(self) -> int:
+        """Graph splits of a prompt with streamed host weights."""
+        if self.home == HOST:
+            return 12
+        is_apart = any(weights.place == HOST and not weights.is_host_only for weights in self.weights)
+        return 3 * is_apart + self._splits_of_kept
+
+    @property
+    def _splits_of_kept(self) -> int:
+        """Graph splits for tensors that llama.cpp keeps on the host although a device has the layer.
+
+        One more than such tensors: within two of llama.cpp's own count in dummy loads of eleven models in ``TQ2_0`` on
+        CUDA, with one to nine such tensors in each layer, and of three with one (``ssm_a``) on Vulkan.
+        """
+        return self.n_host_only + 1 if self.n_host_only and self.home != HOST else 0
+
 
 @dataclass(frozen=True)
 class Work:
@@ -336,6 +364,25 @@ class Setting:
     experts_of_step: float
     workload: Workload
     is_mapped: bool = False
+    _parts: dict[int, tuple[Layer, tuple[tuple[str, Seconds], ...]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the places in parts of an estimate; the host's, at ``HOST``, is the last."""
+        return (*(f"device {d}" for d in range(len(self.devices))), "host")
+
+    def parts_of(self, layer: Layer) -> tuple[tuple[str, Seconds], ...]:
+        """Return the parts of an estimate that a layer adds to, each with its seconds."""
+        if id(layer) not in self._parts:
+            cache = layer.home if layer.cache is None else layer.cache
+            weights = ((f"{self.names[each.place]}: weights", tensor_seconds(each, self)) for each in layer.weights)
+            layers = f"{self.names[layer.home]}: layers", _fixed(layer, self)
+            attention = f"{self.names[cache]}: attention", attention_seconds(layer, self)
+            # hashing a layer would cost as much as this saves
+            self._parts[id(layer)] = layer, (*weights, layers, attention)
+        return self._parts[id(layer)][1]
 
     def request(self, seconds: Seconds) -> float:
         """Return the seconds of the whole request for the seconds of each micro batch and each generated token."""
@@ -601,12 +648,8 @@ def predicted_splits(work: Work, bare_splits: int) -> int:
     for layer in work.layers:
         splits += layer.home != place
         place = layer.home
-        if layer.attention and place != HOST and all(weights.place == HOST for weights in layer.weights):
-            # norms, queries, keys, attention, the output: there and back for each
-            splits += bare_splits
-        else:
-            splits += 2 * len({weights.place for weights in layer.weights if not weights.is_host_only} - {place})
-            splits += _splits_of_kept(layer)
+        # norms, queries, keys, attention, the output of a bare layer: there and back for each
+        splits += bare_splits if layer.is_bare else layer.splits
         if layer.attention and layer.cache not in (None, place):
             splits += 2
     return splits
@@ -617,23 +660,7 @@ def predicted_prompt_splits(work: Work) -> int:
 
     llama.cpp makes about twelve for a layer on the host, and three for its feed-forward part alone.
     """
-    splits = 2 + hops(work)
-    for layer in work.layers:
-        if layer.home == HOST:
-            splits += 12
-        elif any(weights.place == HOST and not weights.is_host_only for weights in layer.weights):
-            splits += 3
-        splits += _splits_of_kept(layer)
-    return splits
-
-
-def _splits_of_kept(layer: Layer) -> int:
-    """Return the graph splits of a device's layer with tensors that llama.cpp keeps on the host.
-
-    One more than such tensors: within two of llama.cpp's own count in dummy loads of eleven models in ``TQ2_0`` on
-    CUDA, with one to nine such tensors in each layer, and of three with one (``ssm_a``) on Vulkan.
-    """
-    return layer.n_host_only + 1 if layer.n_host_only and layer.home != HOST else 0
+    return 2 + hops(work) + sum(layer.prompt_splits for layer in work.layers)
 
 
 def hops(work: Work, remote: Collection[int] = ()) -> int:
@@ -645,6 +672,8 @@ def hops(work: Work, remote: Collection[int] = ()) -> int:
 def visits(work: Work, remote: Collection[int]) -> dict[int, int]:
     """Count how often the graph goes to each device of ``remote`` and back."""
     counts = dict.fromkeys(remote, 0)
+    if not counts:
+        return counts
     place = HOST
     for layer in work.layers:
         others = {weights.place for weights in layer.weights} | {layer.cache} - {None}
@@ -692,22 +721,25 @@ def price(
     Raises:
         ValueError: A speed is not above 0.
     """
-    at = setting(work, devices, host, workload, costs)
-    names = [f"device {d}" for d in range(len(at.devices))] + ["host"]
-    parts: dict[str, Seconds] = {}
+    return price_at(work, setting(work, devices, host, workload, costs))
 
-    def add(name: str, seconds: Seconds) -> None:
-        parts[name] = parts.get(name, Seconds()) + seconds
+
+def price_at(work: Work, at: Setting) -> Estimate:
+    """Estimate as ``price`` does, in a setting that is the same for all placements of a model."""
+    parts: dict[str, list[float]] = {}
+
+    def add(name: str, seconds: Seconds, count: float = 1) -> None:
+        part = parts.setdefault(name, [0.0, 0.0])
+        part[0] += seconds.prompt * count
+        part[1] += seconds.generation * count
 
     for layer, count in _repeated(work.layers):
-        for weights in layer.weights:
-            add(f"{names[weights.place]}: weights", tensor_seconds(weights, at) * count)
-        cache = layer.home if layer.cache is None else layer.cache
-        add(f"{names[layer.home]}: layers", _fixed(layer, at) * count)
-        add(f"{names[cache]}: attention", attention_seconds(layer, at) * count)
+        for name, seconds in at.parts_of(layer):
+            add(name, seconds, count)
+    names = at.names
     remote = [d for d, device in enumerate(at.devices) if device.is_remote]
     for d, count in visits(work, remote).items():
-        add(f"{names[d]}: network", visit_seconds(d, at) * count)
+        add(f"{names[d]}: network", visit_seconds(d, at), count)
     if work.layers and work.layers[-1].home in remote:
         add(f"{names[work.layers[-1].home]}: network", logits_seconds(work.layers[-1], at))
     passed_on = hops(work, remote)
@@ -717,11 +749,11 @@ def price(
     activations = 4 * work.n_embd * at.batch / min(local, default=float("inf"))
     # the fixed cost of layers includes the first split, which every model has
     add("graph splits", Seconds(max(0, prompt_splits - 1), max(0, splits - 1)) * at.costs.split)
-    add("device hops", Seconds(at.costs.hop + activations, at.costs.hop) * passed_on)
-    shares = tuple(Part(name, seconds.prompt / at.batch, seconds.generation) for name, seconds in parts.items())
+    add("device hops", Seconds(at.costs.hop + activations, at.costs.hop), passed_on)
+    shares = tuple(Part(name, of_prompt / at.batch, of_step) for name, (of_prompt, of_step) in parts.items())
     prompt, generation = float_sum(part.prompt for part in shares), float_sum(part.generation for part in shares)
-    seconds = seconds_of(workload, prompt, generation)
-    return Estimate(prompt, generation, seconds, tuple(part for part in shares if part.prompt or part.generation))
+    in_all = seconds_of(at.workload, prompt, generation)
+    return Estimate(prompt, generation, in_all, tuple(part for part in shares if part.prompt or part.generation))
 
 
 def seconds_of(workload: Workload, prompt: float, generation: float) -> float:

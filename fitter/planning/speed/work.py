@@ -55,6 +55,10 @@ class HostOnlyTensors:
 NO_HOST_ONLY = HostOnlyTensors()
 
 
+Apart = tuple[tuple[tuple[str, ...], int], ...]
+"""Names of tensors of a layer that are placed together, and their place: a device's index, or ``HOST``."""
+
+
 @dataclass(frozen=True)
 class Pieces:
     """A model at one context: the facts that all its placements share.
@@ -82,25 +86,30 @@ class Pieces:
     is_mapped: bool = False
     host_only: HostOnlyTensors = NO_HOST_ONLY
     moe_cache_size: int = 0
-    _made: dict[tuple[int, int, tuple[tuple[str, int], ...]], Layer] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _made: dict[tuple[int, int, Apart], Layer] = field(default_factory=dict, init=False, repr=False, compare=False)
     _alike: dict[Layer, Layer] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _whole: dict[int, tuple[Layer, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def layer(self, index: int, home: int, apart: tuple[tuple[str, int], ...] = ()) -> Layer:
+    def layer(self, index: int, home: int, apart: Apart = ()) -> Layer:
         """Return a layer at ``home``, or the output (the index after the last layer).
 
         Args:
             index: Index in ``facts.layers``.
             home: The layer's place.
-            apart: Names of tensors with other places.
+            apart: Tensors with other places.
         """
         key = (index, home, apart)
         if key not in self._made:
-            layer = self._make(index, home, dict(apart))
+            layer = self._make(index, home, {name: place for names, place in apart for name in names})
             # equal layers become one object, which is priced once
             self._made[key] = self._alike.setdefault(layer, layer)
         return self._made[key]
+
+    def whole(self, home: int) -> tuple[Layer, ...]:
+        """Return all layers, and the output, with all their tensors at ``home``."""
+        if home not in self._whole:
+            self._whole[home] = tuple(self.layer(index, home) for index in range(len(self.facts.layers) + 1))
+        return self._whole[home]
 
     def _make(self, index: int, home: int, apart: Mapping[str, int]) -> Layer:
         facts = self.facts
@@ -289,15 +298,20 @@ def work_of(pieces: Pieces, placement: Placement, n_splits: tuple[int, int] | No
         placement: The placement.
         n_splits: Graph splits as counted by llama.cpp, if known.
     """
-    moved: dict[int, list[tuple[str, int]]] = {}
+    moved: dict[int, list[tuple[tuple[str, ...], int]]] = {}
     for item, target in placement.moved:
-        moved.setdefault(item.layer, []).extend((f"{item.stem}.{suffix}", target) for suffix in item.suffixes)
-    homes = placement.homes
-    return pieces.work(
-        tuple(pieces.layer(index, homes[unit], tuple(moved.get(unit, ()))) for index, unit in _computed(pieces.facts)),
-        n_splits,
-        placement.counts,
-    )
+        moved.setdefault(item.layer, []).append((item.names, target))
+    homes, output = placement.homes, len(pieces.facts.layers)
+    layers = list(pieces.whole(HOST)[: min(placement.first, output)])
+    for device, (start, stop) in enumerate(placement.ranges()):
+        layers += pieces.whole(device)[start : min(stop, output)]
+    layers.append(pieces.whole(homes[-1])[output])
+    for unit, apart in moved.items():
+        is_output = unit == pieces.facts.n_layer
+        if unit < output or is_output:
+            index = output if is_output else unit
+            layers[index] = pieces.layer(index, homes[unit], tuple(apart))
+    return pieces.work(tuple(layers), n_splits, placement.counts)
 
 
 def work_of_params(
@@ -317,9 +331,9 @@ def work_of_params(
         n_splits: Graph splits as counted by llama.cpp, if known.
     """
     homes = llama_placement(pieces.facts.n_layer + 1, params.n_gpu_layers, params.tensor_split, free).homes
-    caught: dict[int | None, list[tuple[str, int]]] = {}
+    caught: dict[int | None, list[tuple[tuple[str, ...], int]]] = {}
     for name, target in targets.items():
-        caught.setdefault(layer_of(name), []).append((name, target))
+        caught.setdefault(layer_of(name), []).append(((name,), target))
     output = pieces.facts.n_layer
     return pieces.work(
         tuple(
