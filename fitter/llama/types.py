@@ -315,6 +315,10 @@ class Layout:
     n_ctx: int
     unused: tuple[str, ...] = ()
 
+    def __hash__(self) -> int:
+        # thousands of entries take longer to hash than to compare
+        return hash((len(self.entries), self.n_ctx))
+
     @property
     def on_device(self) -> frozenset[str]:
         """Names of all tensors on the device."""

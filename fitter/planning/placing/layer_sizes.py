@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import combinations
 
-from fitter.llama.types import LAYOUT_DEVICE, Layout
+from fitter.llama.types import LAYOUT_DEVICE, Layout, LayoutEntry
 
 _LAYER = re.compile(r"^blk\.(\d+)\.")
 _CACHE_LAYER = re.compile(r"_l(\d+)(?:$|\D)")
@@ -33,6 +33,10 @@ class Item:
     stem: str
     suffixes: tuple[str, ...]
     bytes: int
+
+    def __hash__(self) -> int:
+        # of all fields it would take longer than most of what it is for
+        return hash(self.stem)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -63,6 +67,9 @@ class Unit:
     items: tuple[Item, ...] = ()
     state: int = 0
     rest: tuple[Item, ...] = ()
+
+    def __hash__(self) -> int:
+        return hash((self.index, self.fixed, self.cache))
 
     @property
     def can_be_bare(self) -> bool:
@@ -139,25 +146,46 @@ def units_of(
 # Several parts of one fit ask for the same units, and so does the next fit of a model.
 @lru_cache(maxsize=16)
 def _units_of(
-    layout: Layout, n_layer: int, is_movable: Callable[[str], bool], pinned_items: frozenset[tuple[str, int]]
+    layout: Layout, n_layer: int, is_movable: Callable[[str], bool], pinned: frozenset[tuple[str, int]]
 ) -> tuple[Unit, ...]:
-    pinned = dict(pinned_items)
-    fixed = [0] * (n_layer + 1)
     cache = [0] * (n_layer + 1)
     state = [0] * (n_layer + 1)
-    items: list[dict[str, tuple[list[str], int]]] = [{} for _ in range(n_layer + 1)]
-    rest: list[dict[str, tuple[list[str], int]]] = [{} for _ in range(n_layer + 1)]
+    weights = []
     for entry in layout.entries:
         if entry.buffer_type != LAYOUT_DEVICE:
             continue
-        size = -(-entry.bytes // layout.alignment) * layout.alignment
-        if entry.kind == "context":
-            index = min(cache_layer(entry.name, n_layer), n_layer)
-            cache[index] += size
-            state[index] += size if is_state(entry.name) else 0
+        if entry.kind == "model":
+            weights.append(entry)
             continue
-        if entry.name in pinned:
+        size = _aligned(entry.bytes, layout.alignment)
+        index = min(cache_layer(entry.name, n_layer), n_layer)
+        cache[index] += size
+        state[index] += size if is_state(entry.name) else 0
+    units = _without_caches(tuple(weights), layout.alignment, n_layer, is_movable, pinned)
+    return tuple(
+        # a recurrent layer's weights stay where its state is
+        replace(unit, cache=cache[unit.index], state=state[unit.index], rest=() if state[unit.index] else unit.rest)
+        for unit in units
+    )
+
+
+# contexts differ in their caches alone
+@lru_cache(maxsize=16)
+def _without_caches(
+    weights: tuple[LayoutEntry, ...],
+    alignment: int,
+    n_layer: int,
+    is_movable: Callable[[str], bool],
+    pinned: frozenset[tuple[str, int]],
+) -> tuple[Unit, ...]:
+    pinned_names = {name for name, _ in pinned}
+    fixed = [0] * (n_layer + 1)
+    items: list[dict[str, tuple[list[str], int]]] = [{} for _ in range(n_layer + 1)]
+    rest: list[dict[str, tuple[list[str], int]]] = [{} for _ in range(n_layer + 1)]
+    for entry in weights:
+        if entry.name in pinned_names:
             continue
+        size = _aligned(entry.bytes, alignment)
         layer = layer_index(entry.name)
         index = n_layer if layer is None else min(layer, n_layer)
         is_item = layer is not None and is_movable(entry.name)
@@ -169,17 +197,13 @@ def _units_of(
             suffixes, total = groups.get(stem, ([], 0))
             groups[stem] = ([*suffixes, suffix], total + size)
     return tuple(
-        Unit(
-            index=index,
-            fixed=fixed[index],
-            cache=cache[index],
-            items=_items(index, items[index]),
-            state=state[index],
-            # a recurrent layer's weights stay where its state is
-            rest=() if state[index] else _items(index, rest[index]),
-        )
+        Unit(index, fixed[index], 0, _items(index, items[index]), 0, _items(index, rest[index]))
         for index in range(n_layer + 1)
     )
+
+
+def _aligned(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
 
 
 def _items(layer: int, groups: Mapping[str, tuple[list[str], int]]) -> tuple[Item, ...]:

@@ -242,8 +242,10 @@ class PriceList:
 
     def _prices_of(self, placement: Placement) -> tuple[Prices, Placement]:
         used = tuple(devices_in_use(self._request, self._devices, placement))
+        if len(used) == len(self._devices):
+            return self.all, placement
         if used not in self._in_use:
-            self._in_use[used] = self.all if len(used) == len(self._devices) else self._prices_on(used)
+            self._in_use[used] = self._prices_on(used)
         return self._in_use[used], placement.on(used)
 
     def _prices_on(self, indices: Sequence[int]) -> Prices:
