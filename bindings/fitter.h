@@ -310,6 +310,10 @@ void fitter_skeleton_strip(void * gguf);
 // NULL where that is not possible: fitter_gguf_open may then say why.
 void * fitter_skeleton_open(const char * path);
 
+// Offset and size in the file of the entry that names the architecture and of each that only a tokenizer reads (key, type
+// and value), in their order. false where the file's metadata cannot be stepped through.
+bool fitter_tokenizer_entries(const char * path, fitter_columns_t * out);
+
 // Writes the stripped headers of all n files of a model as one sparse file and returns its descriptor, which is the
 // caller's; the file is private and has no name (on Windows it has one, and the caller removes it). The headers can only
 // be closed then. -1 if there can be no such file.

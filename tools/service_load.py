@@ -1,21 +1,30 @@
 """``python -m tools.service_load``: what ``fitter serve`` answers a second, and when it is asked too much.
 
 Every model is asked about once; then some clients ask about all of them in turn, for a bounded time, on loopback alone.
+``--new-files`` asks about files with whole tokenizers instead: new ones, fine-tunes of those, and all of them again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import tempfile
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import psutil
 
 from fitter.model.shapes import listing
+from tools.shapes import SHAPES, write_shape
 from tools.web_server import Served, ask, serving
 
 TYPES = ("Q4_K_M", "Q8_0")
+FILES = ("gpt-oss-20b", "qwen3-30b-a3b", "gemma3-12b", "llama-3.1-8b", "nemotron-h-9b", "glm45-air")
+_PAUSE = 1.5
+"""Seconds between questions, in which planners start as they do between those of a few users."""
 
 
 def main() -> None:
@@ -24,7 +33,12 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=200)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--new-files", action="store_true")
     options = parser.parse_args()
+    if options.new_files:
+        with tempfile.TemporaryDirectory() as directory:
+            _ask_about_files(Path(directory))
+        return
     named = [f"shape://{shape.name}:{each}" for each in TYPES for shape in listing.shapes()][: options.models]
     with serving() as served:
         before = _memory(served)
@@ -39,6 +53,27 @@ def main() -> None:
         print(f"300 clients for 3 s, about models that there are not: {len(many)} answers, {refused} of them no plan")
         print(f"after that: {_asked(served, named[0]) * 1000:.0f} ms for a known one")
         print(f"its end: status {served.stop()[0]}")
+
+
+def _ask_about_files(directory: Path) -> None:
+    """Ask about files of ``FILES``, and print what each answer took."""
+    for name in FILES:
+        write_shape(SHAPES[name], directory / f"{name}.gguf")
+        write_shape(replace(SHAPES[name], title=f"a fine-tune of {name}"), directory / f"{name}-tuned.gguf")
+    with serving("--root", str(directory)) as served:
+        while not _is_ready(served):
+            time.sleep(0.1)
+        for what, end in (("a tokenizer that is new", ""), ("one that is known", "-tuned"), ("a known question", "")):
+            print(f"{what}:")
+            for name in FILES:
+                time.sleep(_PAUSE)
+                print(f"  {name}: {_asked(served, f'{name}{end}.gguf') * 1000:.0f} ms")
+
+
+def _is_ready(served: Served) -> bool:
+    connection = served.connection()
+    connection.request("GET", "/health")
+    return bool(json.load(connection.getresponse())["ready"])
 
 
 def _question(model: str) -> dict[str, object]:

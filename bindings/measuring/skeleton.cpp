@@ -18,7 +18,6 @@
 
 namespace {
 
-constexpr const char * key_architecture = "general.architecture";
 constexpr const char * key_tokenizer    = "tokenizer.ggml.model";
 constexpr const char * key_token_types  = "tokenizer.ggml.token_type_count";  // the first dimension of BERT's type_embd
 constexpr const char * no_tokenizer     = "no_vocab";
@@ -37,11 +36,11 @@ bool has_no_tokenizer(const gguf_context * gguf) {
     return tokenizer == no_tokenizer || tokenizer == "none";
 }
 
-std::string vocab_size_key(const gguf_context * gguf) { return string_at(gguf, key_architecture) + ".vocab_size"; }
+std::string vocab_size_key(const gguf_context * gguf) { return string_at(gguf, fitter::key_architecture) + ".vocab_size"; }
 
 // Replaces the tokens by their number, which is all that the shapes of a model depend on.
 void replace_tokens(gguf_context * gguf, size_t n_tokens) {
-    if (has_no_tokenizer(gguf) || string_at(gguf, key_tokenizer).empty() || string_at(gguf, key_architecture).empty()) {
+    if (has_no_tokenizer(gguf) || string_at(gguf, key_tokenizer).empty() || string_at(gguf, fitter::key_architecture).empty()) {
         return;
     }
     if (n_tokens <= UINT32_MAX) {

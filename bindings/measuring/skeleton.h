@@ -9,7 +9,8 @@
 
 namespace fitter {
 
-constexpr const char * key_tokens = "tokenizer.ggml.tokens";
+constexpr const char * key_architecture = "general.architecture";
+constexpr const char * key_tokens       = "tokenizer.ggml.tokens";
 
 // Whether only a tokenizer reads what is at the key, for all that an array may be.
 bool is_tokenizer_key(const std::string & key);

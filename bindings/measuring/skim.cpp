@@ -135,13 +135,25 @@ uint64_t skip_array(cursor & in) {
     return n;
 }
 
-// Everything up to the end of the metadata, without the arrays of the tokenizer.
-skimmed skim(fitter::file_reader & file) {
-    skimmed            result{{file, {}, 0}};
-    std::vector<char> & head = result.stream.head;
-    cursor             in(file);
+// Steps over a value; returns how many elements an array has, and 1 for anything else.
+uint64_t skip_value(cursor & in, uint32_t type) {
+    if (type == GGUF_TYPE_ARRAY) {
+        return skip_array(in);
+    }
+    if (type == GGUF_TYPE_STRING) {
+        in.skip(in.number<uint64_t>());
+    } else if (const uint64_t size = size_of(type)) {
+        in.skip(size);
+    } else {
+        throw std::runtime_error("a value of no known type");
+    }
+    return 1;
+}
 
-    constexpr size_t magic_and_version = 8, counts = 16;
+constexpr size_t magic_and_version = 8, counts = 16;
+
+// Steps to the first entry of the metadata; returns how many there are.
+int64_t skip_to_metadata(cursor & in) {
     in.skip(4);
     const auto version = in.number<uint32_t>();
     in.skip(8);
@@ -149,6 +161,16 @@ skimmed skim(fitter::file_reader & file) {
     if (version < oldest_version || version > newest_version || n_kv < 0) {
         throw std::runtime_error("no header of a known version");
     }
+    return n_kv;
+}
+
+// Everything up to the end of the metadata, without the arrays of the tokenizer.
+skimmed skim(fitter::file_reader & file) {
+    skimmed            result{{file, {}, 0}};
+    std::vector<char> & head = result.stream.head;
+    cursor             in(file);
+
+    const int64_t n_kv = skip_to_metadata(in);
     in.back(0);
     head.resize(magic_and_version + counts);
     in.copy(head.data(), head.size());
@@ -158,19 +180,11 @@ skimmed skim(fitter::file_reader & file) {
         const uint64_t    start = in.at();
         const std::string key   = in.text();
         const auto        type  = in.number<uint32_t>();
-        if (type == GGUF_TYPE_ARRAY) {
-            const uint64_t n = skip_array(in);
-            if (fitter::is_tokenizer_key(key)) {
-                result.has_tokens = result.has_tokens || key == fitter::key_tokens;
-                result.n_tokens   = key == fitter::key_tokens ? n : result.n_tokens;
-                continue;
-            }
-        } else if (type == GGUF_TYPE_STRING) {
-            in.skip(in.number<uint64_t>());
-        } else if (const uint64_t size = size_of(type)) {
-            in.skip(size);
-        } else {
-            throw std::runtime_error("a value of no known type");
+        const uint64_t    n     = skip_value(in, type);
+        if (type == GGUF_TYPE_ARRAY && fitter::is_tokenizer_key(key)) {
+            result.has_tokens = result.has_tokens || key == fitter::key_tokens;
+            result.n_tokens   = key == fitter::key_tokens ? n : result.n_tokens;
+            continue;
         }
         const uint64_t end = in.at();
         in.back(start);
@@ -199,5 +213,26 @@ void * fitter_skeleton_open(const char * path) {
         }
         fitter::strip(gguf, found.has_tokens, found.n_tokens);
         return gguf;
+    });
+}
+
+bool fitter_tokenizer_entries(const char * path, fitter_columns_t * out) {
+    return fitter::guarded(false, [&] {
+        thread_local std::vector<int64_t> numbers;
+
+        fitter::file_reader file(path);
+        cursor              in(file);
+        numbers.clear();
+        for (int64_t n_left = skip_to_metadata(in); n_left > 0; n_left--) {
+            const uint64_t    start = in.at();
+            const std::string key   = in.text();
+            skip_value(in, in.number<uint32_t>());
+            if (key == fitter::key_architecture || fitter::is_tokenizer_key(key)) {
+                numbers.push_back(static_cast<int64_t>(start));
+                numbers.push_back(static_cast<int64_t>(in.at() - start));
+            }
+        }
+        *out = {nullptr, 0, numbers.data(), numbers.size()};
+        return true;
     });
 }

@@ -227,6 +227,10 @@ class Worker:
         """Read the header of one GGUF file. Raises ``ModelError`` with ggml's reason if it is malformed."""
         return self._ask(Header, "header", path=os.fspath(path))
 
+    def tokenizer(self, path: str | os.PathLike[str]) -> str:
+        """Return the key of a model's tokenizer in this llama.cpp (``header.tokenizer``); empty if it has none."""
+        return self._ask(str, "tokenizer", path=os.fspath(path))
+
     def file_types(self, files: Sequence[str | os.PathLike[str]], directory: str | os.PathLike[str]) -> FileTypes:
         """Ask llama-quantize's rule for the types of a model's tensors, in each of its file types.
 

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from fitter.errors import FitterError
+from fitter.errors import FitterError, LlamaCppError
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.header.file_identity import identity
 from fitter.llama.types import Breakdown, DeviceInfo, Params, Skeleton, VirtualDevice
@@ -20,13 +20,30 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _KEPT = frozenset(
-    {"build", "caches", "devices", "header", "host", "layout", "match", "measure", "model_info", "projector"}
+    {
+        "build",
+        "caches",
+        "devices",
+        "header",
+        "host",
+        "layout",
+        "match",
+        "measure",
+        "model_info",
+        "projector",
+        "tokenizer",
+    }
 )
 """Commands whose answer stays valid as long as files and devices do not change."""
 
 _OWN = "own"
 """Key of a measurement of the model's own file."""
 
+_MOST_TOKENIZERS = 1024
+_tokenizers: OrderedDict[str, None] = OrderedDict()
+"""Keys of the tokenizers that llama.cpp has read for this process, without an error."""
+
+_MOST_SKELETONS = 8
 _MOST_KEPT = 4096
 _MOST_LARGE = 32
 _LARGE = frozenset({"header", "layout", "match"})
@@ -38,6 +55,9 @@ class RememberingWorker(Worker):
 
     Answers about a file are dropped when it changes (its time, size or number), answers about real devices when their
     free memory changes. ``check`` is called before every question. With ``is_alone`` one process does everything.
+
+    A tokenizer takes most of a load, and few models have one of their own. So where llama.cpp has read a model's
+    tokenizer before, from any file, its skeleton is measured in place of the file: that has everything else of it.
     """
 
     def __init__(
@@ -56,6 +76,7 @@ class RememberingWorker(Worker):
         self._free: tuple[DeviceInfo, ...] = ()
         self._second: Worker | None = None
         self._suggested: tuple[str, Params] | None = None
+        self._skeletons: dict[str, Skeleton] = {}
 
     @property
     def dummy_loads(self) -> int:
@@ -79,18 +100,35 @@ class RememberingWorker(Worker):
     def measure(
         self, path: str | os.PathLike[str] | Skeleton, params: Params, role: str = "measure", *, reserve: bool = False
     ) -> Breakdown:
-        if isinstance(path, Skeleton) or role != "measure":
+        if isinstance(path, Skeleton):
+            breakdown = super().measure(path, params, role, reserve=reserve)
+            # llama.cpp takes it, so it may stand for its model
+            self._skeletons.pop(path.files[0], None)
+            self._skeletons[path.files[0]] = path
+            if len(self._skeletons) > _MOST_SKELETONS:
+                del self._skeletons[next(iter(self._skeletons))]
+            return breakdown
+        if role != "measure":
             return super().measure(path, params, role, reserve=reserve)
+        name = os.fspath(path)
+        if skeleton := self._known_skeleton(name):
+            # the error of the model's own file is raised instead
+            with contextlib.suppress(LlamaCppError):
+                return super().measure(skeleton, params, role, reserve=reserve)
         if not self._has_second or not reserve:
             # the skeleton stays loaded beside it
-            return super().measure(path, params, _OWN, reserve=reserve)
-        name = os.fspath(path)
-        return self._ask_once(self._own_key(name, params), lambda: self._measure_here(name, params))
+            breakdown = super().measure(path, params, _OWN, reserve=reserve)
+        else:
+            breakdown = self._ask_once(self._own_key(name, params), lambda: self._measure_here(name, params))
+        self._know_tokenizer(name)
+        return breakdown
 
     def suggest(self, path: str, params: Params, *, is_decided: bool) -> None:
         """Measure the user's file in a second process, for a likely question; ``is_decided``: a certain one."""
         is_known = self._suggested == (path, params) or self._own_key(path, params) in self._answers
         if not self._has_second or is_known or (self._suggested and not is_decided and self._own_worker().busy):
+            return
+        if self._known_skeleton(path):
             return
         self._settle()
         self._own_worker().begin_placing(path, params)
@@ -149,6 +187,18 @@ class RememberingWorker(Worker):
             self._second.check = self._check
         self._second.deadline = self.deadline
         return self._second
+
+    def _known_skeleton(self, path: str) -> Skeleton | None:
+        """Return the skeleton of a model whose tokenizer llama.cpp has read before; ``None`` without one."""
+        skeleton = self._skeletons.get(path)
+        return skeleton if skeleton and self.tokenizer(path) in _tokenizers else None
+
+    def _know_tokenizer(self, path: str) -> None:
+        """Note that llama.cpp has read the model's tokenizer."""
+        if path in self._skeletons and (key := self.tokenizer(path)):
+            _tokenizers[key] = None
+            while len(_tokenizers) > _MOST_TOKENIZERS:
+                _tokenizers.popitem(last=False)
 
     def _measure_here(self, path: str, params: Params) -> Breakdown:
         worker = self._own_worker()

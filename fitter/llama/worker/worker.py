@@ -25,6 +25,7 @@ from fitter.llama.build.log import captured_log
 from fitter.llama.header.file_types import file_types
 from fitter.llama.header.patterns import match
 from fitter.llama.header.read_header import Headers
+from fitter.llama.header.tokenizer import tokenizer_key
 from fitter.llama.load import projector, real_load
 from fitter.llama.load.backend_devices import (
     cuda_registry,
@@ -123,6 +124,9 @@ class Session:
 
     def header(self, path: str) -> Header:
         return self._known_headers().read(path)
+
+    def tokenizer(self, path: str) -> str:
+        return tokenizer_key(path)
 
     def file_types(self, files: tuple[str, ...], directory: str) -> FileTypes:
         return file_types(self._known_headers(), files, directory)

@@ -1,0 +1,31 @@
+"""Which tokenizer a model has, told without reading it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from fitter.llama.build import library as native
+
+_PIECE = 1 << 20
+
+
+def tokenizer_key(path: str) -> str:
+    """Return a key that is equal for equal tokenizers, of one architecture, in one build of llama.cpp.
+
+    It is a digest of everything in the header that only a tokenizer reads, byte for byte. So llama.cpp accepts or
+    refuses all tokenizers with one key alike. Empty where the header cannot be stepped through.
+    """
+    library = native.libraries()
+    out = library.ffi.new("fitter_columns_t *")
+    if not library.fitter.fitter_tokenizer_entries(os.fsencode(path), out):
+        return ""
+    _, (offsets, sizes) = library.columns(out, 0, 2)
+    digest = hashlib.sha256(native.loaded().key.encode())
+    with open(path, "rb") as file:
+        for offset, size in zip(offsets, sizes, strict=True):
+            file.seek(offset)
+            while size > 0 and (piece := file.read(min(size, _PIECE))):
+                digest.update(piece)
+                size -= len(piece)
+    return digest.hexdigest()
