@@ -6,6 +6,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from fitter.llama.worker.remembered_loads import tokenizers
+
 # A busy machine fails no test, and each run draws the same examples; HYPOTHESIS_PROFILE=drawn draws new ones.
 settings.register_profile("fitter", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("drawn", settings.get_profile("fitter"), derandomize=False)
@@ -163,6 +165,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if any(part in item.name for part in SLOW.get(item.path.stem, ())):
             item.add_marker(pytest.mark.slow)
     items.sort(key=place)
+
+
+@pytest.fixture(autouse=True)
+def no_known_tokenizers() -> None:
+    """Let each test begin without what earlier ones have had llama.cpp read: it tells how many processes there are."""
+    tokenizers.clear()
 
 
 @pytest.fixture(autouse=True, scope="session")

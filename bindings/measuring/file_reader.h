@@ -11,6 +11,10 @@
 
 namespace fitter {
 
+// ggml makes room for every length in a header that the file has room for, which is too much in one of hundreds of GiB.
+// As LONGEST of fitter/model/files/header_length.py.
+constexpr uint64_t longest_header = 64 << 20;
+
 // A file read in large pieces. ggml asks for a few bytes at a time, millions of times for a large vocabulary.
 class file_reader {
    public:

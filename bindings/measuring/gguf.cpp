@@ -15,10 +15,6 @@ namespace {
 
 const gguf_context * context(const void * gguf) { return static_cast<const gguf_context *>(gguf); }
 
-// ggml makes room for every length in a header that the file has room for, which is too much in one of hundreds of GiB.
-// As LONGEST of fitter/model/files/header_length.py.
-constexpr uint64_t longest_header = 64 << 20;
-
 bool in_range(int64_t index, int64_t n) { return index >= 0 && index < n; }
 
 char kind_of(gguf_type type) {
@@ -70,7 +66,7 @@ void * fitter_gguf_open(const char * path) {
         fitter::tensor_shapes  shapes;
         const gguf_init_params params = {/*.no_alloc =*/true, /*.ctx =*/shapes.wanted()};
         fitter::file_reader    reader(path);
-        const uint64_t         most = std::min<uint64_t>(reader.size(), longest_header);
+        const uint64_t         most = std::min<uint64_t>(reader.size(), fitter::longest_header);
         gguf_context *         gguf = most > 0
                                           ? gguf_init_from_callback(fitter::file_reader::read, &reader, 0, most, params)
                                           : gguf_init_from_file(path, params);

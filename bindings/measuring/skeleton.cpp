@@ -39,7 +39,7 @@ bool has_no_tokenizer(const gguf_context * gguf) {
 std::string vocab_size_key(const gguf_context * gguf) { return string_at(gguf, fitter::key_architecture) + ".vocab_size"; }
 
 // Replaces the tokens by their number, which is all that the shapes of a model depend on.
-void replace_tokens(gguf_context * gguf, size_t n_tokens) {
+void replace_tokens(gguf_context * gguf, int64_t n_tokens) {
     if (has_no_tokenizer(gguf) || string_at(gguf, key_tokenizer).empty() || string_at(gguf, fitter::key_architecture).empty()) {
         return;
     }
@@ -129,19 +129,21 @@ int write_file(const gguf_context * gguf) {
 
 bool fitter::is_tokenizer_key(const std::string & key) { return starts_with(key, tokenizer_keys); }
 
-void fitter::strip(gguf_context * gguf, bool has_tokens, size_t n_tokens) {
-    if (has_tokens) {
+void fitter::strip(gguf_context * gguf, int64_t n_tokens) {
+    if (n_tokens >= 0) {
         replace_tokens(gguf, n_tokens);
     }
     remove_keys(gguf, tokenizer_keys);
 }
 
-void fitter_skeleton_strip(void * gguf) {
+void fitter_skeleton_strip(void * gguf, int64_t n_tokens) {
     fitter::guarded(false, [&] {
         auto *        ctx    = static_cast<gguf_context *>(gguf);
         const int64_t tokens = gguf_find_key(ctx, fitter::key_tokens);
-        const bool    there  = tokens >= 0 && gguf_get_kv_type(ctx, tokens) == GGUF_TYPE_ARRAY;
-        fitter::strip(ctx, there, there ? gguf_get_arr_n(ctx, tokens) : 0);
+        if (n_tokens < 0 && tokens >= 0 && gguf_get_kv_type(ctx, tokens) == GGUF_TYPE_ARRAY) {
+            n_tokens = static_cast<int64_t>(gguf_get_arr_n(ctx, tokens));
+        }
+        fitter::strip(ctx, n_tokens);
         return true;
     });
 }

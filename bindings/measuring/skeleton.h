@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "gguf.h"
@@ -15,7 +15,7 @@ constexpr const char * key_tokens       = "tokenizer.ggml.tokens";
 // Whether only a tokenizer reads what is at the key, for all that an array may be.
 bool is_tokenizer_key(const std::string & key);
 
-// Removes what only a tokenizer reads, and writes down how many tokens there are, where has_tokens says that it is known.
-void strip(gguf_context * gguf, bool has_tokens, size_t n_tokens);
+// Removes what only a tokenizer reads, and writes down how many tokens there are, unless n_tokens is below 0.
+void strip(gguf_context * gguf, int64_t n_tokens);
 
 }  // namespace fitter

@@ -1,15 +1,17 @@
 // A header as it is read for its skeleton: without the arrays of the tokenizer, which are most of it. ggml makes a string
 // of each of their hundreds of thousands of elements; here they are stepped over.
 
-#include <array>
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "builds/symbols.h"
 #include "measuring/file_reader.h"
 #include "fitter.h"
+#include "ggml.h"
 #include "gguf.h"
 #include "guard.h"
 #include "measuring/skeleton.h"
@@ -37,22 +39,22 @@ uint64_t size_of(uint32_t type) {
     }
 }
 
-// Steps through a file, never past its end.
+// Steps through a header, never past its file's end.
 class cursor {
    public:
-    explicit cursor(fitter::file_reader & file) : file(file) {}
+    explicit cursor(fitter::file_reader & file) : file(file), end(std::min(file.size(), fitter::longest_header)) {}
 
     uint64_t at() const { return offset; }
 
     void skip(uint64_t n) {
-        if (n > file.size() - offset) {
+        if (n > end - offset) {
             throw std::out_of_range("the header ends early");
         }
         offset += n;
     }
 
     void skip(uint64_t n, uint64_t size) {
-        if (n > file.size() / size) {
+        if (n > end / size) {
             throw std::out_of_range("the header ends early");
         }
         skip(n * size);
@@ -87,6 +89,7 @@ class cursor {
 
    private:
     fitter::file_reader & file;
+    uint64_t              end;
     uint64_t              offset = 0;
 };
 
@@ -95,12 +98,14 @@ struct spliced {
     fitter::file_reader & file;
     std::vector<char>     head;
     uint64_t              replaced = 0;
+    uint64_t              read_to  = 0;  // the end of what was read
 
     uint64_t size() const { return file.size() - replaced + head.size(); }
 
     static size_t read(void * self, void * output, uint64_t offset, size_t n) {
-        auto & from = *static_cast<spliced *>(self);
-        size_t done = 0;
+        auto & from  = *static_cast<spliced *>(self);
+        from.read_to = std::max<uint64_t>(from.read_to, offset + n);
+        size_t done  = 0;
         if (offset < from.head.size()) {
             done = std::min<uint64_t>(n, from.head.size() - offset);
             std::memcpy(output, from.head.data() + offset, done);
@@ -113,14 +118,37 @@ struct spliced {
     }
 };
 
-struct skimmed {
-    spliced stream;
-    bool    has_tokens = false;
-    size_t  n_tokens   = 0;
+struct array {
+    std::string key;
+    gguf_type   type;  // of an element
+    uint64_t    n;
+    int64_t     entry;  // its place in the metadata
 };
 
-// Steps over an array's type, length and elements; returns how many there are.
-uint64_t skip_array(cursor & in) {
+struct skimmed {
+    spliced            stream;
+    std::vector<array> left_out;
+
+    int64_t n_tokens() const {
+        for (const array & each : left_out) {
+            if (each.key == fitter::key_tokens) {
+                return static_cast<int64_t>(each.n);
+            }
+        }
+        return -1;
+    }
+};
+
+// As MAX_ARRAY_VALUES of fitter/llama/header/read_header.py, which reads the values of shorter arrays of numbers.
+constexpr uint64_t shortest_left_out = 4097;
+
+bool is_left_out(const array & found) {
+    return fitter::is_tokenizer_key(found.key) &&
+           (found.type == GGUF_TYPE_STRING || found.n >= shortest_left_out || found.key == fitter::key_tokens);
+}
+
+// Steps over an array's type, length and elements.
+array skip_array(cursor & in) {
     const auto type = in.number<uint32_t>();
     const auto n    = in.number<uint64_t>();
     if (type == GGUF_TYPE_STRING) {
@@ -132,11 +160,11 @@ uint64_t skip_array(cursor & in) {
     } else {
         throw std::runtime_error("an array of no known type");
     }
-    return n;
+    return {"", static_cast<gguf_type>(type), n, 0};
 }
 
-// Steps over a value; returns how many elements an array has, and 1 for anything else.
-uint64_t skip_value(cursor & in, uint32_t type) {
+// Steps over a value; returns what there is to know of an array.
+array skip_value(cursor & in, uint32_t type) {
     if (type == GGUF_TYPE_ARRAY) {
         return skip_array(in);
     }
@@ -147,7 +175,7 @@ uint64_t skip_value(cursor & in, uint32_t type) {
     } else {
         throw std::runtime_error("a value of no known type");
     }
-    return 1;
+    return {};
 }
 
 constexpr size_t magic_and_version = 8, counts = 16;
@@ -164,9 +192,9 @@ int64_t skip_to_metadata(cursor & in) {
     return n_kv;
 }
 
-// Everything up to the end of the metadata, without the arrays of the tokenizer.
+// Everything up to the end of the metadata, without the long arrays of the tokenizer.
 skimmed skim(fitter::file_reader & file) {
-    skimmed            result{{file, {}, 0}};
+    skimmed            result{{file, {}, 0}, {}};
     std::vector<char> & head = result.stream.head;
     cursor             in(file);
 
@@ -175,15 +203,20 @@ skimmed skim(fitter::file_reader & file) {
     head.resize(magic_and_version + counts);
     in.copy(head.data(), head.size());
 
-    int64_t kept = 0;
+    std::unordered_set<std::string> keys;
+    int64_t                         kept = 0;
     for (int64_t i = 0; i < n_kv; i++) {
         const uint64_t    start = in.at();
         const std::string key   = in.text();
         const auto        type  = in.number<uint32_t>();
-        const uint64_t    n     = skip_value(in, type);
-        if (type == GGUF_TYPE_ARRAY && fitter::is_tokenizer_key(key)) {
-            result.has_tokens = result.has_tokens || key == fitter::key_tokens;
-            result.n_tokens   = key == fitter::key_tokens ? n : result.n_tokens;
+        array             found = skip_value(in, type);
+        found.key               = key;
+        found.entry             = i;
+        if (!keys.insert(key).second) {
+            throw std::runtime_error("a key twice");
+        }
+        if (type == GGUF_TYPE_ARRAY && is_left_out(found)) {
+            result.left_out.push_back(std::move(found));
             continue;
         }
         const uint64_t end = in.at();
@@ -197,21 +230,49 @@ skimmed skim(fitter::file_reader & file) {
     return result;
 }
 
+gguf_context * open(skimmed & found) {
+    fitter::tensor_shapes  shapes;
+    const gguf_init_params params = {/*.no_alloc =*/true, /*.ctx =*/shapes.wanted()};
+    const uint64_t most = std::min(found.stream.size(), fitter::longest_header);
+    gguf_context * gguf = gguf_init_from_callback(spliced::read, &found.stream, 0, most, params);
+    shapes.keep_for(gguf);
+    if (gguf == nullptr) {
+        throw std::runtime_error("not a readable GGUF file");
+    }
+    return gguf;
+}
+
 }  // namespace
 
 void * fitter_skeleton_open(const char * path) {
     return fitter::guarded<void *>(nullptr, [&]() -> void * {
         fitter::file_reader file(path);
         skimmed             found = skim(file);
+        gguf_context *      gguf  = open(found);
+        fitter::strip(gguf, found.n_tokens());
+        return gguf;
+    });
+}
 
-        fitter::tensor_shapes  shapes;
-        const gguf_init_params params = {/*.no_alloc =*/true, /*.ctx =*/shapes.wanted()};
-        gguf_context * gguf = gguf_init_from_callback(spliced::read, &found.stream, 0, found.stream.size(), params);
-        shapes.keep_for(gguf);
-        if (gguf == nullptr) {
-            throw std::runtime_error("not a readable GGUF file");
+void * fitter_gguf_skim(const char * path, fitter_columns_t * arrays, uint64_t * data_offset) {
+    return fitter::guarded<void *>(nullptr, [&]() -> void * {
+        thread_local std::string          texts;
+        thread_local std::vector<int64_t> numbers;
+
+        fitter::file_reader file(path);
+        skimmed             found = skim(file);
+        gguf_context *      gguf  = open(found);
+        texts.clear();
+        numbers.clear();
+        for (const array & each : found.left_out) {
+            texts.append(each.key).push_back('\0');
+            texts.append(gguf_type_name(each.type)).push_back('\0');
+            numbers.insert(numbers.end(), {each.entry, static_cast<int64_t>(each.n)});
         }
-        fitter::strip(gguf, found.has_tokens, found.n_tokens);
+        *arrays            = {texts.data(), texts.size(), numbers.data(), numbers.size()};
+        const uint64_t end = found.stream.read_to - found.stream.head.size() + found.stream.replaced;
+        // ggml aligns the end only where there is data
+        *data_offset = gguf_get_n_tensors(gguf) > 0 ? GGML_PAD(end, static_cast<uint64_t>(gguf_get_alignment(gguf))) : end;
         return gguf;
     });
 }

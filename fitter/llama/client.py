@@ -228,7 +228,7 @@ class Worker:
         return self._ask(Header, "header", path=os.fspath(path))
 
     def tokenizer(self, path: str | os.PathLike[str]) -> str:
-        """Return the key of a model's tokenizer in this llama.cpp (``header.tokenizer``); empty if it has none."""
+        """Return the key of a model's tokenizer in this llama.cpp (``header.tokenizer``); empty for a small one."""
         return self._ask(str, "tokenizer", path=os.fspath(path))
 
     def file_types(self, files: Sequence[str | os.PathLike[str]], directory: str | os.PathLike[str]) -> FileTypes:

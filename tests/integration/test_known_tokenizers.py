@@ -23,11 +23,6 @@ BASE = SHAPES["llama-3.1-8b"]
 GPUS = ["6GiB"]
 
 
-@pytest.fixture(autouse=True)
-def none_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered_loads, "_tokenizers", type(remembered_loads._tokenizers)())
-
-
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("base") / "base.gguf"

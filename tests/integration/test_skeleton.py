@@ -19,7 +19,7 @@ import gguf
 import numpy as np
 import pytest
 
-from fitter.errors import LlamaCppError
+from fitter.errors import LlamaCppError, ModelError
 from fitter.llama.client import Worker
 from fitter.llama.header.read_header import Headers, header_of
 from fitter.llama.types import Params, Skeleton, TensorBuftOverride, VirtualDevice
@@ -204,13 +204,13 @@ def test_a_vocabulary_that_is_none_keeps_its_size(headers: Headers, directory: P
 
 def test_no_file_is_read_twice(headers: Headers, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    really_open = headers.open
+    really_read = headers._read
 
     def count(path: str) -> Any:
         opened.append(path)
-        return really_open(path)
+        return really_read(path)
 
-    monkeypatch.setattr(headers, "open", count)
+    monkeypatch.setattr(headers, "_read", count)
     files = skeleton_of(split_model("gpt-oss-20b", directory, 3)).files
     other = str(write("llama-3.1-8b", directory))
     for file in files:
@@ -400,3 +400,54 @@ def test_a_limit_on_the_length_of_files_is_an_error(headers: Headers, directory:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert os.path.exists(headers.skeleton(skeleton))
+
+
+# --- how a header is read
+
+
+def with_kinds_of_tokens(n: int) -> Callable[[gguf.GGUFWriter], None]:
+    def build(writer: gguf.GGUFWriter) -> None:
+        with_tokens(writer)
+        writer.add_token_types([1] * n)
+        writer.add_string("after", "the tokenizer")
+
+    return build
+
+
+WHOLE: dict[str, Callable[[Path], str]] = {
+    "every kind of value": lambda d: str(write_every_kind(d / "a.gguf")),
+    "a long tokenizer": lambda d: str(write("llama-3.1-8b", d)),
+    "4096 kinds": lambda d: write_bare(d / "a.gguf", with_kinds_of_tokens(4096)),
+    "4097 kinds": lambda d: write_bare(d / "a.gguf", with_kinds_of_tokens(4097)),
+    "a text for tokens": lambda d: write_bare(d / "a.gguf", with_text_for_tokens),
+    "no tokenizer": lambda d: str(write("llama-3.1-8b", d, vocab=False)),
+    "no tensors": lambda d: str(vocabulary_alone(d / "a.gguf")),
+}
+
+
+def vocabulary_alone(path: Path) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    with_tokens(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("build", WHOLE.values(), ids=WHOLE)
+def test_a_header_whose_tokenizer_is_stepped_over_is_that_of_ggml(
+    headers: Headers, tmp_path: Path, build: Callable[[Path], str]
+) -> None:
+    path = build(tmp_path)
+    expected = header_of(headers.library, headers.open(path))
+    found = headers.read(path)
+    assert found == expected
+    assert list(found.metadata) == list(expected.metadata)
+
+
+def test_a_key_that_is_there_twice_is_refused_in_the_tokenizer_too(headers: Headers, tmp_path: Path) -> None:
+    path = Path(write_bare(tmp_path / "a.gguf", with_kinds_of_tokens(3)))
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"\x05\0\0\0\0\0\0\0after", b"\x15\0\0\0\0\0\0\0tokenizer.ggml.tokens"))
+    with pytest.raises(ModelError):
+        headers.read(str(path))

@@ -34,7 +34,7 @@ def file_types(headers: Headers, files: Sequence[str], directory: str) -> FileTy
         if header_bytes < 0:
             raise LlamaCppError(f"the headers of {files[0]} cannot be joined: {library.last_error()}")
         for each in opened:
-            library.fitter.fitter_skeleton_strip(each)
+            library.fitter.fitter_skeleton_strip(each, -1)
         quant = library.fitter.fitter_quant_new(parts, len(opened))
         if quant == library.ffi.NULL:
             raise LlamaCppError(f"llama.cpp has no rule to quantize it: {library.last_error()}")

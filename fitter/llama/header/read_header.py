@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fitter import system
@@ -52,7 +54,8 @@ class Headers:
         self._last = (*self._last[:2], found)
         if not found.metadata.get("split.no"):
             self._forget()
-        self._keep(path, gguf)
+        tokens = found.metadata.get("tokenizer.ggml.tokens")
+        self._keep(path, gguf, tokens.length if isinstance(tokens, Array) else -1)
         return found
 
     def skeleton(self, skeleton: Skeleton) -> str:
@@ -122,15 +125,24 @@ class Headers:
         return gguf
 
     def _read(self, path: str) -> tuple[Header, Any]:
-        gguf = self.open(path)
+        arrays, data_offset = self.library.ffi.new("fitter_columns_t *"), self.library.ffi.new("uint64_t *")
+        gguf = self.library.fitter.fitter_gguf_skim(os.fsencode(path), arrays, data_offset)
+        left_out: dict[int, tuple[str, Array]] = {}
+        if gguf == self.library.ffi.NULL:
+            self.library.fitter.fitter_log_clear()
+            gguf = self.open(path)
+        else:
+            (keys, types), (entries, lengths) = self.library.columns(arrays, 2, 2)
+            left_out = dict(zip(entries, zip(keys, map(Array, types, lengths), strict=True), strict=True))
         try:
-            return header_of(self.library, gguf), gguf
+            header = header_of(self.library, gguf, left_out)
+            return (replace(header, data_offset=int(data_offset[0])) if left_out else header), gguf
         except BaseException:
             self.library.fitter.fitter_gguf_close(gguf)
             raise
 
-    def _keep(self, path: str, gguf: Any) -> None:
-        self.library.fitter.fitter_skeleton_strip(gguf)
+    def _keep(self, path: str, gguf: Any, n_tokens: int = -1) -> None:
+        self.library.fitter.fitter_skeleton_strip(gguf, n_tokens)
         replaced = self.parsed.pop(os.path.abspath(path), None)
         self.parsed[os.path.abspath(path)] = (identity(path), gguf)
         if replaced is not None:
@@ -161,20 +173,27 @@ def read_header(path: str) -> Header:
     return header
 
 
-def header_of(library: native.Library, gguf: Any) -> Header:
-    """Convert ggml's header of a file. Raises ``ModelError``."""
+def header_of(library: native.Library, gguf: Any, left_out: Mapping[int, tuple[str, Array]] | None = None) -> Header:
+    """Convert ggml's header of a file; its metadata is without the entries in ``left_out``. Raises ``ModelError``."""
     info = library.ffi.new("fitter_gguf_info_t *")
     if not library.fitter.fitter_gguf_info(gguf, info):
         raise ModelError(f"ggml cannot read the header: {library.last_error()}")
+    left_out = left_out or {}
     metadata: dict[str, MetadataValue] = {}
     left = MOST_TEXT
     entry = library.ffi.new("fitter_gguf_kv_t *")
-    for i in range(info.n_kv):
-        library.fitter.fitter_gguf_kv(gguf, i, entry)
+    here = iter(range(info.n_kv))
+    for i in range(info.n_kv + len(left_out)):
+        if i in left_out:
+            key, array = left_out[i]
+            metadata[key] = array
+            continue
+        index = next(here)
+        library.fitter.fitter_gguf_kv(gguf, index, entry)
         key = library.text(entry.key) or ""
         kind = entry.kind.decode()
         if kind == "a":
-            metadata[key] = _read_array(library, gguf, i, entry)
+            metadata[key] = _read_array(library, gguf, index, entry)
         elif kind == "s":
             metadata[key] = text = library.text(entry.s, left) or ""
             left -= min(left, len(text.encode()))

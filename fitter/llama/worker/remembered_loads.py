@@ -40,7 +40,7 @@ _OWN = "own"
 """Key of a measurement of the model's own file."""
 
 _MOST_TOKENIZERS = 1024
-_tokenizers: OrderedDict[str, None] = OrderedDict()
+tokenizers: OrderedDict[str, None] = OrderedDict()
 """Keys of the tokenizers that llama.cpp has read for this process, without an error."""
 
 _MOST_SKELETONS = 8
@@ -111,7 +111,8 @@ class RememberingWorker(Worker):
         if role != "measure":
             return super().measure(path, params, role, reserve=reserve)
         name = os.fspath(path)
-        if skeleton := self._known_skeleton(name):
+        key = self._own_key(name, params)
+        if key not in self._answers and (skeleton := self._known_skeleton(name)):
             # the error of the model's own file is raised instead
             with contextlib.suppress(LlamaCppError):
                 return super().measure(skeleton, params, role, reserve=reserve)
@@ -119,7 +120,7 @@ class RememberingWorker(Worker):
             # the skeleton stays loaded beside it
             breakdown = super().measure(path, params, _OWN, reserve=reserve)
         else:
-            breakdown = self._ask_once(self._own_key(name, params), lambda: self._measure_here(name, params))
+            breakdown = self._ask_once(key, lambda: self._measure_here(name, params))
         self._know_tokenizer(name)
         return breakdown
 
@@ -191,14 +192,14 @@ class RememberingWorker(Worker):
     def _known_skeleton(self, path: str) -> Skeleton | None:
         """Return the skeleton of a model whose tokenizer llama.cpp has read before; ``None`` without one."""
         skeleton = self._skeletons.get(path)
-        return skeleton if skeleton and self.tokenizer(path) in _tokenizers else None
+        return skeleton if skeleton and self.tokenizer(path) in tokenizers else None
 
     def _know_tokenizer(self, path: str) -> None:
         """Note that llama.cpp has read the model's tokenizer."""
         if path in self._skeletons and (key := self.tokenizer(path)):
-            _tokenizers[key] = None
-            while len(_tokenizers) > _MOST_TOKENIZERS:
-                _tokenizers.popitem(last=False)
+            tokenizers[key] = None
+            while len(tokenizers) > _MOST_TOKENIZERS:
+                tokenizers.popitem(last=False)
 
     def _measure_here(self, path: str, params: Params) -> Breakdown:
         worker = self._own_worker()
