@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +16,10 @@ import fitter
 from fitter.errors import LlamaCppError
 from fitter.llama.build import library as native
 from fitter.llama.header.tokenizer import tokenizer_key
-from fitter.llama.types import Skeleton
+from fitter.llama.types import Params, Skeleton
 from fitter.llama.worker import remembered_loads
+from fitter.llama.worker.remembered_loads import RememberingWorker, tokenizers
+from fitter.machine.gpu import parse_gpus
 from tests.integration.test_planner import timeless
 from tools.shapes import Q4_K, Q8_0, SHAPES, write_shape, write_split
 
@@ -89,17 +93,26 @@ def test_a_tokenizer_that_llama_cpp_refuses_is_refused_always(known: Path, tmp_p
     assert asked(known) == 1
 
 
-def test_without_a_skeleton_the_file_is_read(known: Path, tmp_path: Path) -> None:
-    with fitter.Planner(known, gpus=GPUS) as planner:
-        plan = planner.fit()
-        planner._worker._skeletons[str(known)] = Skeleton((str(tmp_path / "gone.gguf"),))
-        planner._worker._answers.clear()
-        assert planner._worker.measure(str(known), plan.params, reserve=True) == plan.breakdown
-        assert planner._worker._second is not None
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is of Linux")
+def test_without_a_skeleton_the_file_is_read(tmp_path: Path) -> None:
+    model, params = tmp_path / "base.gguf", Params(n_ctx=4096, devices=("CUDA0",))
+    write_shape(BASE, model)
+    skeleton = Skeleton((str(model),))
+    with RememberingWorker() as worker:
+        worker.configure(parse_gpus(GPUS))
+        expected = worker.measure(skeleton, params)
+        assert worker.measure(str(model), params, reserve=True) == expected
+        assert len(tokenizers) == 1
+        # another skeleton must be made, and cannot be
+        os.utime(model, (1, 1))
+        psutil.Process(worker.pid).rlimit(psutil.RLIMIT_FSIZE, (4096, 4096))
+        with pytest.raises(LlamaCppError, match="no skeleton of .* can be made"):
+            worker.measure(skeleton, params)
+        assert worker.measure(str(model), params, reserve=True) == expected
 
 
 def test_the_last_tokenizers_are_known(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered_loads, "_MOST_TOKENIZERS", 1)
+    monkeypatch.setattr(remembered_loads, "MOST_TOKENIZERS", 1)
     write_shape(replace(BASE, pre="qwen2"), tmp_path / "other.gguf")
     assert [asked(each) for each in (base, tmp_path / "other.gguf", tmp_path / "other.gguf", base)] == [2, 2, 1, 2]
 

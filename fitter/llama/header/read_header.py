@@ -50,7 +50,7 @@ class Headers:
         if header is not None and (last, last_identity) == (path, identity(path)):
             return header
         self._last = (path, identity(path), None)
-        found, gguf = self._read(path)
+        found, gguf = self.parse(path)
         self._last = (*self._last[:2], found)
         if not found.metadata.get("split.no"):
             self._forget()
@@ -124,7 +124,8 @@ class Headers:
             raise ModelError(f"{path}: {reason(captured_log()) or self.library.last_error()}")
         return gguf
 
-    def _read(self, path: str) -> tuple[Header, Any]:
+    def parse(self, path: str) -> tuple[Header, Any]:
+        """Read the header, also one in memory. Returns ggml's, too, which the caller closes. Raises as ``open`` does."""
         arrays, data_offset = self.library.ffi.new("fitter_columns_t *"), self.library.ffi.new("uint64_t *")
         gguf = self.library.fitter.fitter_gguf_skim(os.fsencode(path), arrays, data_offset)
         left_out: dict[int, tuple[str, Array]] = {}

@@ -39,7 +39,8 @@ _KEPT = frozenset(
 _OWN = "own"
 """Key of a measurement of the model's own file."""
 
-_MOST_TOKENIZERS = 1024
+MOST_TOKENIZERS = 1024
+"""Most keys that are kept; the oldest goes first."""
 tokenizers: OrderedDict[str, None] = OrderedDict()
 """Keys of the tokenizers that llama.cpp has read for this process, without an error."""
 
@@ -116,12 +117,17 @@ class RememberingWorker(Worker):
             # the error of the model's own file is raised instead
             with contextlib.suppress(LlamaCppError):
                 return super().measure(skeleton, params, role, reserve=reserve)
+        # asked before the load, which may read a file that has changed since
+        tokenizer = self.tokenizer(name) if name in self._skeletons else ""
         if not self._has_second or not reserve:
             # the skeleton stays loaded beside it
             breakdown = super().measure(path, params, _OWN, reserve=reserve)
         else:
             breakdown = self._ask_once(key, lambda: self._measure_here(name, params))
-        self._know_tokenizer(name)
+        if tokenizer:
+            tokenizers[tokenizer] = None
+            if len(tokenizers) > MOST_TOKENIZERS:
+                tokenizers.popitem(last=False)
         return breakdown
 
     def suggest(self, path: str, params: Params, *, is_decided: bool) -> None:
@@ -193,13 +199,6 @@ class RememberingWorker(Worker):
         """Return the skeleton of a model whose tokenizer llama.cpp has read before; ``None`` without one."""
         skeleton = self._skeletons.get(path)
         return skeleton if skeleton and self.tokenizer(path) in tokenizers else None
-
-    def _know_tokenizer(self, path: str) -> None:
-        """Note that llama.cpp has read the model's tokenizer."""
-        if path in self._skeletons and (key := self.tokenizer(path)):
-            tokenizers[key] = None
-            while len(tokenizers) > _MOST_TOKENIZERS:
-                tokenizers.popitem(last=False)
 
     def _measure_here(self, path: str, params: Params) -> Breakdown:
         worker = self._own_worker()
