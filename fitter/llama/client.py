@@ -630,6 +630,7 @@ DOING = {
     "place": "loading a model",
     "projector": "loading a multimodal projector",
     "speed": "measuring a device's speed",
+    "tokenizer": "comparing tokenizers",
     "unload": "freeing a model",
     "write_skeleton": "copying the header of a model",
 }

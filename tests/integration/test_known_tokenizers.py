@@ -106,7 +106,7 @@ def test_without_a_skeleton_the_file_is_read(tmp_path: Path) -> None:
         # another skeleton must be made, and cannot be
         os.utime(model, (1, 1))
         psutil.Process(worker.pid).rlimit(psutil.RLIMIT_FSIZE, (4096, 4096))
-        with pytest.raises(LlamaCppError, match="no skeleton of .* can be made"):
+        with pytest.raises(LlamaCppError, match=r"no skeleton of .* can be made"):
             worker.measure(skeleton, params)
         assert worker.measure(str(model), params, reserve=True) == expected
 

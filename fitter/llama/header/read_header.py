@@ -125,7 +125,7 @@ class Headers:
         return gguf
 
     def parse(self, path: str) -> tuple[Header, Any]:
-        """Read the header, also one in memory. Returns ggml's, too, which the caller closes. Raises as ``open`` does."""
+        """Read the header, also one in memory. Returns ggml's, too, for the caller to close. Raises as ``open``."""
         arrays, data_offset = self.library.ffi.new("fitter_columns_t *"), self.library.ffi.new("uint64_t *")
         gguf = self.library.fitter.fitter_gguf_skim(os.fsencode(path), arrays, data_offset)
         left_out: dict[int, tuple[str, Array]] = {}
