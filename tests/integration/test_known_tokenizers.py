@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +110,17 @@ def test_without_a_skeleton_the_file_is_read(tmp_path: Path) -> None:
         with pytest.raises(LlamaCppError, match=r"no skeleton of .* can be made"):
             worker.measure(skeleton, params)
         assert worker.measure(str(model), params, reserve=True) == expected
+
+
+def test_no_time_for_its_key_ends_no_search(known: Path) -> None:
+    params = Params(n_ctx=4096, devices=("CUDA0",))
+    with RememberingWorker() as worker:
+        worker.configure(parse_gpus(GPUS))
+        expected = worker.measure(Skeleton((str(known),)), params)
+        worker.deadline = time.monotonic() - 1
+        worker.suggest(str(known), params, is_decided=True)
+        worker.deadline = None
+        assert worker.measure(str(known), params, reserve=True) == expected
 
 
 def test_the_last_tokenizers_are_known(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from fitter.errors import FitterError, LlamaCppError
+from fitter.errors import FitterError, LlamaCppError, TimeLimitError
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.header.file_identity import identity
 from fitter.llama.types import Breakdown, DeviceInfo, Params, Skeleton, VirtualDevice
@@ -135,11 +135,13 @@ class RememberingWorker(Worker):
         is_known = self._suggested == (path, params) or self._own_key(path, params) in self._answers
         if not self._has_second or is_known or (self._suggested and not is_decided and self._own_worker().busy):
             return
-        if self._known_skeleton(path):
-            return
-        self._settle()
-        self._own_worker().begin_placing(path, params)
-        self._suggested = path, params
+        # without time for a suggestion, the search still has what it has found
+        with contextlib.suppress(TimeLimitError):
+            if self._known_skeleton(path):
+                return
+            self._settle()
+            self._own_worker().begin_placing(path, params)
+            self._suggested = path, params
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         if self._description:
