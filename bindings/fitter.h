@@ -303,13 +303,14 @@ bool fitter_gguf_tensors(const void * gguf, fitter_columns_t * out);
 
 // ---- libfitter: a header without its tokenizer, as a file that llama.cpp can load
 
-// Opens the header of one GGUF file as fitter_gguf_open would, in a fraction of the time, but for the long arrays of the
-// tokenizer: `arrays` gets the key and the type of each, and its place among all entries and its length. NULL where that is
-// not possible: fitter_gguf_open may then say why.
-void * fitter_gguf_skim(const char * path, fitter_columns_t * arrays, uint64_t * data_offset);
+// Opens the header of one GGUF file in a fraction of fitter_gguf_open's time. It leaves out the tokenizer's arrays of strings
+// and of more than most_values numbers: `arrays` gets the key and type of each, and its place among all entries and its
+// length. data_offset gets the file's, which fitter_gguf_info then does not know. NULL where that is not possible:
+// fitter_gguf_open may then say why.
+void * fitter_gguf_skim(const char * path, uint64_t most_values, fitter_columns_t * arrays, uint64_t * data_offset);
 
 // Removes what only a tokenizer reads and frees its memory; the number of tokens stays, as <architecture>.vocab_size.
-// n_tokens: their number where the header is without them; below 0 to look for them.
+// n_tokens: the number of tokens if fitter_gguf_skim left them out, else -1.
 void fitter_skeleton_strip(void * gguf, int64_t n_tokens);
 
 // Opens the header of one GGUF file as fitter_gguf_open and fitter_skeleton_strip would leave it, in a fraction of the time.

@@ -169,7 +169,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def no_known_tokenizers() -> None:
-    """Let each test begin without what earlier ones have had llama.cpp read: it tells how many processes there are."""
+    """Forget the tokenizers of earlier tests: they decide how many processes a planner starts."""
     tokenizers.clear()
 
 

@@ -39,10 +39,10 @@ uint64_t size_of(uint32_t type) {
     }
 }
 
-// Steps through a header, never past its file's end.
+// Steps through the first `most` bytes of a file, never past its end.
 class cursor {
    public:
-    explicit cursor(fitter::file_reader & file) : file(file), end(std::min(file.size(), fitter::longest_header)) {}
+    explicit cursor(fitter::file_reader & file, uint64_t most = UINT64_MAX) : file(file), end(std::min(file.size(), most)) {}
 
     uint64_t at() const { return offset; }
 
@@ -98,14 +98,12 @@ struct spliced {
     fitter::file_reader & file;
     std::vector<char>     head;
     uint64_t              replaced = 0;
-    uint64_t              read_to  = 0;  // the end of what was read
 
     uint64_t size() const { return file.size() - replaced + head.size(); }
 
     static size_t read(void * self, void * output, uint64_t offset, size_t n) {
-        auto & from  = *static_cast<spliced *>(self);
-        from.read_to = std::max<uint64_t>(from.read_to, offset + n);
-        size_t done  = 0;
+        auto & from = *static_cast<spliced *>(self);
+        size_t done = 0;
         if (offset < from.head.size()) {
             done = std::min<uint64_t>(n, from.head.size() - offset);
             std::memcpy(output, from.head.data() + offset, done);
@@ -128,6 +126,7 @@ struct array {
 struct skimmed {
     spliced            stream;
     std::vector<array> left_out;
+    int64_t            n_tensors = 0;
 
     int64_t n_tokens() const {
         for (const array & each : left_out) {
@@ -139,12 +138,9 @@ struct skimmed {
     }
 };
 
-// As MAX_ARRAY_VALUES of fitter/llama/header/read_header.py, which reads the values of shorter arrays of numbers.
-constexpr uint64_t shortest_left_out = 4097;
-
-bool is_left_out(const array & found) {
+bool is_left_out(const array & found, uint64_t most_values) {
     return fitter::is_tokenizer_key(found.key) &&
-           (found.type == GGUF_TYPE_STRING || found.n >= shortest_left_out || found.key == fitter::key_tokens);
+           (found.type == GGUF_TYPE_STRING || found.n > most_values || found.key == fitter::key_tokens);
 }
 
 // Steps over an array's type, length and elements.
@@ -180,25 +176,39 @@ array skip_value(cursor & in, uint32_t type) {
 
 constexpr size_t magic_and_version = 8, counts = 16;
 
-// Steps to the first entry of the metadata; returns how many there are.
-int64_t skip_to_metadata(cursor & in) {
+struct numbers_of {
+    int64_t tensors;
+    int64_t entries;
+};
+
+// Steps to the first entry of the metadata.
+numbers_of skip_to_metadata(cursor & in) {
     in.skip(4);
-    const auto version = in.number<uint32_t>();
-    in.skip(8);
-    const auto n_kv = in.number<int64_t>();
+    const auto version   = in.number<uint32_t>();
+    const auto n_tensors = in.number<int64_t>();
+    const auto n_kv      = in.number<int64_t>();
     if (version < oldest_version || version > newest_version || n_kv < 0) {
         throw std::runtime_error("no header of a known version");
     }
-    return n_kv;
+    return {n_tensors, n_kv};
 }
 
-// Everything up to the end of the metadata, without the long arrays of the tokenizer.
-skimmed skim(fitter::file_reader & file) {
+// Steps over the descriptions of tensors: name, dimensions, type, offset.
+void skip_tensors(cursor & in, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        in.skip(in.number<uint64_t>());
+        in.skip(in.number<uint32_t>(), sizeof(int64_t));
+        in.skip(sizeof(uint32_t) + sizeof(uint64_t));
+    }
+}
+
+// Everything up to the end of the metadata, without the tokenizer's arrays of strings or of more than `most_values` numbers.
+skimmed skim(fitter::file_reader & file, cursor & in, uint64_t most_values) {
     skimmed            result{{file, {}, 0}, {}};
     std::vector<char> & head = result.stream.head;
-    cursor             in(file);
 
-    const int64_t n_kv = skip_to_metadata(in);
+    const auto [n_tensors, n_kv] = skip_to_metadata(in);
+    result.n_tensors             = n_tensors;
     in.back(0);
     head.resize(magic_and_version + counts);
     in.copy(head.data(), head.size());
@@ -215,7 +225,7 @@ skimmed skim(fitter::file_reader & file) {
         if (!keys.insert(key).second) {
             throw std::runtime_error("a key twice");
         }
-        if (type == GGUF_TYPE_ARRAY && is_left_out(found)) {
+        if (type == GGUF_TYPE_ARRAY && is_left_out(found, most_values)) {
             result.left_out.push_back(std::move(found));
             continue;
         }
@@ -230,11 +240,10 @@ skimmed skim(fitter::file_reader & file) {
     return result;
 }
 
-gguf_context * open(skimmed & found) {
+gguf_context * open(skimmed & found, uint64_t most) {
     fitter::tensor_shapes  shapes;
     const gguf_init_params params = {/*.no_alloc =*/true, /*.ctx =*/shapes.wanted()};
-    const uint64_t most = std::min(found.stream.size(), fitter::longest_header);
-    gguf_context * gguf = gguf_init_from_callback(spliced::read, &found.stream, 0, most, params);
+    gguf_context *         gguf   = gguf_init_from_callback(spliced::read, &found.stream, 0, most, params);
     shapes.keep_for(gguf);
     if (gguf == nullptr) {
         throw std::runtime_error("not a readable GGUF file");
@@ -247,21 +256,24 @@ gguf_context * open(skimmed & found) {
 void * fitter_skeleton_open(const char * path) {
     return fitter::guarded<void *>(nullptr, [&]() -> void * {
         fitter::file_reader file(path);
-        skimmed             found = skim(file);
-        gguf_context *      gguf  = open(found);
+        cursor              in(file);
+        skimmed             found = skim(file, in, 0);
+        gguf_context *      gguf  = open(found, found.stream.size());
         fitter::strip(gguf, found.n_tokens());
         return gguf;
     });
 }
 
-void * fitter_gguf_skim(const char * path, fitter_columns_t * arrays, uint64_t * data_offset) {
+void * fitter_gguf_skim(const char * path, uint64_t most_values, fitter_columns_t * arrays, uint64_t * data_offset) {
     return fitter::guarded<void *>(nullptr, [&]() -> void * {
         thread_local std::string          texts;
         thread_local std::vector<int64_t> numbers;
 
         fitter::file_reader file(path);
-        skimmed             found = skim(file);
-        gguf_context *      gguf  = open(found);
+        cursor              in(file, fitter::longest_header);
+        skimmed             found = skim(file, in, most_values);
+        skip_tensors(in, found.n_tensors);
+        gguf_context * gguf = open(found, std::min(found.stream.size(), fitter::longest_header));
         texts.clear();
         numbers.clear();
         for (const array & each : found.left_out) {
@@ -269,10 +281,9 @@ void * fitter_gguf_skim(const char * path, fitter_columns_t * arrays, uint64_t *
             texts.append(gguf_type_name(each.type)).push_back('\0');
             numbers.insert(numbers.end(), {each.entry, static_cast<int64_t>(each.n)});
         }
-        *arrays            = {texts.data(), texts.size(), numbers.data(), numbers.size()};
-        const uint64_t end = found.stream.read_to - found.stream.head.size() + found.stream.replaced;
-        // ggml aligns the end only where there is data
-        *data_offset = gguf_get_n_tensors(gguf) > 0 ? GGML_PAD(end, static_cast<uint64_t>(gguf_get_alignment(gguf))) : end;
+        *arrays = {texts.data(), texts.size(), numbers.data(), numbers.size()};
+        // ggml aligns the end only if there is data
+        *data_offset = found.n_tensors > 0 ? GGML_PAD(in.at(), static_cast<uint64_t>(gguf_get_alignment(gguf))) : in.at();
         return gguf;
     });
 }
@@ -282,9 +293,9 @@ bool fitter_tokenizer_entries(const char * path, fitter_columns_t * out) {
         thread_local std::vector<int64_t> numbers;
 
         fitter::file_reader file(path);
-        cursor              in(file);
+        cursor              in(file, fitter::longest_header);
         numbers.clear();
-        for (int64_t n_left = skip_to_metadata(in); n_left > 0; n_left--) {
+        for (int64_t n_left = skip_to_metadata(in).entries; n_left > 0; n_left--) {
             const uint64_t    start = in.at();
             const std::string key   = in.text();
             skip_value(in, in.number<uint32_t>());

@@ -6,9 +6,9 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,8 +16,9 @@ import pytest
 import fitter
 from fitter.errors import LlamaCppError
 from fitter.llama.build import library as native
+from fitter.llama.client import Worker
 from fitter.llama.header.tokenizer import tokenizer_key
-from fitter.llama.types import Params, Skeleton
+from fitter.llama.types import Breakdown, Params, Skeleton
 from fitter.llama.worker import remembered_loads
 from fitter.llama.worker.remembered_loads import RememberingWorker, tokenizers
 from fitter.machine.gpu import parse_gpus
@@ -36,7 +37,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def known(base: Path) -> Iterator[Path]:
+def known(base: Path) -> Path:
     """A model whose tokenizer a planner has read, in a second process."""
     assert asked(base) == 2
     return base
@@ -121,6 +122,25 @@ def test_no_time_for_its_key_ends_no_search(known: Path) -> None:
         worker.suggest(str(known), params, is_decided=True)
         worker.deadline = None
         assert worker.measure(str(known), params, reserve=True) == expected
+
+
+def test_a_file_that_takes_other_memory_than_its_skeleton_tells_nothing(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = Params(n_ctx=4096, devices=("CUDA0",))
+    really_measure = Worker.measure
+
+    def measure(worker: Worker, path: str | Skeleton, params: Params, *words: Any, **more: Any) -> Breakdown:
+        breakdown = really_measure(worker, path, params, *words, **more)
+        return replace(breakdown, n_ctx=1) if isinstance(path, Skeleton) else breakdown
+
+    monkeypatch.setattr(Worker, "measure", measure)
+    with RememberingWorker() as worker:
+        worker.configure(parse_gpus(GPUS))
+        worker.measure(Skeleton((str(base),)), params)
+        for _ in range(2):
+            assert worker.measure(str(base), params, reserve=True).n_ctx == 4096
+    assert not tokenizers
 
 
 def test_the_last_tokenizers_are_known(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ class Headers:
     def parse(self, path: str) -> tuple[Header, Any]:
         """Read the header, also one in memory. Returns ggml's, too, for the caller to close. Raises as ``open``."""
         arrays, data_offset = self.library.ffi.new("fitter_columns_t *"), self.library.ffi.new("uint64_t *")
-        gguf = self.library.fitter.fitter_gguf_skim(os.fsencode(path), arrays, data_offset)
+        gguf = self.library.fitter.fitter_gguf_skim(os.fsencode(path), MAX_ARRAY_VALUES, arrays, data_offset)
         left_out: dict[int, tuple[str, Array]] = {}
         if gguf == self.library.ffi.NULL:
             self.library.fitter.fitter_log_clear()
@@ -183,13 +183,13 @@ def header_of(library: native.Library, gguf: Any, left_out: Mapping[int, tuple[s
     metadata: dict[str, MetadataValue] = {}
     left = MOST_TEXT
     entry = library.ffi.new("fitter_gguf_kv_t *")
-    here = iter(range(info.n_kv))
+    indices = iter(range(info.n_kv))
     for i in range(info.n_kv + len(left_out)):
         if i in left_out:
             key, array = left_out[i]
             metadata[key] = array
             continue
-        index = next(here)
+        index = next(indices)
         library.fitter.fitter_gguf_kv(gguf, index, entry)
         key = library.text(entry.key) or ""
         kind = entry.kind.decode()

@@ -1,4 +1,4 @@
-"""Which tokenizer a model has, told without reading it."""
+"""Keys of tokenizers: equal keys, equal tokenizers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fitter.llama.build import library as native
 
 _PIECE = 1 << 20
 _LEAST = 1 << 16
-"""Fewer bytes are read as quickly as their key is made."""
+"""llama.cpp reads a smaller tokenizer as fast as its key is computed."""
 
 
 def tokenizer_key(path: str) -> str:
     """Return a key that is equal for equal tokenizers, of one architecture, in one build of llama.cpp.
 
-    It is a digest of everything in the header that only a tokenizer reads, byte for byte. So llama.cpp accepts or
-    refuses all tokenizers with one key alike. Empty for a small one, and where the header cannot be stepped through.
+    The key is a digest of all metadata that only a tokenizer reads, byte for byte. So llama.cpp accepts all tokenizers
+    with one key, or refuses all. It is empty for a small tokenizer, and for a header of an unknown form.
     """
     library = native.libraries()
     out = library.ffi.new("fitter_columns_t *")
@@ -34,6 +34,6 @@ def tokenizer_key(path: str) -> str:
                     digest.update(piece)
                     size -= len(piece)
     except OSError:
-        # whoever needs the file will say it
+        # the load of the file reports it
         return ""
     return digest.hexdigest()

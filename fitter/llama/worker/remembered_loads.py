@@ -42,7 +42,7 @@ _OWN = "own"
 MOST_TOKENIZERS = 1024
 """Most keys that are kept; the oldest goes first."""
 tokenizers: OrderedDict[str, None] = OrderedDict()
-"""Keys of the tokenizers that llama.cpp has read for this process, without an error."""
+"""Keys of tokenizers that llama.cpp has read from a file which took the memory of its skeleton."""
 
 _MOST_SKELETONS = 8
 _MOST_KEPT = 4096
@@ -57,8 +57,9 @@ class RememberingWorker(Worker):
     Answers about a file are dropped when it changes (its time, size or number), answers about real devices when their
     free memory changes. ``check`` is called before every question. With ``is_alone`` one process does everything.
 
-    A tokenizer takes most of a load, and few models have one of their own. So where llama.cpp has read a model's
-    tokenizer before, from any file, its skeleton is measured in place of the file: that has everything else of it.
+    Reading a tokenizer takes most of a load. If llama.cpp has read an equal one before, from any file, and that file
+    took the memory of its skeleton, the model's skeleton is measured in place of its file: it has all other keys and
+    all tensors.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class RememberingWorker(Worker):
     ) -> Breakdown:
         if isinstance(path, Skeleton):
             breakdown = super().measure(path, params, role, reserve=reserve)
-            # llama.cpp takes it, so it may stand for its model
+            # llama.cpp can load it
             self._skeletons.pop(path.files[0], None)
             self._skeletons[path.files[0]] = path
             if len(self._skeletons) > _MOST_SKELETONS:
@@ -117,18 +118,26 @@ class RememberingWorker(Worker):
             # the error of the model's own file is raised instead
             with contextlib.suppress(LlamaCppError):
                 return super().measure(skeleton, params, role, reserve=reserve)
-        # asked before the load, which may read a file that has changed since
-        tokenizer = self.tokenizer(name) if name in self._skeletons else ""
+        # the file may change during the load
+        copy = self._skeletons.get(name)
+        tokenizer = self.tokenizer(name) if copy else ""
         if not self._has_second or not reserve:
             # the skeleton stays loaded beside it
             breakdown = super().measure(path, params, _OWN, reserve=reserve)
         else:
             breakdown = self._ask_once(key, lambda: self._measure_here(name, params))
-        if tokenizer:
+        if copy and tokenizer and self._is_alike(copy, params, breakdown):
             tokenizers[tokenizer] = None
             if len(tokenizers) > MOST_TOKENIZERS:
                 tokenizers.popitem(last=False)
         return breakdown
+
+    def _is_alike(self, skeleton: Skeleton, params: Params, breakdown: Breakdown) -> bool:
+        """Whether a skeleton takes the memory of its model."""
+        try:
+            return super().measure(skeleton, params) == breakdown
+        except LlamaCppError:
+            return False
 
     def suggest(self, path: str, params: Params, *, is_decided: bool) -> None:
         """Measure the user's file in a second process, for a likely question; ``is_decided``: a certain one."""

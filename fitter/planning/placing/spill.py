@@ -84,7 +84,7 @@ def spill_exact(units: Sequence[Unit], gap: int, apart: int) -> tuple[Item, ...]
         if size - apart <= value:
             break
         lost = {item_size: counts[item_size] - n for item_size, n in choice}
-        # so many layers that lose items make the choice worth no more than the best
+        # if so many layers lose items, the choice is not better than the best
         too_many = -((value - size) // apart) if apart else len(units) + 1
         if max(-(-n // in_a_layer[item_size]) for item_size, n in lost.items()) >= too_many:
             continue

@@ -207,7 +207,7 @@ class Layer:
 
     @functools.cached_property
     def splits(self) -> int:
-        """Graph splits of generation for what is apart from the layer, unless it ``is_bare``."""
+        """Graph splits of generation for weights in other places than the layer, which is not bare."""
         apart = {weights.place for weights in self.weights if not weights.is_host_only} - {self.home}
         return 2 * len(apart) + self._splits_of_kept
 
@@ -331,6 +331,9 @@ class Seconds:
         return Seconds(self.prompt * count, self.generation * count)
 
 
+_MOST_PRICED = 4096
+
+
 @dataclass(frozen=True)
 class Setting:
     """Everything but the placement that decides prices.
@@ -370,12 +373,15 @@ class Setting:
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
-        """The names of the places in parts of an estimate; the host's, at ``HOST``, is the last."""
+        """Names of devices and host in the parts of an estimate; ``HOST`` is the index of the host's."""
         return (*(f"device {d}" for d in range(len(self.devices))), "host")
 
     def parts_of(self, layer: Layer) -> tuple[tuple[str, Seconds], ...]:
         """Return the parts of an estimate that a layer adds to, each with its seconds."""
         if id(layer) not in self._parts:
+            if len(self._parts) >= _MOST_PRICED:
+                # with a cache of experts, nearly every placement has other layers
+                self._parts.clear()
             cache = layer.home if layer.cache is None else layer.cache
             weights = ((f"{self.names[each.place]}: weights", tensor_seconds(each, self)) for each in layer.weights)
             layers = f"{self.names[layer.home]}: layers", _fixed(layer, self)
