@@ -365,7 +365,7 @@ def test_workers_that_hang_or_are_stopped_are_given_up(place: Path, monkeypatch:
 
 
 def long_work(folder: Path) -> tuple[Any, ...]:
-    cells = ("-c", ",".join(str(512 * n) for n in range(1, 31)), "-ctk", "f16,q8_0", "-j", "2")
+    cells = ("-c", ",".join(str(256 * n) for n in range(1, 481)), "-ctk", "f16,q8_0", "-j", "2")
     return ("explore", folder / "modèl 1.gguf", *GPU, "--gpu", "2GiB", *cells)
 
 

@@ -35,6 +35,15 @@ SLOW = "0.1GB/s"
 FAST = "2TB/s"
 
 
+OTHERS: set[psutil.Process] = set()
+"""Processes that tests of other files started and keep."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def others() -> None:
+    OTHERS.update(psutil.Process().children())
+
+
 @pytest.fixture(scope="module")
 def two() -> Iterator[tuple[str, ...]]:
     with rpc_servers.servers(2) as endpoints:
@@ -452,7 +461,7 @@ def test_two_fits_share_a_server(two: tuple[str, ...], dense: Path) -> None:
 
 
 def assert_nothing_is_left() -> None:
-    children = psutil.Process().children()
+    children = set(psutil.Process().children()) - OTHERS
     until(lambda: not any(is_running(child) and child.name() != "rpc-server" for child in children), "a worker is left")
 
 
