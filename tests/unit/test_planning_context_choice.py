@@ -111,6 +111,14 @@ def test_what_lacks_least_is_looked_for_at_the_smallest_context() -> None:
     assert not trial.fits and trial.params.n_ctx == 4096
 
 
+@pytest.mark.parametrize(("host_mib", "n_ctx"), [(750, 10240), (800, 12288), (850, 13312)])
+def test_contexts_for_which_the_host_has_no_room_are_not_asked(host_mib: int, n_ctx: int) -> None:
+    made = known(900, host_mib=host_mib, context_cost=2.0).original_request
+    llama = SyntheticLlama(DENSE, made.devices)
+    assert search(made, remembered(llama.measure), llama.record).params.n_ctx == n_ctx
+    assert len({params.n_ctx for params in llama.asked if params.n_ctx > n_ctx}) <= 1
+
+
 @pytest.mark.parametrize("mib", range(1300, 2100, 90))
 def test_the_next_larger_context_leaves_no_room_for_the_whole_model(mib: int) -> None:
     n_ctx = chosen(known(mib, context_cost=0.0)).params.n_ctx

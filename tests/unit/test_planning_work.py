@@ -236,6 +236,24 @@ def test_which_layers_have_a_window(architecture: str, keys: dict[str, int], win
     assert all(layer.is_windowed is not None for layer in found.layers) is bool(windowed)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "keys", "window"),
+    [
+        ("llama4", {}, 8192),
+        ("llama4", {"llama4.attention.sliding_window": 0}, 0),
+        ("gemma2", {}, 4096),
+        ("gemma2", {"gemma2.attention.sliding_window": 512}, 512),
+        ("gemma3", {}, 0),
+    ],
+)
+def test_a_window_that_the_header_does_not_name_is_the_architectures(
+    architecture: str, keys: dict[str, int], window: int
+) -> None:
+    found = facts_of(replace(model_of(SHAPES["gemma3-12b"]), architecture=architecture, metadata=keys))
+    assert found.window == window
+    assert any(layer.is_windowed for layer in found.layers) is bool(window)
+
+
 def test_a_quantized_window_is_not_taken_for_a_full_cache() -> None:
     params = Params(type_k="q8_0", type_v="q8_0")
     size = ELEMENT * 34 // 32

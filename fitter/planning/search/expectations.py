@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from fitter.planning.placing.placement import Placement
 from fitter.planning.search.proposals import place_fastest, place_whole
 from fitter.planning.search.search_state import SearchState
 
@@ -25,7 +26,17 @@ def expected_plan(state: SearchState, n_ctx: int, *, optimistic: bool = False) -
         return whole
     spread = spill_styles(state, n_ctx)[0]
     placement = state.place_partial(state.situation(n_ctx, is_whole=False, optimistic=optimistic), spread)
-    return None if placement is None else state.seconds(placement)
+    if placement is None or not (optimistic or _leaves_host_room(state, placement, n_ctx)):
+        return None
+    return state.seconds(placement)
+
+
+def _leaves_host_room(state: SearchState, placement: Placement, n_ctx: int) -> bool:
+    """Whether the host is likely to hold what ``placement``, with weights on the host, has there."""
+    host, beside = state.request.host, state.buffers.on_host(n_ctx, is_whole=False)
+    if host.paging or host.target is None or beside is None:
+        return True
+    return state.on_host(placement, n_ctx) + beside <= host.target
 
 
 def expected_seconds(state: SearchState, n_ctx: int) -> float:

@@ -133,7 +133,7 @@ def facts_of(model: Model) -> ModelFacts:
         output += [tensor for tensor in lookup if tensor.name == "token_embd.weight"]
     read = _reader(model.metadata, model.architecture)
     n_embd = read("embedding_length", 0)
-    window = read("attention.sliding_window", 0)
+    window = read("attention.sliding_window", read_data(__file__)["window"].get(model.architecture, 0))
     windowed = _windowed(model) if window else ()
     computed = model.n_layer - model.n_layer_nextn
     return ModelFacts(
