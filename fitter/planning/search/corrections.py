@@ -66,9 +66,6 @@ def settle(
             best = trial
             if _keeps(best, limit):
                 return best
-        if not is_whole and state.has_lost_flash and not state.is_plain:
-            # what this placement needs tells nothing of others: see settle_partial
-            break
     return best and _refined(state, best, is_whole, propose, seen)
 
 
