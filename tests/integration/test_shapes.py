@@ -26,11 +26,15 @@ from fitter.cli import main
 from fitter.errors import FitterError, ModelError
 from fitter.llama.client import Worker
 from fitter.llama.header.gguf_writer import write
+from fitter.llama.types import Params
 from fitter.model.files import header_cache
+from fitter.model.header import open_model
 from fitter.model.shapes import catalogue, shape_files
 from fitter.model.shapes.mapping import header_of
 from fitter.model.shapes.shape_addresses import wanted
 from fitter.model.shapes.shape_header import Header
+from fitter.planning.speed.model_facts import facts_of
+from fitter.planning.speed.work import resized_layout
 from fitter.storage.folders import cache_folder
 from tests.integration.test_quantizations import Snapshot, read, snapshots
 from tests.support import ranges
@@ -71,6 +75,19 @@ def written(header: Header, path: Path) -> Path:
 
 
 # --- every shape is what llama.cpp loads
+
+
+@pytest.mark.parametrize("name", ["llama-4-scout", "gemma-2-9b", "gemma-3-12b", "gpt-oss-20b"])
+def test_caches_of_longer_contexts_are_those_that_llama_cpp_makes(name: str, worker: Worker, tmp_path: Path) -> None:
+    header = made_of(name)
+    if name == "gemma-2-9b":
+        assert header.metadata.pop("gemma2.attention.sliding_window") == 4096, "llama.cpp's own default"
+    path = written(header, tmp_path / "x.gguf")
+    facts = facts_of(open_model(path, worker.header))
+    worker.configure(())
+    short, long = (Params(n_ctx=n_ctx) for n_ctx in (4096, 32768))
+    found = resized_layout(facts, worker.layout(str(path), short), short, long)
+    assert found == worker.layout(str(path), long)
 
 
 def sample() -> list[Any]:

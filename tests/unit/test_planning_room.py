@@ -91,9 +91,18 @@ def test_estimates_that_were_off_leave_less() -> None:
 
 def test_the_host_is_what_a_whole_placement_left_there() -> None:
     buffers = Buffers()
-    assert buffers.on_host(4096) is None
+    assert buffers.host_without_layers(4096, is_whole=True) is None
     buffers.learn(measured(30, 20), 4096, True, {})
-    assert buffers.on_host(4096) == 8 * MIB
+    assert buffers.host_without_layers(4096, is_whole=True) == 8 * MIB
+
+
+def test_layers_on_the_host_are_counted_by_their_placement() -> None:
+    buffers = Buffers()
+    buffers.learn(measured(30, 20), 4096, False, {}, None)
+    assert buffers.host_without_layers(4096, is_whole=False) is None, "no sizes of layers are known"
+    buffers.learn(measured(30, 20), 4096, False, {}, 3 * MIB)
+    assert buffers.host_without_layers(4096, is_whole=False) == 5 * MIB
+    assert buffers.host_without_layers(4096, is_whole=True) is None
 
 
 def test_what_is_taken_over_can_have_other_names_and_is_apart() -> None:

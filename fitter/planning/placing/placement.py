@@ -82,6 +82,12 @@ def caches_on(units: Sequence[Unit], placement: Placement) -> list[int]:
     return [sum([unit.cache for unit in units[start:stop]]) for start, stop in placement.ranges()]
 
 
+def on_host(units: Sequence[Unit], placement: Placement) -> int:
+    """Add up the weights and caches of layers on the host, in bytes."""
+    total = sum(unit.weights + unit.cache for unit in units)
+    return total - sum(weights_on(units, placement)) - sum(caches_on(units, placement))
+
+
 def overrides_of(placement: Placement, buffer_types: Sequence[str]) -> tuple[TensorBuftOverride, ...]:
     """Write the moved items as overrides, one for each target.
 

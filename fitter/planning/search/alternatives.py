@@ -16,8 +16,8 @@ from fitter.errors import FitterError, LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.types import Layout, Params
 from fitter.model.file_types import SmallerType
 from fitter.parameters.table import PARAMETERS
-from fitter.planning.placing.layer_sizes import Unit, units_of
-from fitter.planning.placing.placement import Placement, caches_on, weights_on
+from fitter.planning.placing.layer_sizes import units_of
+from fitter.planning.placing.placement import Placement, on_host
 from fitter.planning.plan.alternative import Alternative
 from fitter.planning.pricing.objective import is_worth_a_load, objective_seconds, rank
 from fitter.planning.pricing.pricing import price_placement
@@ -355,18 +355,12 @@ class _Near:
             return None
         units = state.units(request.params.n_ctx)
         planned = units_of(self._resized(plan.params), request.n_layer)
-        more = _on_host(units, placement) - _on_host(planned, self._placement)
+        more = on_host(units, placement) - on_host(planned, self._placement)
         target = None if request.host.paging else request.host.target
         if target is not None and plan.breakdown.host.used + more > target:
             return None
         params = state.params_of(placement, request.params.n_ctx)
         return Trial(placement, state.devices, params, replace(plan.breakdown, n_splits=None), ())
-
-
-def _on_host(units: tuple[Unit, ...], placement: Placement) -> int:
-    """Add up the weights and caches that a placement leaves on the host."""
-    total = sum(unit.weights + unit.cache for unit in units)
-    return total - sum(weights_on(units, placement)) - sum(caches_on(units, placement))
 
 
 def _words(asked: Request, params: Params, idea: Idea) -> tuple[str, ...]:

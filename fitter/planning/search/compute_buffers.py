@@ -89,21 +89,22 @@ class Buffers:
         n_ctx: int,
         is_whole: bool,
         used: Mapping[str, Cached],
-        on_host: int = 0,
+        layers_on_host: int | None = 0,
         pools: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
         """Learn a measurement.
 
         Args:
             used: devices that are not idle, and the caches with which each computes.
-            on_host: bytes of the layers and tensors that the placement has on the host.
+            layers_on_host: bytes of weights and caches of layers that the host has; ``None`` if no sizes are known.
             pools: bytes in use of each memory pool: all of them, and those that are not its devices'.
         """
         for name, cached in used.items():
             kind = self._by_kind[is_whole]
             learned = kind if is_whole else self._without_attention.get(cached, kind)
             learned.learn(name, n_ctx, breakdown.on(name).compute)
-        self._by_kind[is_whole].learn("host", n_ctx, breakdown.host.used - on_host)
+        if layers_on_host is not None:
+            self._by_kind[is_whole].learn("host", n_ctx, breakdown.host.used - layers_on_host)
         for name, (total, not_on_devices) in (pools or {}).items():
             self._by_kind[is_whole].learn(name, n_ctx, total)
             self._by_kind[is_whole].learn(_BESIDE + name, n_ctx, not_on_devices)
@@ -119,8 +120,8 @@ class Buffers:
         """Learn the buffers of whole placements together with ``other``."""
         self._by_kind[True] = other._by_kind[True]
 
-    def on_host(self, n_ctx: int, is_whole: bool = True) -> int | None:
-        """Estimate the host's bytes beside the layers and tensors there; ``None`` before a measurement."""
+    def host_without_layers(self, n_ctx: int, is_whole: bool) -> int | None:
+        """Estimate the host's bytes without weights and caches of layers; ``None`` before a measurement."""
         return self._by_kind[is_whole].at("host", n_ctx)
 
     def beside_devices(self, pool: str, n_ctx: int, is_whole: bool) -> int | None:

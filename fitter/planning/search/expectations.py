@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from fitter.planning.placing.placement import Placement
+from fitter.planning.placing.placement import Placement, on_host
 from fitter.planning.search.proposals import place_fastest, place_whole
 from fitter.planning.search.search_state import SearchState
 
@@ -26,17 +26,17 @@ def expected_plan(state: SearchState, n_ctx: int, *, optimistic: bool = False) -
         return whole
     spread = spill_styles(state, n_ctx)[0]
     placement = state.place_partial(state.situation(n_ctx, is_whole=False, optimistic=optimistic), spread)
-    if placement is None or not (optimistic or _leaves_host_room(state, placement, n_ctx)):
+    if placement is None or not (optimistic or _likely_leaves_host_room(state, placement, n_ctx)):
         return None
     return state.seconds(placement)
 
 
-def _leaves_host_room(state: SearchState, placement: Placement, n_ctx: int) -> bool:
-    """Whether the host is likely to hold what ``placement``, with weights on the host, has there."""
-    host, beside = state.request.host, state.buffers.on_host(n_ctx, is_whole=False)
-    if host.paging or host.target is None or beside is None:
+def _likely_leaves_host_room(state: SearchState, placement: Placement, n_ctx: int) -> bool:
+    """Whether the host is likely to have room for its part of ``placement``, which has weights there."""
+    host, others = state.request.host, state.buffers.host_without_layers(n_ctx, is_whole=False)
+    if host.paging or host.target is None or others is None:
         return True
-    return state.on_host(placement, n_ctx) + beside <= host.target
+    return on_host(state.units(n_ctx), placement) + others <= host.target
 
 
 def expected_seconds(state: SearchState, n_ctx: int) -> float:
@@ -77,7 +77,7 @@ def spill_styles(state: SearchState, n_ctx: int, *, is_plain: bool = False) -> l
 
 def likely_fits_host(state: SearchState, n_ctx: int) -> bool:
     """Whether the host, pools and devices of other models are likely to hold their part at ``n_ctx``."""
-    host, used = state.request.host, state.buffers.on_host(n_ctx)
+    host, used = state.request.host, state.buffers.host_without_layers(n_ctx, is_whole=True)
     if any((state.buffers.shared.at(device.name, n_ctx) or 0) > device.target for device in state.request.beside):
         return False
     if host.paging:

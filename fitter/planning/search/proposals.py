@@ -15,7 +15,7 @@ from fitter.planning.placing.boundaries import Times
 from fitter.planning.placing.float_sum import float_sum
 from fitter.planning.placing.layer_sizes import HOST, Unit
 from fitter.planning.placing.packing import bring_back, bring_first, pack, pack_fastest, pack_whole
-from fitter.planning.placing.placement import Placement, caches_on, weights_on
+from fitter.planning.placing.placement import Placement, caches_on, on_host, weights_on
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.pricing.prices import PriceList
 from fitter.planning.request.given import default_placement, split_counts, units_on_devices
@@ -182,11 +182,8 @@ def avoid_remote_tensors(at: Situation, placement: Placement) -> Placement:
     if nearer is None:
         return placement
     host = at.request.host
-    if host.target is not None and not host.paging:
-        on_host = sum(unit.weights + unit.cache for unit in at.units[: nearer.first])
-        on_host += sum(item.bytes for item, target in nearer.moved if target == HOST)
-        if on_host > host.target:
-            return placement
+    if host.target is not None and not host.paging and on_host(at.units, nearer) > host.target:
+        return placement
     return min(placement, nearer, key=at.prices.seconds)
 
 

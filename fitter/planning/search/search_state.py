@@ -13,7 +13,7 @@ from typing import TypeVar
 from fitter.errors import TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.planning.placing.layer_sizes import HOST, Unit, units_of
-from fitter.planning.placing.placement import Placement, caches_on, weights_on
+from fitter.planning.placing.placement import Placement, on_host
 from fitter.planning.pricing.objective import best_of, lacks_less, rank
 from fitter.planning.pricing.prices import PriceList, Prices
 from fitter.planning.pricing.trial import Trial, missing_of
@@ -216,12 +216,6 @@ class SearchState:
         """Bytes of weights and caches that each device may hold, by the latest measurements."""
         return self.buffers.room(self._with_pools(n_ctx, is_whole), n_ctx, is_whole, self._off_by(), optimistic)
 
-    def on_host(self, placement: Placement, n_ctx: int) -> int:
-        """Bytes of the layers and tensors that ``placement`` has on the host, with the layers' caches."""
-        units = self.units(n_ctx)
-        on_devices = sum(weights_on(units, placement)) + sum(caches_on(units, placement))
-        return sum(unit.weights + unit.cache for unit in units) - on_devices
-
     def _with_pools(self, n_ctx: int, is_whole: bool) -> tuple[DeviceLimit, ...]:
         """Limit devices that share memory with the host to the bytes that the host is expected to leave.
 
@@ -307,9 +301,11 @@ class SearchState:
             cached = cached_on(self.units(n_ctx), placement)
         # an idle device's compute buffer says nothing of its buffer with a layer
         used = {d.name: cached[i] for i, d in enumerate(self.devices) if i not in placement.idle}
-        on_host = 0 if is_whole or not self.can_price else self.on_host(placement, n_ctx)
+        layers: int | None = 0
+        if not is_whole:
+            layers = on_host(self.units(n_ctx), placement) if self._units else None
         pools = shared_margin.parts(self.request, trial.breakdown)
-        self.buffers.learn(trial.breakdown, n_ctx, is_whole, used, on_host, pools)
+        self.buffers.learn(trial.breakdown, n_ctx, is_whole, used, layers, pools)
         if self.least is None or self._least_is_guess or lacks_less(trial, self.least):
             self.least, self._least_is_guess = trial, is_guess
 
