@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from fitter.api.choose_split_mode import OnProgress, counting, joined_searches
-from fitter.errors import FitterError
+from fitter.errors import FitterError, TimeLimitError
 from fitter.parameters.table import Fitting
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.session import Session
@@ -68,12 +68,14 @@ def quickest(
         for words in tries(best, given):
             left = {} if deadline is None else {"time_limit": deadline - time.monotonic()}
             if left and left["time_limit"] <= 0:
+                search = replace(search, is_cut_short=True)
                 break
             say = counting(on_progress, search.dummy_loads)
             try:
                 other = fit(model, **{**parameters, **kept, **words, **left}, on_progress=say, **others)
-            except FitterError:
+            except FitterError as error:
                 # there is a plan already
+                search = replace(search, is_cut_short=search.is_cut_short or isinstance(error, TimeLimitError))
                 break
             search = joined_searches(search, other.search, plan.search.seconds + time.monotonic() - started)
             if not _is_quicker(other, best) or not _holds(other, session):

@@ -53,6 +53,8 @@ _ASKED_ONCE = frozenset({"load"})
 """Commands that are not repeated in a new process: a real load takes the memory that may have run out."""
 _DIAGNOSIS_SECONDS = 2.0
 _FAREWELL_SECONDS = 1.0
+_LEAST_SECONDS = 0.25
+"""Time that a question has after the deadline, too: after a killed process, the next one takes longer to start."""
 
 
 class Worker:
@@ -66,7 +68,7 @@ class Worker:
     - ``LlamaCppError`` if llama.cpp refuses,
     - ``LlamaCppCrashError`` if llama.cpp ended both processes by the same abort or fault,
     - ``WorkerError`` if something else ended them, or if there was no answer within ``timeout`` seconds,
-    - ``TimeLimitError`` after ``deadline`` (on the monotonic clock),
+    - ``TimeLimitError`` after ``deadline`` (on the monotonic clock); a question that was sent before has 0.25 seconds,
     - ``RemoteError`` if an rpc-server cannot be used.
 
     ``fit``, ``measure`` and ``estimate`` set the devices of a worker that they are given; they refuse another
@@ -479,7 +481,7 @@ class Worker:
         self._send_request(child, command, json.dumps(request), is_opening, is_long)
 
     def _send_request(self, child: _Child, command: str, request: str, is_opening: bool, is_long: bool) -> None:
-        begun = _Begun(child, command, request, time.monotonic() + self._patience, is_opening, is_long)
+        begun = _Begun(child, command, request, time.monotonic(), is_opening, is_long)
         self._begun.append(begun)
         try:
             child.send(request, self._end_of(begun))
@@ -526,7 +528,7 @@ class Worker:
     def _unanswered(self, begun: _Begun) -> FitterError:
         """Kill the process after a missing answer; return the error."""
         log = self._kill()
-        if self._end_of(begun) < begun.deadline:
+        if self._end_of(begun) < begun.sent + self._patience:
             return _time_limit_error(begun.command)
         try:
             self._check_servers(begun.command, log)
@@ -558,7 +560,8 @@ class Worker:
 
     def _end_of(self, begun: _Begun) -> float:
         """Return the latest time for an answer; a deadline that was set later applies too."""
-        return begun.deadline if self.deadline is None else min(begun.deadline, self.deadline)
+        end = begun.sent + self._patience
+        return end if self.deadline is None else min(end, max(self.deadline, begun.sent + _LEAST_SECONDS))
 
     def _is_late(self) -> bool:
         return self.deadline is not None and time.monotonic() >= self.deadline
@@ -681,7 +684,7 @@ class _Begun:
         child: The process.
         command: Its command.
         request: Its JSON.
-        deadline: Its latest answer, on the monotonic clock.
+        sent: When it was sent, on the monotonic clock.
         is_opening: Whether it belongs to the start of the process.
         is_long: Whether it loads a model's own file, not only its header.
     """
@@ -689,7 +692,7 @@ class _Begun:
     child: _Child
     command: str
     request: str
-    deadline: float
+    sent: float
     is_opening: bool
     is_long: bool
 

@@ -48,8 +48,10 @@ class KnownAnswers:
 def question(model: str, keywords: Mapping[str, Any]) -> str:
     """Return a text that differs for other keywords, another model, and another version of its files.
 
-    Raises ``FitterError`` if the model cannot be opened.
+    The time limit makes no difference: a plan that it cut short is not kept. Raises ``FitterError`` if the model cannot
+    be opened.
     """
     with header_cache.reading():
         files = location.model_files(model)
-        return json.dumps([model, [identity(str(file)) for file in files], keywords], sort_keys=True)
+        asked = {name: value for name, value in keywords.items() if name != "time_limit"}
+        return json.dumps([model, [identity(str(file)) for file in files], asked], sort_keys=True)

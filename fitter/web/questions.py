@@ -13,7 +13,7 @@ from fitter.machine.gpu import parse_gpus
 from fitter.model.files.addresses import HUB
 from fitter.model.repository_models import is_repository
 from fitter.model.shapes.shape_addresses import CONFIG, SHAPE
-from fitter.parameters.kinds import Amount, Choice, Flag, Kind, Number, Size, Texts, Whole
+from fitter.parameters.kinds import Amount, Choice, Flag, Kind, Number, Seconds, Size, Texts, Whole
 from fitter.parameters.table import PARAMETERS
 from fitter.parameters.values import MAX_DEVICES
 from fitter.planning.request.session import is_written
@@ -42,11 +42,12 @@ ASKED = (
     "users",
     "objective",
     "allow",
+    "time_limit",
 )
 """Parameters of a question beside model and cards; none names a file, a program or a host."""
 
 SECONDS = 30.0
-"""Time limit of a plan, and of a header."""
+"""Longest time limit of a plan, and the time limit of a header."""
 
 LONGEST = 300
 """Most characters of a text."""
@@ -92,11 +93,17 @@ class Asked(BaseModel):
                 "gpus is not set, and other machines can ask this server, so its own are not told: name cards"
             )
         program = {"program": PARAMETERS["program"].check(given.pop("program") or PROGRAM)}
-        return {**given, **program, "gpus": self.gpus, "time_limit": SECONDS}
+        limit = SECONDS if given["time_limit"] is None else PARAMETERS["time_limit"].check(given["time_limit"])
+        if limit > SECONDS:
+            raise UsageError(f"time_limit is {limit:g}: the server searches for {SECONDS:g} seconds at most")
+        return {**given, **program, "gpus": self.gpus, "time_limit": limit}
 
 
 PROGRAM = "llama-server"
 """Default program of a plan, as on the command line."""
+
+_USUAL = {"program": PROGRAM, "time_limit": f"{SECONDS:g} seconds, the most"}
+"""Defaults that are not those of ``fitter.fit``."""
 
 
 def _schema(kind: Kind) -> dict[str, Any]:
@@ -111,6 +118,8 @@ def _schema(kind: Kind) -> dict[str, Any]:
         }
     if isinstance(kind, Choice):
         return {"type": "string", "enum": list(kind.words)}
+    if isinstance(kind, Seconds):
+        return {"type": "number", "exclusiveMinimum": 0, "maximum": SECONDS}
     if isinstance(kind, Texts):
         return {"type": "array", "items": {"type": "string"}}
     if isinstance(kind, (Size, Number)):
@@ -121,8 +130,8 @@ def _schema(kind: Kind) -> dict[str, Any]:
 
 def _meaning(name: str) -> str:
     each = PARAMETERS[name]
-    if name == "program":
-        return f"{each.help} [default: {PROGRAM}]"
+    if name in _USUAL:
+        return f"{each.help} [default: {_USUAL[name]}]"
     if not isinstance(each.kind, Size):
         return each.text
     # the command line has MiB there

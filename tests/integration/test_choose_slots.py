@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,17 @@ def test_a_time_limit_ends_the_tries(tmp_path: Path) -> None:
     limited = planned("gpt-oss-120b", tmp_path, **AGENTS, gpus="rtx-3090", time_limit=60)
     assert limited.params.n_seq_max == 4
     assert limited.fit_keywords["time_limit"] == 60
+    assert not limited.search.is_cut_short
+
+
+def test_tries_that_a_time_limit_prevents_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = choose_slots.quickest
+
+    def late(plan: Plan, fit: Any, *args: Any, **words: Any) -> Plan:
+        return whole(plan, fit, *args, **{**words, "deadline": time.monotonic()})
+
+    monkeypatch.setattr(choose_slots, "quickest", late)
+    assert planned("gpt-oss-120b", tmp_path, **AGENTS, gpus="rtx-3090").search.is_cut_short
 
 
 def test_a_try_that_fails_leaves_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

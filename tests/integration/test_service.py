@@ -67,6 +67,17 @@ def test_a_question_is_answered_once(service: Service) -> None:
     assert service.hits() == hits + 1
 
 
+def test_a_question_says_how_long_a_search_may_take(service: Service) -> None:
+    question = {**DENSE, "n_ctx": 1024}
+    assert "time limit" in service.body(**question, time_limit=1e-6)
+    whole = service.body(**question)
+    assert json.loads(whole)["fits"]
+    assert service.body(**question, time_limit=1e-6) == whole, "a known answer needs no search"
+    for wrong, message in ((0, "is too short"), (30.5, "the server searches for 30 seconds at most"), ("soon", "")):
+        status, body = ask(service.served.connection(), "/api/v1/plan", {**question, "time_limit": wrong})
+        assert status == 400 and "time" in body and message in body
+
+
 def test_a_changed_file_is_asked_about_anew(service: Service) -> None:
     path = write_tiny(service.root / "changes.gguf", TINY_DENSE)
     before = json.loads(service.body(**{**DENSE, "model": path.name}))

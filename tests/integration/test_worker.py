@@ -417,6 +417,25 @@ def test_a_deadline_ends_what_is_asked(sabotage: None, monkeypatch: pytest.Monke
         assert worker.pid == pid, "what was not asked for is no reason to begin anew"
 
 
+def test_a_short_question_is_answered_after_the_deadline(sabotage: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To kill the process and start another takes longer; a long one is ended."""
+    monkeypatch.setenv("SABOTAGE", "ctypes.CDLL(None).usleep(30000)")
+    with Worker([CARD]) as worker:
+        assert worker.devices()
+        pid = worker.pid
+        worker.deadline = time.monotonic() + 0.01
+        assert worker.host()
+        assert worker.pid == pid and time.monotonic() > worker.deadline
+    monkeypatch.setenv("SABOTAGE", "ctypes.CDLL(None).sleep(600)")
+    with Worker([CARD]) as worker:
+        assert worker.devices()
+        started = time.monotonic()
+        worker.deadline = started + 0.01
+        with pytest.raises(TimeLimitError, match="while asking for the host's memory"):
+            worker.host()
+        assert 0.2 < time.monotonic() - started < SECONDS
+
+
 def test_a_start_after_the_deadline_is_of_use_later() -> None:
     with Worker([CARD]) as worker:
         worker.deadline = time.monotonic() + SECONDS

@@ -172,14 +172,15 @@ class _Fit:
         self._companions = companions
         self._others = others
         self._confirmed: dict[Params, Breakdown] = {}
-        self._user_file = DummyLoads(self._measure, cache(llama.user_file.record))
+        self._user_file = self._timed(DummyLoads(self._measure, cache(llama.user_file.record)))
         self.reserve: dict[str, int] = {}
         self._without_room = set[Params]()
         self._loads = self._user_file
         self._tried: set[Params] = set()
         skeleton = llama.skeleton
         # a repeated search makes many of the same loads
-        self._skeleton = None if skeleton is None else DummyLoads(remembered(skeleton.measure), cache(skeleton.record))
+        own = None if skeleton is None else DummyLoads(remembered(skeleton.measure), cache(skeleton.record))
+        self._skeleton = None if own is None else self._timed(own)
 
     def run(self) -> _Result:
         """Find the best plan and its companions, with the memory of both on the user's own files."""
@@ -356,7 +357,7 @@ class _Fit:
         def measure(params: Params) -> Breakdown:
             self._say(f"loading with {_attempt(params, self._request)}")
             self._tried.add(params)
-            breakdown = self._timed(loads.measure)(params)
+            breakdown = loads.measure(params)
             latest.update(
                 {row.device: row.compute for row in breakdown.rows if row.device and row.compute and not row.is_host}
             )
@@ -364,12 +365,12 @@ class _Fit:
 
         def record(params: Params) -> Layout:
             self._say(f"measuring the sizes of all tensors at a context of {params.n_ctx}")
-            layouts.append(self._timed(loads.record)(params))
+            layouts.append(loads.record(params))
             return layouts[-1]
 
         def sizes(params: Params) -> Layout:
             self._say(f"measuring the sizes of the caches at a context of {params.n_ctx}")
-            return self._timed(loads.record)(params)
+            return loads.record(params)
 
         searched, excess = context_limit.limited(request, sizes)
         is_split = request.params.split_mode == "tensor"
@@ -413,17 +414,20 @@ class _Fit:
         notes = (*host_only_notes(*placed), *expert_cache_notes(*placed))
         return Candidate(request, trial, price, tuple(choices[-3:]), bound, notes=notes, layout=smallest or layout)
 
-    def _timed(self, load: Callable[[Params], _T]) -> Callable[[Params], _T]:
-        """Wrap a load to note that the time limit has ended it."""
+    def _timed(self, loads: DummyLoads) -> DummyLoads:
+        """Wrap loads to note that the time limit has ended one."""
 
-        def ask(params: Params) -> _T:
-            try:
-                return load(params)
-            except TimeLimitError:
-                self.is_cut_short = True
-                raise
+        def timed(load: Callable[[Params], _T]) -> Callable[[Params], _T]:
+            def ask(params: Params) -> _T:
+                try:
+                    return load(params)
+                except TimeLimitError:
+                    self.is_cut_short = True
+                    raise
 
-        return ask
+            return ask
+
+        return DummyLoads(timed(loads.measure), timed(loads.record))
 
     def _say(self, text: str) -> None:
         self._doing, self._since = text, time.monotonic()
