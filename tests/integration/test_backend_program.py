@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +20,11 @@ import fitter
 from examples.tiny_moe import TinyModel
 from fitter.llama.client import Worker
 from fitter.machine.gpu import parse_gpus
+from fitter.parameters.table import PARAMETERS
+from tests.support import real_cards
 from tests.support.command import run_fitter
 from tests.support.patience import SECONDS, until
+from tests.support.real_cards import Load
 from tools import upstream
 from tools.rpc_servers import free_port
 from tools.tiny import write_tiny
@@ -90,6 +95,55 @@ def test_a_program_lists_the_cards(way: tuple[str, ...], server: Path) -> None:
         ("CUDA0", "32607", "31331"),
         ("CUDA1", "32607", "31331"),
     ]
+
+
+@pytest.mark.parametrize("load", real_cards.loads(), ids=lambda load: load.name)
+def test_a_server_prints_the_loads_of_real_logs(load: Load, server: Path, directory: Path) -> None:
+    """An unmodified llama-server of the pinned build with ``-fit on`` says of each load what fitter says."""
+    model = real_cards.write_model(load, directory)
+    of_server = {"n_seq_max": 1} | {name: load.parameters[name] for name in load.parameters if name != "n_outputs_max"}
+    fitted = breakdown_of([server, "-m", model, *words_of(of_server), "-fit", "on", "-lv", "5"], load)
+    with real_cards.environment(load.environment):
+        plan = fitter.measure(model, gpus=load.gpus, program="llama-server", **of_server)
+    rows = [(row.name, plan.on(row.name)) for row in parse_gpus(load.gpus)]
+    ours = {name: tuple(size // MIB for size in (row.model, row.context, row.compute)) for name, row in rows}
+    ours["Host"] = tuple(size // MIB for size in (plan.host.model, plan.host.context, plan.host.compute))
+    assert fitted == ours
+
+
+def words_of(keywords: Mapping[str, Any]) -> list[str]:
+    """Keywords of ``fitter.measure`` as llama-server's options."""
+    words: list[str] = []
+    for name, value in keywords.items():
+        text = ",".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
+        words += [PARAMETERS[name].options[0].partition("/")[0], *([] if value is True else [text])]
+    return words
+
+
+def breakdown_of(command: Sequence[str | Path], load: Load) -> dict[str, tuple[int, ...]]:
+    """MiB of model, context and compute on each device, as its fit prints them; then it is killed."""
+    words = [sys.executable, "-m", "fitter", "backend", *(word for gpu in load.gpus for word in ("--gpu", gpu)), "--"]
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GGML_")}
+    found: dict[str, tuple[int, ...]] = {}
+    with subprocess.Popen(
+        [*words, *map(str, command), "--port", str(free_port())],
+        env=variables | dict(load.environment),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        log = []
+        for line in process.stderr:
+            log.append(line)
+            row = re.search(r"breakdown_print: \|   - (\w+) .*?= +(\d+) \+ +(\d+) \+ +(\d+)[) ]", line)
+            if row:
+                found[row[1]] = tuple(map(int, row.groups()[1:]))
+                if row[1] == "Host":
+                    break
+        process.kill()
+    assert "Host" in found, "".join(log[-20:])
+    return found
 
 
 @pytest.mark.parametrize("card", ["64MiB", "140MiB", "24GiB"])

@@ -98,10 +98,10 @@ def write_model(load: Load, directory: Path) -> Path:
 
 def measured(every: Sequence[Load], directory: Path) -> Iterator[tuple[Load, Breakdown]]:
     """Measure each load with ``fitter.measure``; the models are written to ``directory``."""
-    for environment in {tuple(load.environment.items()): load.environment for load in every}.values():
+    for variables in {tuple(load.environment.items()): load.environment for load in every}.values():
         # a process begins with the first question, in the environment of that moment
-        with _environment(environment), Worker() as worker:
-            for load in (load for load in every if load.environment == environment):
+        with environment(variables), Worker() as worker:
+            for load in (load for load in every if load.environment == variables):
                 path = write_model(load, directory)
                 yield load, fitter.measure(path, gpus=load.gpus, worker=worker, **load.parameters)
 
@@ -125,7 +125,7 @@ def _compared(value: Value, breakdown: Breakdown, is_real: bool) -> Compared:
 
 
 @contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
     """This process's environment with ``variables`` and no others of ggml's."""
     with mock.patch.dict(os.environ):
         for name in [name for name in os.environ if name.startswith("GGML_")]:
