@@ -104,7 +104,10 @@ class Client:
         return plan_of(document, self._url)
 
     def _ask(self, path: str, body: Any) -> Any:
-        data = None if body is None else json.dumps(body).encode()
+        try:
+            data = None if body is None else json.dumps(body, allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"a question can hold numbers, texts and lists of them: {error}") from None
         request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"})
         try:
             with self._opener.open(request, timeout=self._timeout) as answer:

@@ -369,10 +369,14 @@ def _add_errors(app: FastAPI, settings: Settings) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        where = next((word for word in first["loc"][1:] if isinstance(word, str)), "the body")
+        _, *path = first["loc"]
+        of_question = ""
+        if path[:1] == ["questions"] and len(path) > 1:
+            of_question, path = f" of question {path[1] + 1}", path[2:]
+        where = next((word for word in path if isinstance(word, str)), "the body")
         # one of several types is what each of them says
         wrong = "no value of this kind is taken" if where in ASKED else first["msg"]
-        return said(400, f"{where}: {wrong}: see /api for what may be asked")
+        return said(400, f"{where}{of_question}: {wrong}: see /api for what may be asked")
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> JSONResponse:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, WithJsonSchema, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, WithJsonSchema, create_model
 
 from fitter.errors import UsageError
 from fitter.machine.gpu import parse_gpus
@@ -55,6 +55,19 @@ _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*):/", re.IGNORECASE)
 _SCHEMES = ("https", "http", HUB)
 
 _Text = Annotated[str, Field(max_length=LONGEST)]
+_Gpus = Annotated[
+    Annotated[list[_Text], Field(min_length=1, max_length=MAX_DEVICES)] | None,
+    BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_DEVICES},
+                {"type": "null"},
+            ]
+        }
+    ),
+]
 _Value = bool | int | float | _Text | Annotated[list[StrictInt | _Text], Field(max_length=MAX_DEVICES)] | None
 
 
@@ -66,10 +79,8 @@ class Asked(BaseModel):
     model: _Text = Field(
         description="A path below the server's --root, https://…, hf://org/repo/file.gguf, or shape://NAME[:TYPE]."
     )
-    gpus: list[_Text] | None = Field(
+    gpus: _Gpus = Field(
         None,
-        min_length=1,
-        max_length=MAX_DEVICES,
         description=f"{PARAMETERS['gpus'].text} [default: the server's own devices, where no other machine can ask it]",
     )
     session: str = Field(

@@ -148,12 +148,20 @@ def test_several_questions_at_once(service: Service) -> None:
 
 @pytest.mark.parametrize(
     ("body", "message"),
-    [({"questions": []}, "questions"), ({"questions": [DENSE] * 65}, "questions"), ({}, "questions")],
-    ids=["none", "too many", "nothing"],
+    [
+        ({"questions": []}, "questions: "),
+        ({"questions": [DENSE] * 65}, "questions: "),
+        ({}, "questions: "),
+        ({"questions": [DENSE, {**DENSE, "gpus": []}]}, "gpus of question 2: "),
+        ({"questions": [DENSE, DENSE, {**DENSE, "colour": "red"}]}, "colour of question 3: "),
+        ({"questions": [DENSE, {"gpus": CARD}]}, "model of question 2: "),
+        ({"questions": [7]}, "the body of question 1: "),
+    ],
+    ids=["none", "too many", "nothing", "no card", "unknown key", "no model", "no question"],
 )
 def test_wrong_batches(body: Any, message: str, service: Service) -> None:
     status, said = ask(service.served.connection(), "/api/v1/plans", body)
-    assert status == 400 and message in json.loads(said)["error"] and "see /api" in said
+    assert status == 400 and json.loads(said)["error"].startswith(message) and "see /api" in said
 
 
 def test_health_and_figures(service: Service) -> None:
@@ -174,6 +182,7 @@ def test_the_client_answers_as_fit(service: Service) -> None:
     asked = service.client.fit("moe.gguf", **keywords)
     here = fitter.fit(service.root / "moe.gguf", **keywords)  # type: ignore[arg-type]
     assert (asked.arguments(), asked.devices, asked.host) == (here.arguments(), here.devices, here.host)
+    assert service.client.fit("moe.gguf", **{**keywords, "gpus": CARD[0]}).params == asked.params
     plan, error = service.client.fit_all([{"model": "dense.gguf", **keywords}, {"model": "none.gguf", "gpus": CARD}])
     assert isinstance(plan, fitter.Plan) and plan.fits
     assert isinstance(error, fitter.ModelError) and "there is no model 'none.gguf'" in str(error)
@@ -181,6 +190,9 @@ def test_the_client_answers_as_fit(service: Service) -> None:
 
 
 def test_what_the_client_raises(service: Service) -> None:
+    for wrong in ({1}, float("nan")):
+        with pytest.raises(fitter.UsageError, match="numbers, texts and lists of them: "):
+            service.client.fit("dense.gguf", gpus=CARD, n_ctx=wrong)
     with pytest.raises(fitter.ModelError, match=r"there is no model"):
         service.client.fit("none.gguf", gpus=CARD)
     with pytest.raises(fitter.UsageError, match="type_k"):
