@@ -84,8 +84,10 @@ def _keywords(given: Mapping[str, Any], n_remote: int) -> dict[str, Any]:
     files = {role: _file(given, role) for role in _NAMES["files"]}
     if files["model"] is None:
         raise UsageError("no model is named: give --path, --url, or --hf-repo with --hf-file")
-    named = {each["keyword"]: given[each["keyword"]] for each in _NAMES["measured"]}
-    words = {keyword: _value(keyword, text) for keyword, text in named.items() if text not in (None, (), "-1")}
+    words = {}
+    for each in _NAMES["measured"]:
+        if (text := given[each["keyword"]]) not in (None, (), "-1"):
+            words[each["keyword"]] = _value(each["keyword"], each["names"][0], text)
     shares = words.get("tensor_split") or [1.0]
     if n_remote and len(shares) <= n_remote:
         shares = words["tensor_split"] = [1.0] * (n_remote + 1)
@@ -105,9 +107,14 @@ def _keywords(given: Mapping[str, Any], n_remote: int) -> dict[str, Any]:
     return options.given({**others, **words, **files})
 
 
-def _value(keyword: str, text: str | tuple[str, ...]) -> Any:
+def _value(keyword: str, option: str, text: str | tuple[str, ...]) -> Any:
     """Parse the text of an option as the option of fitter's that has this keyword."""
-    return PARAMETERS[keyword].kind.parse(text) if isinstance(text, str) else text
+    if isinstance(text, tuple):
+        return text
+    try:
+        return PARAMETERS[keyword].kind.parse(text)
+    except UsageError as error:
+        raise UsageError(f"{option}: {error}") from None
 
 
 def _file(given: Mapping[str, Any], role: str) -> str | None:

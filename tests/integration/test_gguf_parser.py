@@ -136,6 +136,18 @@ def test_the_table() -> None:
     assert [line.split()[:2] for line in done.stdout.splitlines()[1:]] == [["0", "no"], ["20", "no"], ["29", "yes"]]
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-c", "many"], "--ctx-size: 'many' is not a whole number"),
+        (["--ts", "a"], "--tensor-split: 'a' is not a list of numbers such as 3,1"),
+    ],
+)
+def test_a_wrong_value_is_named(words: list[str], message: str) -> None:
+    done = run_fitter("gguf-parser", "-m", MODEL, *words)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"fitter: error: {message}\n")
+
+
 def placements() -> list[dict[str, str]]:
     """Where GPUStack placed models, by whose answer."""
     path = Path(__file__).parents[1] / "data" / "gpustack" / "placements.csv"
