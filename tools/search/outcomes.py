@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -102,9 +103,15 @@ class Asking:
         )
 
     def upstream(self, machine: Machine) -> Outcome | None:
-        """What upstream's own fit chooses there, priced by fitter; ``None`` where it gives up or keeps no margin."""
+        """What upstream's own fit chooses there, priced by fitter.
+
+        ``None`` where it gives up, keeps no margin, or takes more than ten minutes (15 cards and 64 slots).
+        """
         path, gpus = self.path(machine.shape), machine.gpus
-        done = upstream.run(upstream.fit_command(path, gpus, _upstream_options(machine)), gpus)
+        try:
+            done = upstream.run(upstream.fit_command(path, gpus, _upstream_options(machine)), gpus)
+        except subprocess.TimeoutExpired:
+            return None
         plan = upstream.plan_of(done)
         if plan is None:
             return None
