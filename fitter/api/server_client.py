@@ -107,7 +107,7 @@ class Client:
         try:
             data = None if body is None else json.dumps(body, allow_nan=False).encode()
         except (TypeError, ValueError) as error:
-            raise UsageError(f"a question can hold numbers, texts and lists of them: {error}") from None
+            raise UsageError(f"a question holds only what JSON has: {error}") from None
         request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"})
         try:
             with self._opener.open(request, timeout=self._timeout) as answer:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, WithJsonSchema, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, WithJsonSchema, create_model
 
 from fitter.errors import UsageError
 from fitter.machine.gpu import parse_gpus
@@ -56,17 +56,8 @@ _SCHEMES = ("https", "http", HUB)
 
 _Text = Annotated[str, Field(max_length=LONGEST)]
 _Gpus = Annotated[
-    Annotated[list[_Text], Field(min_length=1, max_length=MAX_DEVICES)] | None,
-    BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_DEVICES},
-                {"type": "null"},
-            ]
-        }
-    ),
+    Annotated[list[_Text], Field(min_length=1, max_length=MAX_DEVICES)] | _Text | None,
+    AfterValidator(lambda given: [given] if isinstance(given, str) else given),
 ]
 _Value = bool | int | float | _Text | Annotated[list[StrictInt | _Text], Field(max_length=MAX_DEVICES)] | None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -102,8 +101,9 @@ def test_a_server_prints_the_loads_of_real_logs(load: Load, server: Path, direct
     """An unmodified llama-server of the pinned build with ``-fit on`` says of each load what fitter says."""
     model = real_cards.write_model(load, directory)
     of_server = {"n_seq_max": 1} | {name: load.parameters[name] for name in load.parameters if name != "n_outputs_max"}
-    fitted = breakdown_of([server, "-m", model, *words_of(of_server), "-fit", "on", "-lv", "5"], load)
+    command = [server, "-m", model, *words_of(of_server), "-fit", "on", "-lv", "5"]
     with real_cards.environment(load.environment):
+        fitted = breakdown_of(command, load.gpus)
         plan = fitter.measure(model, gpus=load.gpus, program="llama-server", **of_server)
     rows = [(row.name, plan.on(row.name)) for row in parse_gpus(load.gpus)]
     ours = {name: tuple(size // MIB for size in (row.model, row.context, row.compute)) for name, row in rows}
@@ -120,14 +120,12 @@ def words_of(keywords: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def breakdown_of(command: Sequence[str | Path], load: Load) -> dict[str, tuple[int, ...]]:
+def breakdown_of(command: Sequence[str | Path], gpus: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """MiB of model, context and compute on each device, as its fit prints them; then it is killed."""
-    words = [sys.executable, "-m", "fitter", "backend", *(word for gpu in load.gpus for word in ("--gpu", gpu)), "--"]
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("GGML_")}
+    words = [sys.executable, "-m", "fitter", "backend", *(word for gpu in gpus for word in ("--gpu", gpu)), "--"]
     found: dict[str, tuple[int, ...]] = {}
     with subprocess.Popen(
         [*words, *map(str, command), "--port", str(free_port())],
-        env=variables | dict(load.environment),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -78,6 +78,19 @@ def test_a_question_says_how_long_a_search_may_take(service: Service) -> None:
         assert status == 400 and "time" in body and message in body
 
 
+def test_a_plan_that_the_time_limit_cut_short_is_not_kept(service: Service) -> None:
+    question = {"model": "shape://llama-3.3-70b", "gpus": ["rtx-4090"]}
+    # with each try, the planner has more loads in memory
+    limit, answer = 0.05, {}
+    while not answer.get("search", {}).get("cut_short"):
+        answer = json.loads(service.body(**question, time_limit=limit))
+        assert not answer.get("fits") or answer["search"]["cut_short"], "no limit cut it short"
+        limit *= 1.1
+    assert answer["fits"]
+    whole = json.loads(service.body(**question))
+    assert not whole["search"]["cut_short"] and whole["params"]["n_ctx"] > answer["params"]["n_ctx"]
+
+
 def test_a_changed_file_is_asked_about_anew(service: Service) -> None:
     path = write_tiny(service.root / "changes.gguf", TINY_DENSE)
     before = json.loads(service.body(**{**DENSE, "model": path.name}))
@@ -191,7 +204,7 @@ def test_the_client_answers_as_fit(service: Service) -> None:
 
 def test_what_the_client_raises(service: Service) -> None:
     for wrong in ({1}, float("nan")):
-        with pytest.raises(fitter.UsageError, match="numbers, texts and lists of them: "):
+        with pytest.raises(fitter.UsageError, match=r"^a question holds only what JSON has: "):
             service.client.fit("dense.gguf", gpus=CARD, n_ctx=wrong)
     with pytest.raises(fitter.ModelError, match=r"there is no model"):
         service.client.fit("none.gguf", gpus=CARD)

@@ -239,6 +239,14 @@ def test_the_time_limit_ends_in_the_best_plan_so_far(devices: tuple[DeviceLimit,
     assert same(hurried(asked, whole, SyntheticLlama(DENSE, devices)), plan)
 
 
+def test_a_plan_that_the_time_limit_leaves_without_a_price_is_cut_short() -> None:
+    devices = limits(8000)
+    asked = request(DENSE, devices)
+    for left, is_cut_short in ((1, True), (2, False)):
+        plan = hurried(asked, Hurried(DENSE, devices, left=left), SyntheticLlama(DENSE, devices))
+        assert plan.fits and plan.search.is_cut_short is is_cut_short
+
+
 def test_a_plan_that_does_not_fit_is_none_when_the_time_is_over() -> None:
     devices = limits(10)
     with pytest.raises(TimeLimitError, match=r"seconds: loading with context .*\): raise --time-limit"):

@@ -177,10 +177,10 @@ class _Fit:
         self._without_room = set[Params]()
         self._loads = self._user_file
         self._tried: set[Params] = set()
-        skeleton = llama.skeleton
-        # a repeated search makes many of the same loads
-        own = None if skeleton is None else DummyLoads(remembered(skeleton.measure), cache(skeleton.record))
-        self._skeleton = None if own is None else self._timed(own)
+        self._skeleton: DummyLoads | None = None
+        if llama.skeleton is not None:
+            # a repeated search makes many of the same loads
+            self._skeleton = self._timed(DummyLoads(remembered(llama.skeleton.measure), cache(llama.skeleton.record)))
 
     def run(self) -> _Result:
         """Find the best plan and its companions, with the memory of both on the user's own files."""
