@@ -87,7 +87,10 @@ def estimate(
     check_split_mode(ask.load.split_mode)
     with one_load(ask, os.fsdecode(model), worker, on_log) as load:
         context = context_of_a_sequence(load.params, load.model.n_ctx_train or Workload.prompt + Workload.generate)
-        one = workload_of(ask.prompt, ask.generate, context, is_set=bool(load.params.n_ctx))
+        is_set = bool(load.params.n_ctx)
+        one = workload_of(
+            ask.prompt, ask.generate, context, is_set=is_set, is_deep=is_set and ask.users is None
+        )
         workload = replace(one, users=ask.users or 1)
         check_live_tokens(live_tokens, context)
         breakdown, layout = load.measured()

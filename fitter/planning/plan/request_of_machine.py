@@ -42,7 +42,7 @@ from fitter.planning.speed.model_facts import facts_of
 _FFN_WEIGHT = re.compile(r"\.ffn_(up|down|gate|gate_up)\.")
 
 _KEPT = frozenset(
-    {"n_ctx", "n_gpu_layers", "n_ubatch", "type_k", "type_v", "op_offload", "flash_attn", "moe_cache_size"}
+    {"n_ctx", "n_gpu_layers", "n_batch", "n_ubatch", "type_k", "type_v", "op_offload", "flash_attn", "moe_cache_size"}
 )
 """Keywords that a fit keeps if the user sets them."""
 
@@ -280,7 +280,9 @@ def _work(ask: Ask, params: Params, n_ctx_train: int) -> tuple[Session, Workload
         check_session(ask.session, context, is_set=is_chosen)
         session = ask.session
     else:
-        workload = workload_of(ask.prompt, ask.generate, context, is_set=is_chosen)
+        # a context that may shrink, or that the fit chooses, is compared with others at one request
+        is_deep = is_set and ask.users is None and "context" not in ask.allow
+        workload = workload_of(ask.prompt, ask.generate, context, is_set=is_chosen, is_deep=is_deep)
         session = Session(workload.prompt, workload.generate, users=ask.users or 1)
     request = session.workload(users=min(session.users, params.n_seq_max))
     # a plain request is priced as before work could be described

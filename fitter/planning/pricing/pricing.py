@@ -16,7 +16,7 @@ from fitter.planning.placing.layer_sizes import HOST, units_of
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.pricing.prices import pinned_on
-from fitter.planning.request.given import pinned_devices
+from fitter.planning.request.given import micro_batches, pinned_devices
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.speed.bound import lower_bound
 from fitter.planning.speed.cost import Estimate, Part, Work, Workload, price, seconds_of
@@ -251,6 +251,8 @@ def bound_of(
     by_user = pinned_devices(request)
     devices = [device for device in request.devices if device in by_user or device.target > compute.get(device.name, 0)]
     pieces = pieces_of(request.facts, units, layout.n_ctx, request.params, None, pinned_on(request, devices), host_only)
+    # without compute buffers the largest micro batch is the quickest
+    pieces = replace(pieces, n_ubatch=max(micro_batches(request)))
     seconds = lower_bound(
         pieces,
         units,

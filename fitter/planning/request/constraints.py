@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -205,7 +206,9 @@ def check_split_targets(
             )
 
 
-def workload_of(prompt: int | None, generate: int | None, context: int, *, is_set: bool) -> Workload:
+def workload_of(
+    prompt: int | None, generate: int | None, context: int, *, is_set: bool, is_deep: bool = False
+) -> Workload:
     """Build the request to price; missing numbers are defaults, cut to the room in the context.
 
     Args:
@@ -213,6 +216,8 @@ def workload_of(prompt: int | None, generate: int | None, context: int, *, is_se
         generate: Tokens to generate, if set.
         context: Tokens of one sequence.
         is_set: Whether the user chose the context, or the model has no larger one.
+        is_deep: Whether a missing prompt follows the context: it is the geometric mean of ``Workload.prompt`` and the
+            context. A conversation passes through all depths up to its context, a doubling as likely as another.
 
     Raises:
         UsageError: A number is below 1, or both exceed the context.
@@ -234,7 +239,8 @@ def workload_of(prompt: int | None, generate: int | None, context: int, *, is_se
         room = context - prompt if prompt else max(1, context // 5)
         generate = min(Workload.generate, room)
     if prompt is None:
-        prompt = min(Workload.prompt, max(0, context - generate))
+        usual = math.isqrt(Workload.prompt * context) if is_deep else Workload.prompt
+        prompt = min(max(Workload.prompt, usual), max(0, context - generate))
     return Workload(prompt, generate)
 
 

@@ -28,7 +28,7 @@ from fitter.planning.pricing.pricing import (
     reasons_of,
 )
 from fitter.planning.request import context_limit
-from fitter.planning.request.given import smallest_context
+from fitter.planning.request.given import smallest_context, with_micro_batch
 from fitter.planning.request.request import DeviceLimit, Measure, Progress, Request
 from fitter.planning.request.shared import (
     Companions,
@@ -379,10 +379,12 @@ class _Fit:
             trial = split.trial
         else:
             trial = search(searched, measure, record, on_candidate, choices.append, self._has_room)
+        # caches of sliding windows hold a micro batch more, so their sizes follow it
+        recorded, request = request.params, with_micro_batch(request, trial.params.n_ubatch)
         smallest = layouts[0] if layouts else None
         if smallest is not None:
             least = replace(request.params, n_ctx=smallest_context(searched))
-            smallest = resized_layout(request.facts, smallest, request.params, least)
+            smallest = resized_layout(request.facts, smallest, recorded, least)
         if excess is not None:
             return Candidate(request, replace(trial, missing=((excess.device, excess.missing),)), excess=excess)
         if is_split:
@@ -395,6 +397,9 @@ class _Fit:
         try:
             # a token's bytes in the cache are the same at every recorded context
             layout = layouts[-1] if layouts else loads.record(replace(trial.params, tensor_buft_overrides=()))
+            if layouts and request.params != recorded:
+                at_its_context = replace(request.params, n_ctx=layout.n_ctx)
+                layout = resized_layout(request.facts, layout, recorded, at_its_context)
         except (LlamaCppError, TimeLimitError):
             # the plan holds without a price
             return Candidate(request, trial)
@@ -408,8 +413,8 @@ class _Fit:
             bound = bound_of(request, smallest or layout, objective_seconds(request, price.estimate), None, kept)
         if bound is not None and bound.is_far:
             compute = latest | {device.name: price.breakdown.on(device.name).compute for device in devices}
-            recorded = record(replace(trial.params, tensor_buft_overrides=()))
-            bound = replace(bound, reasons=reasons_of(request, bound, recorded, compute, kept))
+            at_plan = record(replace(trial.params, tensor_buft_overrides=()))
+            bound = replace(bound, reasons=reasons_of(request, bound, at_plan, compute, kept))
         placed = request, devices, placement, price.breakdown, layout
         notes = (*host_only_notes(*placed), *expert_cache_notes(*placed))
         return Candidate(request, trial, price, tuple(choices[-3:]), bound, notes=notes, layout=smallest or layout)

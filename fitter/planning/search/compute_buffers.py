@@ -42,6 +42,25 @@ class LearnedCompute:
         points = {renamed.get(device, device): dict(by_context) for device, by_context in self._points.items()}
         return LearnedCompute(points, {(renamed.get(device, device), n_ctx) for device, n_ctx in self._corrected})
 
+    def between(self, other: LearnedCompute | None, part: float) -> LearnedCompute:
+        """Estimate the bytes with another micro batch, by a line through these (``part`` 0) and the ``other``'s (1).
+
+        Without another one, ``part`` is the share of these bytes.
+        """
+
+        def size(device: str, n_ctx: int, here: int) -> int:
+            if other is None:
+                return round(part * here)
+            there = other.at(device, n_ctx)
+            return here if there is None else max(0, round(here + part * (there - here)))
+
+        return LearnedCompute(
+            {
+                device: {n_ctx: size(device, n_ctx, here) for n_ctx, here in by_context.items()}
+                for device, by_context in self._points.items()
+            }
+        )
+
     @property
     def knows_any(self) -> bool:
         """Whether anything was measured."""
@@ -137,6 +156,16 @@ class Buffers:
         """Copy all buffers of ``other`` but the shared ones, with devices renamed."""
         self._by_kind = {is_whole: learned.copy(renamed) for is_whole, learned in other._by_kind.items()}
         self._without_attention = {what: learned.copy(renamed) for what, learned in other._without_attention.items()}
+
+    def guess(self, low: Buffers, high: Buffers | None, part: float) -> None:
+        """Estimate all buffers but the shared ones from those of other micro batches (``LearnedCompute.between``)."""
+        self._by_kind = {
+            kind: learned.between(high and high._by_kind[kind], part) for kind, learned in low._by_kind.items()
+        }
+        self._without_attention = {
+            what: learned.between(high and high._without_attention[what], part)
+            for what, learned in low._without_attention.items()
+        }
 
     def room(
         self, devices: Sequence[DeviceLimit], n_ctx: int, is_whole: bool, off: Sequence[int], optimistic: bool = False

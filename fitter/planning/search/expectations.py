@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 
 from fitter.planning.placing.placement import Placement, on_host
+from fitter.planning.request.given import is_pipelined, keeps_pipeline, micro_batches
 from fitter.planning.search.proposals import place_fastest, place_whole
 from fitter.planning.search.search_state import SearchState
 
@@ -51,9 +52,16 @@ def expected_whole(state: SearchState, n_ctx: int) -> float:
         state.prices()
     propose = place_fastest if state.chooses_split else place_whole
     placement = propose(state.situation(n_ctx, is_whole=True))
-    if placement is None:
+    if placement is None or loses_pipeline(state, placement):
         return math.inf
     return state.seconds(placement) if state.is_priced else 0.0
+
+
+def loses_pipeline(state: SearchState, placement: Placement) -> bool:
+    """Whether the search chose a micro batch that is too large for devices to work on several at once."""
+    request = state.request
+    is_chosen = len(micro_batches(request)) > 1 and is_pipelined(state.devices, placement)
+    return is_chosen and not keeps_pipeline(request, request.params.n_ubatch)
 
 
 def expected_partial(state: SearchState, n_ctx: int, spread: bool, *, is_plain: bool = False) -> float:

@@ -29,10 +29,6 @@ _CACHE_SHARES = (1.0, 0.75, 0.5, 0.25, 0.125)
 Half of it is best for Qwen3 30B-A3B on a 3060, with prompts of 4000 tokens and answers of 256; an eighth for gpt-oss
 120B on two RTX 3090."""
 
-MIN_UBATCH = 64
-"""The smallest tested micro batch. With less than 32 tokens no device computes with weights of the host."""
-
-
 @dataclass(frozen=True)
 class Change:
     """A change that one lever makes to a request. Only one change of each ``kind`` is made.
@@ -82,11 +78,6 @@ def changes(request: Request) -> tuple[Change, ...]:
     """
     params, allow = request.params, request.allow
     allowed = []
-    if "ubatch" in allow and "n_ubatch" not in request.fixed:
-        size = min(params.n_ubatch, params.n_batch) // 2
-        while size >= MIN_UBATCH:
-            allowed.append(Change("n_ubatch", (("n_ubatch", size),)))
-            size //= 2
     if "no-op-offload" in allow and "op_offload" not in request.fixed and params.op_offload and request.devices:
         allowed.append(Change("op_offload", (("op_offload", False),)))
     for name in ("q8_0", "q4_0"):
@@ -267,8 +258,6 @@ def changed_params(request: Request, params: Params) -> tuple[str, ...]:
     texts = []
     if params.moe_cache_size != asked.moe_cache_size:
         texts.append(f"a cache of {params.moe_cache_size // MIB} MiB for experts")
-    if params.n_ubatch != asked.n_ubatch:
-        texts.append(f"n_ubatch {params.n_ubatch} instead of {min(asked.n_ubatch, asked.n_batch)}")
     if not params.op_offload and asked.op_offload:
         texts.append("no op_offload")
     if (params.type_k, params.type_v) != (asked.type_k, asked.type_v):

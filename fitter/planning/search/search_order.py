@@ -21,6 +21,7 @@ from fitter.planning.request.shared import remembered
 from fitter.planning.search import flash_attention
 from fitter.planning.search.context_choice import Answer, ContextChoice
 from fitter.planning.search.device_choice import Devices, in_better_order
+from fitter.planning.search.micro_batch import MicroBatches
 from fitter.planning.search.remote_devices import worth_their_network
 from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
 from fitter.planning.speed.explain import Choice
@@ -75,7 +76,7 @@ class _SearchOrder:
         self._request = request
         self._choices: list[Choice] = []
         self._choices_at: dict[int, list[Choice]] = {}
-        self._attentions: dict[str, SearchState] = {}
+        self._states: dict[tuple[str, int], SearchState] = {}
         self._seen = set[bool | None]()
         loads = remembered(measure)
 
@@ -99,8 +100,12 @@ class _SearchOrder:
         """Find the best trial at ``n_ctx``, with flash attention on or off where that is better."""
         self._seen.clear()
         self._choices = self._choices_at[n_ctx] = []
-        state = self.state.at(n_ctx)
-        best = _best(state)
+        batches = MicroBatches(self.state.at(n_ctx))
+        state = batches.quickest(n_ctx)
+        best = self._with_attention(state, _best(state), n_ctx)
+        return MicroBatches(best.state).improved(best)
+
+    def _with_attention(self, state: SearchState, best: Answer, n_ctx: int) -> Answer:
         if not flash_attention.is_open(self._request) or not best.trial.fits or best.trial.seconds is None:
             return best
         if self._seen == {False}:
@@ -113,11 +118,11 @@ class _SearchOrder:
 
     def _better_with(self, other: Request, best: Answer, n_ctx: int) -> Answer:
         """Search for the request ``other``, with flash attention on or off; return the better answer."""
-        params = replace(self._request.params, flash_attn=other.params.flash_attn)
-        if params.flash_attn not in self._attentions:
-            alike = replace(self._request, params=params)
-            self._attentions[params.flash_attn] = self.state.on(self.state.devices, alike)
-        state = self._attentions[params.flash_attn]
+        key = other.params.flash_attn, other.params.n_ubatch
+        if key not in self._states:
+            params = replace(self._request.params, flash_attn=key[0], n_ubatch=key[1])
+            self._states[key] = self.state.on(self.state.devices, replace(self._request, params=params))
+        state = self._states[key]
         try:
             answer = _best(state.at(n_ctx))
         except (LlamaCppError, TimeLimitError, CutShort):

@@ -101,8 +101,10 @@ class SearchState:
         self.answer: Answer = previous.answer if previous else Answer()
         self._last: Trial | None = None
         self._trials: dict[Params, Trial] = {}
-        self._units: dict[int, tuple[Unit, ...]] = previous._units if previous else {}
-        self._layouts: dict[int, Layout] = previous._layouts if previous else {}
+        is_same = previous is not None and previous.request.params.n_ubatch == original_request.params.n_ubatch
+        self._records: list[tuple[Layout, Params]] = previous._records if previous else []
+        self._units: dict[int, tuple[Unit, ...]] = previous._units if previous and is_same else {}
+        self._layouts: dict[int, Layout] = previous._layouts if previous and is_same else {}
         self._situations: dict[tuple[object, ...], Situation] = {}
         self._partial: dict[tuple[object, ...], Placement | None] = {}
         self._prices = PriceList(self.request, devices, self._units, self._layouts)
@@ -120,6 +122,10 @@ class SearchState:
             state.buffers.share_whole(self.buffers)
             state._situations, state._partial = self._situations, self._partial
         return state
+
+    def with_micro_batch(self, n_ubatch: int) -> SearchState:
+        """Make the state of the same search with another micro batch; its compute buffers are not known yet."""
+        return self.on(self.devices, given.with_micro_batch(self.original_request, n_ubatch))
 
     def with_buffers_of(self, other: SearchState) -> SearchState:
         """Take over the compute buffers that ``other`` has learned."""
@@ -155,18 +161,17 @@ class SearchState:
         """Return the sizes of all tensors at ``n_ctx``: recorded the first time, else estimated from that record."""
         if n_ctx not in self._layouts:
             params = replace(self.request.params, n_ctx=n_ctx, tensor_buft_overrides=())
-            if self._layouts:
-                recorded = next(iter(self._layouts))
-                before = replace(params, n_ctx=recorded)
-                self._layouts[n_ctx] = resized_layout(self.request.facts, self._layouts[recorded], before, params)
-            else:
-                self._layouts[n_ctx] = self._ask(self.callbacks.record, params)
+            if not self._records:
+                self._records.append((self._ask(self.callbacks.record, params), params))
+            recorded, before = self._records[0]
+            is_same = before == params
+            self._layouts[n_ctx] = recorded if is_same else resized_layout(self.request.facts, recorded, before, params)
         return self._layouts[n_ctx]
 
     @property
     def smallest_layout(self) -> Layout | None:
         """The layout at the smallest context of a plan; ``None`` before any was recorded."""
-        return self._layout(self.smallest_context) if self._layouts else None
+        return self._layout(self.smallest_context) if self._records else None
 
     @property
     def smallest_context(self) -> int:
@@ -183,7 +188,7 @@ class SearchState:
     @property
     def can_price(self) -> bool:
         """Whether placements have prices: not before sizes were recorded."""
-        return self.is_priced and bool(self._units)
+        return self.is_priced and bool(self._records)
 
     @property
     def chooses_devices(self) -> bool:
@@ -208,6 +213,7 @@ class SearchState:
 
     def seconds(self, placement: Placement, measured: Breakdown | None = None) -> float:
         """Estimate the objective with ``placement``; see ``Prices.seconds``."""
+        self.prices()
         return self._prices.seconds(placement, measured)
 
     # proposals
@@ -303,7 +309,7 @@ class SearchState:
         used = {d.name: cached[i] for i, d in enumerate(self.devices) if i not in placement.idle}
         layers: int | None = 0
         if not is_whole:
-            layers = on_host(self.units(n_ctx), placement) if self._units else None
+            layers = on_host(self.units(n_ctx), placement) if self._records else None
         pools = shared_margin.parts(self.request, trial.breakdown)
         self.buffers.learn(trial.breakdown, n_ctx, is_whole, used, layers, pools)
         if self.least is None or self._least_is_guess or lacks_less(trial, self.least):

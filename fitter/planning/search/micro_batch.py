@@ -1,0 +1,147 @@
+"""Choice of the micro batch (``n_ubatch``): a larger one makes prompts faster, and its compute buffers take more memory.
+
+Searches with different micro batches are states of their own. Compute buffers grow by a line with the micro batch, so
+those of two tell the others' (``Buffers.guess``), and the placement at hand is measured with a second micro batch: one
+more context of a loaded model, which needs no load.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+
+from fitter.errors import LlamaCppError, TimeLimitError
+from fitter.planning.placing.placement import Placement
+from fitter.planning.pricing.objective import GAIN, rank
+from fitter.planning.pricing.trial import Trial
+from fitter.planning.request.given import micro_batches
+from fitter.planning.search.capacity import is_too_large
+from fitter.planning.search.context_choice import Answer, best_at
+from fitter.planning.search.expectations import expected_seconds, loses_pipeline, spill_styles
+from fitter.planning.search.proposals import place_fastest
+from fitter.planning.search.search_state import CutShort, SearchState
+from fitter.planning.speed.explain import Choice
+
+WORTH = GAIN / 2
+"""The share of its time that another micro batch must promise to save."""
+
+
+class MicroBatches:
+    """States of the same search on the same devices, one for each micro batch.
+
+    Args:
+        state: the state with one of them.
+    """
+
+    def __init__(self, state: SearchState) -> None:
+        self.first = state.request.params.n_ubatch
+        self._states = {self.first: state}
+        self._measured = {self.first: state}
+        self.sizes = micro_batches(state.request)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is anything to choose."""
+        return len(self.sizes) > 1 and bool(self._states[self.first].devices)
+
+    def state(self, n_ubatch: int) -> SearchState:
+        """Return the state with a micro batch, whose compute buffers are guessed until they are measured."""
+        if n_ubatch not in self._states:
+            self._states[n_ubatch] = self._states[self.first].with_micro_batch(n_ubatch)
+        state = self._states[n_ubatch]
+        if n_ubatch not in self._measured:
+            known = sorted(self._measured, key=lambda size: abs(size - n_ubatch))
+            near = self._measured[known[0]].buffers
+            if len(known) > 1:
+                far = self._measured[known[1]].buffers
+                state.buffers.guess(near, far, (n_ubatch - known[0]) / (known[1] - known[0]))
+            else:
+                state.buffers.guess(near, None, n_ubatch / known[0])
+        return state
+
+    def measure(self, n_ubatch: int, placement: Placement, n_ctx: int) -> Trial | None:
+        """Measure a placement with a micro batch; ``None`` where llama.cpp refuses it."""
+        state = self.state(n_ubatch)
+        with suppress(LlamaCppError):
+            trial = state.trial(placement, n_ctx)
+            self._measured[n_ubatch] = state
+            return trial
+        return None
+
+    def quickest(self, n_ctx: int) -> SearchState:
+        """Return the state with the micro batch that promises the least time at a context, by one load."""
+        start = self.state(self.first)
+        if not self.is_open:
+            return start
+        start.prices()
+        if len(self._measured) == 1:
+            placement = _first_placement(start, n_ctx)
+            second = min(max(self.sizes), 4 * self.first)
+            second = second if second > self.first else min(self.sizes)
+            if placement is None or self.measure(self.first, placement, n_ctx) is None:
+                return start
+            self.measure(second, placement, n_ctx)
+        best, least = self.first, expected_seconds(start, n_ctx)
+        larger = [size for size in self.sizes if size > self.first]
+        smaller = [size for size in reversed(self.sizes) if size < self.first]
+        for sizes in (larger, smaller):
+            for size in sizes if best == self.first else ():
+                seconds = expected_seconds(self.state(size), n_ctx)
+                if seconds < least * (1 - WORTH):
+                    best, least = size, seconds
+                elif math.isfinite(least):
+                    break
+        return self.state(best)
+
+    def improved(self, best: Answer) -> Answer:
+        """Try larger and smaller micro batches on the devices of ``best``, where they promise a better trial."""
+        if not self.is_open:
+            return best
+        larger = [size for size in self.sizes if size > self.first]
+        smaller = [size for size in reversed(self.sizes) if size < self.first]
+        before = best
+        for sizes in (larger, smaller):
+            for size in sizes if best is before else ():
+                trial = self._attempt(size, best.trial)
+                if trial is None or rank(trial) <= rank(best.trial):
+                    if best.trial.fits:
+                        break
+                    continue
+                share = (trial.seconds or 1.0) / (best.trial.seconds or 1.0)
+                best = Answer(trial, best.distance * share, self.state(size))
+        return best
+
+    def _attempt(self, n_ubatch: int, best: Trial) -> Trial | None:
+        """Find the best trial with a micro batch; ``None`` if it promises none that is better than ``best``."""
+        n_ctx, state = best.params.n_ctx, self.state(n_ubatch)
+        least = math.inf if best.expected is None or not best.fits else best.expected * (1 - WORTH)
+        if n_ubatch > best.params.n_ubatch:
+            is_worth = best.fits and state.seconds(best.placement) < least
+        else:
+            is_worth = expected_seconds(state, n_ctx) < least
+        if not is_worth or loses_pipeline(state, best.placement):
+            return None
+        with suppress(LlamaCppError, TimeLimitError, CutShort):
+            trial = self.measure(n_ubatch, best.placement, n_ctx)
+            if expected_seconds(state, n_ctx) < least:
+                found = best_at(state)
+                trial = found if trial is None or rank(found) > rank(trial) else trial
+            return trial
+        return None
+
+
+def choice_of(chosen: Trial, first: int, seconds: float | None) -> Choice | None:
+    """Describe the choice of another micro batch than the ``first``, which takes about so many ``seconds``."""
+    n_ubatch = chosen.params.n_ubatch
+    if chosen.seconds is None or seconds is None or n_ubatch == first:
+        return None
+    return Choice("the micro batch", f"-ub {n_ubatch}", chosen.seconds, f"-ub {first}", seconds)
+
+
+def _first_placement(state: SearchState, n_ctx: int) -> Placement | None:
+    """Return the placement that a search measures first."""
+    if not is_too_large(state, n_ctx):
+        at = state.situation(n_ctx, is_whole=True)
+        return (place_fastest(at) if state.chooses_split else None) or state.default
+    spread = spill_styles(state, n_ctx)[0]
+    return state.place_partial(state.situation(n_ctx, is_whole=False), spread)
