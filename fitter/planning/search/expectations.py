@@ -21,15 +21,21 @@ def expected_plan(state: SearchState, n_ctx: int, *, optimistic: bool = False) -
         n_ctx: the context.
         optimistic: count no compute buffers that were not measured for this kind of plan.
     """
+    placement = expected_placement(state, n_ctx, optimistic=optimistic)
+    return None if placement is None else state.seconds(placement)
+
+
+def expected_placement(state: SearchState, n_ctx: int, *, optimistic: bool = False) -> Placement | None:
+    """Propose the placement of ``expected_plan``."""
     if not state.can_price:
         return None
-    if state.buffers.knows(True) and (whole := expected_whole(state, n_ctx)) < math.inf:
+    if state.buffers.knows(True) and (whole := _whole_placement(state, n_ctx)):
         return whole
     spread = spill_styles(state, n_ctx)[0]
     placement = state.place_partial(state.situation(n_ctx, is_whole=False, optimistic=optimistic), spread)
     if placement is None or not (optimistic or _likely_leaves_host_room(state, placement, n_ctx)):
         return None
-    return state.seconds(placement)
+    return placement
 
 
 def _likely_leaves_host_room(state: SearchState, placement: Placement, n_ctx: int) -> bool:
@@ -48,13 +54,18 @@ def expected_seconds(state: SearchState, n_ctx: int) -> float:
 
 def expected_whole(state: SearchState, n_ctx: int) -> float:
     """Estimate the seconds with all of the model on devices, 0 without prices; infinite where it cannot be."""
+    placement = _whole_placement(state, n_ctx)
+    if placement is None:
+        return math.inf
+    return state.seconds(placement) if state.is_priced else 0.0
+
+
+def _whole_placement(state: SearchState, n_ctx: int) -> Placement | None:
     if state.is_priced:
         state.prices()
     propose = place_fastest if state.chooses_split else place_whole
     placement = propose(state.situation(n_ctx, is_whole=True))
-    if placement is None or loses_pipeline(state, placement):
-        return math.inf
-    return state.seconds(placement) if state.is_priced else 0.0
+    return None if placement is None or loses_pipeline(state, placement) else placement
 
 
 def loses_pipeline(state: SearchState, placement: Placement) -> bool:

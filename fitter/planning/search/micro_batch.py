@@ -17,13 +17,16 @@ from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import micro_batches
 from fitter.planning.search.capacity import is_too_large
 from fitter.planning.search.context_choice import Answer, best_at
-from fitter.planning.search.expectations import expected_seconds, loses_pipeline, spill_styles
-from fitter.planning.search.proposals import place_fastest
+from fitter.planning.search.expectations import expected_placement, expected_seconds, loses_pipeline, spill_styles
+from fitter.planning.search.proposals import most_saved_by, place_fastest
 from fitter.planning.search.search_state import CutShort, SearchState
 from fitter.planning.speed.explain import Choice
 
 WORTH = GAIN / 2
 """The share of its time that another micro batch must promise to save."""
+
+_LEAST_FOR_SPEED = 256
+"""Smaller ones are tried only where nothing fits: ``tests/data/speeds`` has no prompts of theirs."""
 
 
 class MicroBatches:
@@ -81,11 +84,12 @@ class MicroBatches:
             if placement is None or self.measure(self.first, placement, n_ctx) is None:
                 return start
             self.measure(second, placement, n_ctx)
-        best, least = self.first, expected_seconds(start, n_ctx)
-        larger = [size for size in self.sizes if size > self.first]
-        smaller = [size for size in reversed(self.sizes) if size < self.first]
-        for sizes in (larger, smaller):
+        placement = expected_placement(start, n_ctx)
+        best, least = self.first, math.inf if placement is None else start.seconds(placement)
+        for sizes in (self._larger, self._smaller):
             for size in sizes if best == self.first else ():
+                if placement is not None and not self._promises(size, placement, n_ctx, least):
+                    break
                 seconds = expected_seconds(self.state(size), n_ctx)
                 if seconds < least * (1 - WORTH):
                     best, least = size, seconds
@@ -93,33 +97,54 @@ class MicroBatches:
                     break
         return self.state(best)
 
+    @property
+    def _larger(self) -> list[int]:
+        return [size for size in self.sizes if size > self.first]
+
+    @property
+    def _smaller(self) -> list[int]:
+        return [size for size in reversed(self.sizes) if size < self.first]
+
+    def _promises(self, n_ubatch: int, placement: Placement, n_ctx: int, least: float) -> bool:
+        """Whether a micro batch may save time over ``least`` seconds, from what it does to a placement that fits.
+
+        A larger one leaves less room. What a smaller one frees holds weights, twice as useful as an average byte.
+        """
+        state, start = self.state(n_ubatch), self.state(self.first)
+        seconds = state.seconds(placement)
+        if n_ubatch < self.first:
+            if n_ubatch < _LEAST_FOR_SPEED:
+                return False
+            is_whole = not (placement.first or placement.moved)
+            rooms = (each.room(n_ctx, is_whole).with_caches for each in (state, start))
+            freed = sum(max(0, more - less) for more, less in zip(*rooms, strict=True))
+            seconds -= 2 * most_saved_by(start.situation(n_ctx, is_whole), placement, freed)
+        return seconds < least * (1 - WORTH)
+
     def improved(self, best: Answer) -> Answer:
         """Try larger and smaller micro batches on the devices of ``best``, where they promise a better trial."""
         if not self.is_open:
             return best
-        larger = [size for size in self.sizes if size > self.first]
-        smaller = [size for size in reversed(self.sizes) if size < self.first]
         before = best
-        for sizes in (larger, smaller):
+        for sizes in (self._larger, self._smaller):
             for size in sizes if best is before else ():
                 trial = self._attempt(size, best.trial)
-                if trial is None or rank(trial) <= rank(best.trial):
-                    if best.trial.fits:
-                        break
-                    continue
-                share = (trial.seconds or 1.0) / (best.trial.seconds or 1.0)
-                best = Answer(trial, best.distance * share, self.state(size))
+                if trial is not None and rank(trial) > rank(best.trial):
+                    share = (trial.seconds or 1.0) / (best.trial.seconds or 1.0)
+                    best = Answer(trial, best.distance * share, self.state(size))
+                elif best.trial.fits:
+                    break
         return best
 
     def _attempt(self, n_ubatch: int, best: Trial) -> Trial | None:
         """Find the best trial with a micro batch; ``None`` if it promises none that is better than ``best``."""
         n_ctx, state = best.params.n_ctx, self.state(n_ubatch)
         least = math.inf if best.expected is None or not best.fits else best.expected * (1 - WORTH)
-        if n_ubatch > best.params.n_ubatch:
-            is_worth = best.fits and state.seconds(best.placement) < least
-        else:
-            is_worth = expected_seconds(state, n_ctx) < least
-        if not is_worth or loses_pipeline(state, best.placement):
+        if loses_pipeline(state, best.placement):
+            return None
+        if best.fits and not self._promises(n_ubatch, best.placement, n_ctx, best.expected or math.inf):
+            return None
+        if n_ubatch < best.params.n_ubatch and expected_seconds(state, n_ctx) >= least:
             return None
         with suppress(LlamaCppError, TimeLimitError, CutShort):
             trial = self.measure(n_ubatch, best.placement, n_ctx)

@@ -234,12 +234,26 @@ def _most_saved(at: Situation, prices: PriceList, placement: Placement) -> float
     room = min(on_host, caches)
     if room <= 0:
         return 0.0
-    # attention's weights are needed for every token, experts are not
+    rest, movable = _saved_by_byte(at, prices, placement)
+    first = min(room, sum(item.bytes for unit in at.units[: placement.first] for item in unit.rest))
+    return first * rest + (room - first) * movable
+
+
+def _saved_by_byte(at: Situation, prices: PriceList, placement: Placement) -> tuple[float, float]:
+    """Estimate the most seconds that a byte on a device saves: attention's weights of host layers, and tensors that may
+    leave their layer. The first are needed for every token, experts are not.
+    """
     others = [unit.rest for unit in at.units[: placement.first]]
-    first = min(room, sum(item.bytes for items in others for item in items))
     kinds = max(others, key=len, default=()), max(at.units, key=lambda unit: unit.movable).items
-    saved = [max(prices.all.saved_by_byte(items, d) for d in range(len(at.devices))) for items in kinds]
-    return first * saved[0] + (room - first) * saved[1]
+    rest, movable = (max(prices.all.saved_by_byte(items, d) for d in range(len(at.devices))) for items in kinds)
+    return rest, movable
+
+
+def most_saved_by(at: Situation, placement: Placement, room: int) -> float:
+    """Estimate the most seconds that ``room`` more bytes on devices save; 0 where nothing is on the host."""
+    if at.prices is None or not (placement.first or placement.moved):
+        return 0.0
+    return room * max(_saved_by_byte(at, at.prices, placement))
 
 
 def _fastest_filling(at: Situation, first: int) -> tuple[float, Placement | None]:
