@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -61,7 +61,7 @@ def measure(
 def estimate(
     model: Path,
     *,
-    live_tokens: int | None = None,
+    live_tokens: int | Sequence[int] | None = None,
     on_log: Callable[[str], None] | None = None,
     worker: Worker | None = None,
     **parameters: Unpack[Estimating],
@@ -70,7 +70,8 @@ def estimate(
 
     Args:
         model: Path or address of a GGUF file.
-        live_tokens: Tokens in the cache while a token is generated; by default the request's average.
+        live_tokens: Tokens in the cache while a token is generated; by default the request's average. A list of them
+            leaves the average, and gives ``Price.depths`` a speed for each.
         on_log: Called with every line of llama.cpp's log.
         worker: A worker to use for many calls; it stays open, and takes the devices of each call.
         parameters: As for ``measure``, with the request's ``prompt`` (2048) and ``generate`` (512) tokens, or what the
@@ -88,11 +89,13 @@ def estimate(
     with one_load(ask, os.fsdecode(model), worker, on_log) as load:
         context = context_of_a_sequence(load.params, load.model.n_ctx_train or Workload.prompt + Workload.generate)
         is_set = bool(load.params.n_ctx)
-        one = workload_of(
-            ask.prompt, ask.generate, context, is_set=is_set, is_deep=is_set and ask.users is None
-        )
+        is_deep = is_set and ask.users is None
+        one = workload_of(ask.prompt, ask.generate, context, is_set=is_set, is_deep=is_deep)
         workload = replace(one, users=ask.users or 1)
-        check_live_tokens(live_tokens, context)
+        depths = () if live_tokens is None or isinstance(live_tokens, int) else tuple(live_tokens)
+        average = live_tokens if isinstance(live_tokens, int) else None
+        for each in (average, *depths):
+            check_live_tokens(each, context)
         breakdown, layout = load.measured()
         every = load.worker.devices() if breakdown.devices else ()
         infos = choose(every, breakdown.devices)
@@ -114,5 +117,6 @@ def estimate(
             ),
             pinned_by(load.params, load.model, infos, every, load.worker.match),
             workload,
-            live_tokens,
+            average,
+            depths,
         )

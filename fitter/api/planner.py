@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -106,7 +106,7 @@ class Planner:
         """Answer as ``fitter.measure``. Raises what that raises, and ``CancelledError``."""
         return self._ask(api.measure, Measuring, parameters, {})
 
-    def estimate(self, *, live_tokens: int | None = None, **parameters: Unpack[Estimating]) -> Price:
+    def estimate(self, *, live_tokens: int | Sequence[int] | None = None, **parameters: Unpack[Estimating]) -> Price:
         """Answer as ``fitter.estimate``. Raises what that raises, and ``CancelledError``."""
         return self._ask(api.estimate, Estimating, parameters, {"live_tokens": live_tokens})
 

@@ -16,6 +16,7 @@ from fitter.planning.placing.layer_sizes import HOST, units_of
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.pricing.prices import pinned_on
+from fitter.planning.request.constraints import context_of_a_sequence
 from fitter.planning.request.given import micro_batches, pinned_devices
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.speed.bound import lower_bound
@@ -50,6 +51,21 @@ class SpeedSource:
 
 
 @dataclass(frozen=True)
+class SpeedAt:
+    """Speed of generation at one depth of the cache."""
+
+    live_tokens: int
+    """Tokens of each user in the cache."""
+    generation_seconds: float
+    """Seconds per generated token of each user."""
+
+    @property
+    def generation_tokens_per_second(self) -> float:
+        """Speed of generation, in tokens per second; infinite if it takes no time."""
+        return 1 / self.generation_seconds if self.generation_seconds else math.inf
+
+
+@dataclass(frozen=True)
 class Price:
     """Estimated time of a request, on average over it."""
 
@@ -68,6 +84,8 @@ class Price:
     checks: tuple[tuple[int, tuple[float, ...]], ...] = ()
     """For the same numbers of users: seconds of a step that checks no drafted token for each of them, one, two, and so
     on; empty without drafting."""
+    depths: tuple[SpeedAt, ...] = ()
+    """Speed of generation at other depths: of a plan, with a full context; of ``estimate``, as asked for."""
 
     @property
     def prompt_tokens_per_second(self) -> float:
@@ -120,6 +138,7 @@ def price_params(
     targets: Mapping[str, int],
     workload: Workload,
     live_tokens: int | None = None,
+    depths: Sequence[int] = (),
 ) -> Price:
     """Estimate the time of ``params``.
 
@@ -128,13 +147,14 @@ def price_params(
         breakdown: what llama.cpp measured for ``params``.
         targets: the place of every tensor that an override matches: an index of ``speeds``, or ``HOST``.
         live_tokens: tokens in the cache at which generation is priced; ``None`` for the workload's average.
+        depths: further numbers of tokens in the cache, for ``Price.depths``.
     """
     pieces = pieces_at(facts, layout, params, breakdown, targets, speeds.largest_tensors)
     work = work_of_params(pieces, params, speeds.free, targets, breakdown.n_splits)
     if pieces.host_only:
         pieces = as_measured(pieces, work, [breakdown.on(name).model for name in speeds.names])
         work = work_of_params(pieces, params, speeds.free, targets, breakdown.n_splits)
-    return _price_work(work, speeds, workload, breakdown, live_tokens)
+    return _price_work(work, speeds, workload, breakdown, live_tokens, depths=depths)
 
 
 def price_placement(
@@ -154,7 +174,16 @@ def price_placement(
     speeds = speeds_of(request, request.host_speed, devices)
     pieces = _measured_pieces(request, devices, placement, params, breakdown, layout)
     work = work_of(pieces, placement, breakdown.n_splits)
-    return _price_work(work, speeds, request.workload, breakdown, None, request.most_drafted)
+    depths = full_context(params, request.workload)
+    return _price_work(work, speeds, request.workload, breakdown, None, request.most_drafted, depths)
+
+
+def full_context(params: Params, workload: Workload) -> tuple[int, ...]:
+    """Return the tokens of each user in a full context; none for a model that generates none."""
+    if params.embeddings:
+        return ()
+    each = context_of_a_sequence(params, params.n_ctx)
+    return (each // workload.users if params.kv_unified else each,)
 
 
 def host_only_everywhere(
@@ -328,6 +357,7 @@ def _price_work(
     breakdown: Breakdown,
     live_tokens: int | None,
     most_drafted: int = 0,
+    depths: Sequence[int] = (),
 ) -> Price:
     places = {place for layer in work.layers for place in (layer.home, layer.cache, *(w.place for w in layer.weights))}
     sources = sources_of(speeds, HOST in places, places)
@@ -335,7 +365,7 @@ def _price_work(
     def estimate(workload: Workload) -> Estimate:
         return price(work, speeds.devices, speeds.host, workload)
 
-    return price_of(estimate, speeds, sources, workload, breakdown, live_tokens, most_drafted)
+    return price_of(estimate, speeds, sources, workload, breakdown, live_tokens, most_drafted, depths)
 
 
 def price_of(
@@ -346,10 +376,13 @@ def price_of(
     breakdown: Breakdown,
     live_tokens: int | None,
     most_drafted: int = 0,
+    depths: Sequence[int] = (),
 ) -> Price:
     """Make a price of ``estimate``, with generation at ``live_tokens`` in the cache (``None``: as in ``workload``).
 
-    ``most_drafted``: tokens that may be drafted at a time; 0 without drafting.
+    Args:
+        most_drafted: tokens that may be drafted at a time; 0 without drafting.
+        depths: further numbers of tokens in the cache, for ``Price.depths``.
     """
     average = estimate(workload)
     live = workload.cached + workload.prompt + workload.generate / 2
@@ -370,7 +403,11 @@ def price_of(
     steps = tuple((n, step(n)) for n in numbers if workload.users > 1)
     depths = range(most_drafted + 1)
     checks = tuple((n, tuple(step(n, depth) for depth in depths)) for n in numbers if most_drafted)
-    return Price(replace(average, parts=parts), workload, live, sources, breakdown, steps, checks)
+    at_depths = (
+        SpeedAt(depth, estimate(replace(workload, prompt=0, generate=0, cached=depth)).generation_seconds)
+        for depth in depths
+    )
+    return Price(replace(average, parts=parts), workload, live, sources, breakdown, steps, checks, tuple(at_depths))
 
 
 def _numbers_of_users(workload: Workload) -> tuple[int, ...]:

@@ -17,7 +17,16 @@ from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning.placing.float_sum import float_sum
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.placing.placement import Placement
-from fitter.planning.pricing.pricing import Price, Speeds, pieces_at, price_of, price_params, sources_of, speeds_of
+from fitter.planning.pricing.pricing import (
+    Price,
+    Speeds,
+    full_context,
+    pieces_at,
+    price_of,
+    price_params,
+    sources_of,
+    speeds_of,
+)
 from fitter.planning.request.request import Request
 from fitter.planning.speed.cost import Costs, Estimate, Part, Work, Workload, figures, price, seconds_of
 from fitter.planning.speed.model_facts import ModelFacts
@@ -62,7 +71,8 @@ def price_split(
     by_name = {device.name: device for device in request.devices}
     speeds = speeds_of(request, request.host_speed, [by_name[name] for name in params.devices])
     pieces = pieces_at(request.facts, layout, params, breakdown, request.pinned)
-    return _price_split(pieces, placement, speeds, request.workload, breakdown)
+    depths = full_context(params, request.workload)
+    return _price_split(pieces, placement, speeds, request.workload, breakdown, None, depths)
 
 
 def price_any_split(
@@ -74,14 +84,15 @@ def price_any_split(
     targets: Mapping[str, int],
     workload: Workload,
     live_tokens: int | None = None,
+    depths: Sequence[int] = (),
 ) -> Price:
     """Estimate the time of ``params`` with any split mode. Arguments as for ``price_params``."""
     if params.split_mode != "tensor":
-        return price_params(facts, layout, params, breakdown, speeds, targets, workload, live_tokens)
+        return price_params(facts, layout, params, breakdown, speeds, targets, workload, live_tokens, depths)
     n_units = facts.n_layer + 1
     used = params.n_gpu_layers if 0 <= params.n_gpu_layers <= n_units else n_units
     pieces = pieces_at(facts, layout, params, breakdown, dict.fromkeys(targets, HOST))
-    return _price_split(pieces, Placement(n_units - used, (used,)), speeds, workload, breakdown, live_tokens)
+    return _price_split(pieces, Placement(n_units - used, (used,)), speeds, workload, breakdown, live_tokens, depths)
 
 
 def _price_split(
@@ -91,6 +102,7 @@ def _price_split(
     workload: Workload,
     breakdown: Breakdown,
     live_tokens: int | None = None,
+    depths: Sequence[int] = (),
 ) -> Price:
     rows = [breakdown.on(name) for name in speeds.names]
     weights, caches = sum(row.model for row in rows), sum(row.context for row in rows)
@@ -106,7 +118,8 @@ def _price_split(
     def estimate(workload: Workload) -> Estimate:
         return split_estimate(work, speeds.devices, shares, speeds.host, workload)
 
-    return price_of(estimate, speeds, sources_of(speeds, is_on_host), workload, breakdown, live_tokens)
+    sources = sources_of(speeds, is_on_host)
+    return price_of(estimate, speeds, sources, workload, breakdown, live_tokens, depths=depths)
 
 
 @dataclass(frozen=True)

@@ -160,10 +160,11 @@ class Buffers:
     def guess(self, low: Buffers, high: Buffers | None, part: float) -> None:
         """Estimate all buffers but the shared ones from those of other micro batches (``LearnedCompute.between``)."""
         self._by_kind = {
-            kind: learned.between(high and high._by_kind[kind], part) for kind, learned in low._by_kind.items()
+            kind: learned.between(None if high is None else high._by_kind[kind], part)
+            for kind, learned in low._by_kind.items()
         }
         self._without_attention = {
-            what: learned.between(high and high._without_attention[what], part)
+            what: learned.between(None if high is None else high._without_attention[what], part)
             for what, learned in low._without_attention.items()
         }
 

@@ -29,6 +29,7 @@ _CACHE_SHARES = (1.0, 0.75, 0.5, 0.25, 0.125)
 Half of it is best for Qwen3 30B-A3B on a 3060, with prompts of 4000 tokens and answers of 256; an eighth for gpt-oss
 120B on two RTX 3090."""
 
+
 @dataclass(frozen=True)
 class Change:
     """A change that one lever makes to a request. Only one change of each ``kind`` is made.

@@ -1,4 +1,4 @@
-"""Choice of the micro batch (``n_ubatch``): a larger one makes prompts faster, and its compute buffers take more memory.
+"""Choice of the micro batch (``n_ubatch``): a larger one makes prompts faster, and takes more compute buffer.
 
 Searches with different micro batches are states of their own. Compute buffers grow by a line with the micro batch, so
 those of two tell the others' (``Buffers.guess``), and the placement at hand is measured with a second micro batch: one
