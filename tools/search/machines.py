@@ -29,7 +29,19 @@ SHAPES = (
     "nemotron-h-9b",
 )
 
-_CARDS = (
+MOE = frozenset(
+    {
+        "qwen3-30b-a3b",
+        "qwen3-235b-a22b",
+        "deepseek-v3.1",
+        "glm45-air",
+        "gpt-oss-20b",
+        "gpt-oss-120b",
+        "qwen3-next-80b-a3b",
+    }
+)
+
+CARDS = (
     "gtx-1060-6gb", "gtx-1080-ti", "tesla-p40", "rtx-2080-ti", "rtx-3050-8gb", "rtx-3060-12gb", "rtx-3080", "rtx-3090",
     "rtx-4060", "rtx-4060-ti-16gb", "rtx-4070", "rtx-4090", "rtx-5060-ti-16gb", "rtx-5090", "rtx-6000-ada", "a100-80gb",
     "h100-pcie", "rtx-pro-6000-blackwell",
@@ -109,7 +121,7 @@ def draw(number: int, most_cards: int = 15) -> Machine:
     rng = random.Random(f"machine {number}")
     shape = rng.choice(SHAPES)
     if rng.random() < 0.8:
-        kinds: Sequence[str] = _CARDS
+        kinds: Sequence[str] = CARDS
     else:
         kinds = rng.choice(_OTHERS)
     count = min(most_cards, rng.choice((1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8, 10, 12, 15)))
@@ -153,7 +165,7 @@ def better(machine: Machine) -> list[tuple[str, Machine]]:
     if len(cards) < 15:
         names = [card.name for card in cards]
         same = parse_gpus([names[0]])[0].profile
-        kinds = [*names, *(name for name in _CARDS if parse_gpus([name])[0].profile == same)]
+        kinds = [*names, *(name for name in CARDS if parse_gpus([name])[0].profile == same)]
         tiny = Card(rng.choice(names), rng.randrange(300, 3000) * MIB)
         for what, card in ("a small card", tiny), ("a card", _card(rng.choice(kinds), rng)):
             at = rng.randrange(len(cards) + 1)

@@ -95,12 +95,22 @@ class Asking:
                 "devices": list(names),
                 "n_gpu_layers": params.n_gpu_layers,
                 "tensor_split": params.tensor_split,
+                "n_batch": params.n_batch,
+                "n_ubatch": params.n_ubatch,
                 "override_tensor": [f"{each.pattern}={each.buffer_type}" for each in params.tensor_buft_overrides],
             },
             reasons=tuple(reason.kind for reason in plan.bound.reasons) if plan.bound else (),
             loads=plan.search.dummy_loads,
             wall=time.monotonic() - started,
         )
+
+    def at_depths(self, machine: Machine, plan: Outcome, depths: Sequence[int]) -> list[float]:
+        """Estimate the seconds of a generated token with so many tokens in the cache, for each of ``depths``."""
+        placed = {name: value for name, value in plan.pins.items() if value not in (None, [])}
+        options = {name: value for name, value in machine.options.items() if name not in ("host_memory", "margin")}
+        words = {**options, **placed, "gpus": machine.gpus, "worker": self._worker}
+        prices = (fitter.estimate(self.path(machine.shape), live_tokens=depth, **words) for depth in depths)
+        return [price.estimate.generation_seconds for price in prices]
 
     def upstream(self, machine: Machine) -> Outcome | None:
         """What upstream's own fit chooses there, priced by fitter.
