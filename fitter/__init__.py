@@ -66,7 +66,7 @@ if TYPE_CHECKING:
         VerifiedDifference,
         VerifiedRow,
     )
-    from fitter.planning.pricing.pricing import Price, SpeedSource
+    from fitter.planning.pricing.pricing import Price, SpeedAt, SpeedSource
     from fitter.planning.request.request import Progress
     from fitter.planning.request.session import Session
     from fitter.planning.request.summary import (
@@ -119,7 +119,7 @@ _HOMES = {
     "fitter.planning.plan.turns": ("Turns", "UserSpeed"),
     "fitter.planning.plan.inspection": ("Inspection", "LayerSize", "RoleSize"),
     "fitter.planning.plan.layer_map": ("LayerMap", "MapCell"),
-    "fitter.planning.pricing.pricing": ("Price", "SpeedSource"),
+    "fitter.planning.pricing.pricing": ("Price", "SpeedAt", "SpeedSource"),
     "fitter.planning.tables.quantization_rows": ("Quantization", "Quantizations"),
     "fitter.planning.tables.repository_rows": ("Repository", "RepositoryFile", "SideFile"),
     "fitter.planning.request.request": ("Progress",),
@@ -246,6 +246,7 @@ __all__ = [
     "SharedMemory",
     "SharedUse",
     "SideFile",
+    "SpeedAt",
     "SpeedSource",
     "Swap",
     "TensorBuftOverride",

@@ -230,6 +230,20 @@ class Tokens(Amount):
 
 
 @dataclass(frozen=True)
+class TokenCounts(Tokens):
+    """A number of tokens, or a list of one or more."""
+
+    def check(self, called: str, value: Any) -> Any:
+        if not isinstance(value, Iterable) or isinstance(value, (str, bytes, bytearray, Mapping)):
+            return super().check(called, value)
+        check_one = super().check
+        several = tuple(check_one(called, item) for item in items(called, value, "numbers of tokens"))
+        if not several:
+            raise UsageError(f"{called} is an empty list: give a number of tokens, or a list of them")
+        return several
+
+
+@dataclass(frozen=True)
 class Mebibytes(Amount):
     """A number of MiB, or a size with a unit."""
 

@@ -1258,8 +1258,13 @@ class OtherKeywords(TypedDict, total=False):
     """Keywords of a single call."""
 
     live_tokens: Annotated[
-        int | None,
-        Parameter(Tokens(most=LARGEST), help="Tokens in the cache while generation is timed.", case=None),
+        int | Sequence[int] | None,
+        Parameter(
+            kinds.TokenCounts(most=LARGEST),
+            help="Tokens in the cache while generation is timed.",
+            unset="the average of the request",
+            case=None,
+        ),
     ]
     tolerance: Annotated[
         AnySize | None,

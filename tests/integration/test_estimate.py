@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,28 @@ def test_spilled_ffn_weights_cost_less_than_a_cache_on_the_host(price: Ask) -> N
     assert shallow.generation_tokens_per_second > 3 * cache.generation_tokens_per_second
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param({}, id="one device"),
+        pytest.param({"gpus": ["2x rtx-4090"], "split_mode": "tensor"}, id="tensors split"),
+        pytest.param({"n_seq_max": 4, "users": 4, "n_ctx": 4 * 8192, "n_gpu_layers": 20}, id="users and host"),
+    ],
+)
+def test_several_depths_are_as_many_calls(models: dict[str, Path], worker: Worker, given: dict[str, Any]) -> None:
+    def ask(live_tokens: int | list[int] | None = None) -> Price:
+        words = {"n_ctx": 8192, "host_bandwidth": HOST, "gpus": ["rtx-4090"], **given}
+        return fitter.estimate(models["llama-3.1-8b"], live_tokens=live_tokens, worker=worker, **words)
+
+    depths = [8192, 0, 3000]
+    several, alone, usual = ask(depths), [ask(depth) for depth in depths], ask()
+    assert [each.live_tokens for each in several.depths] == depths
+    assert [each.generation_seconds for each in several.depths] == [
+        price.estimate.generation_seconds for price in alone
+    ]
+    assert (several.estimate, several.live_tokens, usual.depths) == (usual.estimate, usual.live_tokens, ())
+
+
 def test_experts_on_the_host(price: Ask) -> None:
     ways: list[dict[str, object]] = [{}, {"n_cpu_moe": 10}, {"n_cpu_moe": 30}, {"cpu_moe": True}]
     prices = [price("qwen3-30b-a3b", **way) for way in ways]
@@ -85,9 +108,9 @@ def test_two_devices(price: Ask) -> None:
 
 
 def test_a_machine_without_a_gpu(price: Ask) -> None:
-    found = price("llama-3.1-8b", "none")
+    found = price("llama-3.1-8b", "none", live_tokens=1000)
     assert [source.device for source in found.sources] == ["host"]
-    faster = price("llama-3.1-8b", "none", host_bandwidth=120e9)
+    faster = price("llama-3.1-8b", "none", live_tokens=1000, host_bandwidth=120e9)
     assert faster.generation_tokens_per_second > 1.5 * found.generation_tokens_per_second
 
 
@@ -106,6 +129,8 @@ def test_sources_say_what_they_are(price: Ask) -> None:
     [
         ({"prompt": 8000, "generate": 193}, "more than the context of 8192"),
         ({"live_tokens": 8193}, "8193 live tokens do not fit in a context of 8192"),
+        ({"live_tokens": [0, 8193]}, "8193 live tokens do not fit in a context of 8192"),
+        ({"live_tokens": []}, "live_tokens is an empty list: give a number of tokens, or a list of them"),
         ({"prompt": 0}, "prompt .--prompt. is 0"),
         ({"host_bandwidth": float("nan")}, "is not a bandwidth"),
         ({"host_bandwidth": "fast"}, "is not a bandwidth"),
@@ -144,8 +169,12 @@ def test_a_plan_is_priced_as_its_parameters_are(
         tensor_split=params.tensor_split,
         override_tensor=[f"{o.pattern}={o.buffer_type}" for o in params.tensor_buft_overrides],
         devices=params.devices,
+        n_batch=params.n_batch,
+        n_ubatch=params.n_ubatch,
+        live_tokens=[params.n_ctx],
     )
     assert same.estimate == plan.estimate.estimate
+    assert plan.estimate.depths == same.depths == (plan.estimate.full_context,)
     assert same.sources == plan.estimate.sources
 
 

@@ -128,6 +128,41 @@ def test_types_of_a_count(value: Any, expected: int | None) -> None:
         assert (held_value, type(held_value)) == (expected, int)
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        pytest.param(8192, 8192, id="one"),
+        pytest.param("8k", 8192, id="text"),
+        pytest.param([0, 8192], (0, 8192), id="list"),
+        pytest.param((np.int64(3), "1k", 2**31 - 1), (3, 1024, 2**31 - 1), id="numpy, text, the largest"),
+        pytest.param(np.array([1, 2]), (1, 2), id="array"),
+        pytest.param(iter([5]), (5,), id="iterator"),
+        pytest.param(-1, "live_tokens is -1: give 0 to 2147483647", id="negative"),
+        pytest.param([1, -1], "live_tokens is -1: give 0 to 2147483647", id="a negative one"),
+        pytest.param([2**31], "live_tokens is 2147483648: give 0 to 2147483647", id="too large"),
+        pytest.param("many", "live_tokens is 'many': give a whole number", id="another text"),
+        pytest.param(["many"], "live_tokens is 'many': give a whole number", id="another text in a list"),
+        pytest.param([[1]], "live_tokens is [1]: give a whole number", id="list in a list"),
+        pytest.param([True], "live_tokens is True: give a whole number", id="bool"),
+        pytest.param([0.5], "live_tokens is 0.5: give a whole number", id="fraction"),
+        pytest.param(b"1", "live_tokens is b'1': give a whole number", id="bytes"),
+        pytest.param({1: 2}, "live_tokens is {1: 2}: give a whole number", id="dict"),
+        pytest.param(
+            [], "live_tokens is an empty list: give a number of tokens, or a list of them", id="an empty list"
+        ),
+    ],
+)
+def test_one_number_of_tokens_or_several(value: Any, expected: int | tuple[int, ...] | str) -> None:
+    if isinstance(expected, str):
+        with pytest.raises(UsageError) as caught:
+            hold("live_tokens", value)
+        assert str(caught.value) == expected
+    else:
+        held_value = hold("live_tokens", value)
+        assert held_value == expected
+        assert {type(each) for each in np.atleast_1d(held_value).tolist()} == {int}
+
+
 LOADED = ("n_ctx", "n_gpu_layers", "n_cpu_moe", "main_gpu", "n_batch", "n_ubatch", "n_seq_max", "n_rs_seq")
 
 

@@ -12,7 +12,15 @@ from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.parameters.values import check_timeout
 from fitter.planning.placing.layer_sizes import HOST as ON_HOST
 from fitter.planning.placing.placement import Placement
-from fitter.planning.pricing.pricing import Price, Speeds, bound_of, expert_cache_notes, price_params, price_placement
+from fitter.planning.pricing.pricing import (
+    Price,
+    SpeedAt,
+    Speeds,
+    bound_of,
+    expert_cache_notes,
+    price_params,
+    price_placement,
+)
 from fitter.planning.request.constraints import (
     check_choices,
     check_live_tokens,
@@ -52,10 +60,11 @@ def priced(
     live_tokens: int | None = None,
     n_splits: tuple[int, int] | None = (2, 2),
     workload: Workload = WORKLOAD,
+    depths: tuple[int, ...] = (),
 ) -> Price:
     params, targets = said(placement)
     breakdown = Breakdown((), on.names, N_CTX, True, n_splits)
-    return price_params(facts(MODEL), LAYOUT, params, breakdown, on, targets, workload, live_tokens)
+    return price_params(facts(MODEL), LAYOUT, params, breakdown, on, targets, workload, live_tokens, depths)
 
 
 def test_the_parts_add_up_and_have_the_devices_names() -> None:
@@ -80,6 +89,40 @@ def test_more_in_the_cache_slows_generation_alone() -> None:
     deep = at[8192]
     assert deep.seconds == pytest.approx(2048 / deep.prompt_tokens_per_second + 512 / deep.generation_tokens_per_second)
     assert sum(part.generation for part in deep.parts) == pytest.approx(1 / deep.generation_tokens_per_second)
+
+
+def test_depths_are_priced_as_one_at_a_time() -> None:
+    depths, on = (8192, 0, 2304), speeds(CARD)
+    price = priced(PLACEMENTS["all on one"], on, depths=depths)
+    alone = [priced(PLACEMENTS["all on one"], on, depth) for depth in depths]
+    assert price.depths == tuple(
+        SpeedAt(depth, each.estimate.generation_seconds) for depth, each in zip(depths, alone, strict=True)
+    )
+    assert [each.generation_tokens_per_second for each in price.depths] == [
+        each.generation_tokens_per_second for each in alone
+    ]
+    assert replace(price, depths=()) == priced(PLACEMENTS["all on one"], on), "and the average stays"
+
+
+@pytest.mark.parametrize(
+    ("params", "users", "expected"),
+    [
+        (Params(n_ctx=N_CTX), 1, N_CTX),
+        (Params(n_ctx=N_CTX, n_seq_max=4), 4, N_CTX // 4),
+        (Params(n_ctx=N_CTX, n_seq_max=4, kv_unified=True), 1, N_CTX),
+        (Params(n_ctx=N_CTX, n_seq_max=4, kv_unified=True), 2, N_CTX // 2),
+    ],
+)
+def test_a_plan_has_the_speed_with_a_full_context(params: Params, users: int, expected: int) -> None:
+    request = replace(asked(devices=limits(80000)), workload=Workload(512, 128, users=users), most_drafted=3)
+    placed = Placement(0, (49,)), params, Breakdown((), ("CUDA0",), N_CTX, True, (1, 1)), LAYOUT
+    price = price_placement(request, request.devices, *placed)
+    assert price and price.full_context
+    assert [each.live_tokens for each in price.depths] == [price.full_context.live_tokens] == [expected]
+    assert price.full_context.generation_seconds > price.estimate.generation_seconds
+    reads = placed[0], replace(params, embeddings=True), *placed[2:]
+    text = price_placement(request, request.devices, *reads)
+    assert text and text.depths == () and text.full_context is None, "a model that only reads generates nothing"
 
 
 @pytest.mark.parametrize("n_splits", [(1, 2), (2, 1), (9, 9)], ids=str)
@@ -179,7 +222,8 @@ def test_a_placement_is_priced_as_its_parameters_are() -> None:
     breakdown = Breakdown((), ("CUDA0", "CUDA1"), N_CTX, True, (9, 9))
     found = price_placement(request, request.devices, placement, params, breakdown, LAYOUT)
     both = Speeds(("CUDA0", "CUDA1"), (CARD, replace(CARD, bandwidth=2e12)), (1, 1), HOST)
-    assert found == replace(priced(placement, both, n_splits=(9, 9)), breakdown=breakdown)
+    assert found and found.depths == priced(placement, both, n_splits=(9, 9), depths=(N_CTX,)).depths
+    assert replace(found, depths=()) == replace(priced(placement, both, n_splits=(9, 9)), breakdown=breakdown)
 
 
 def test_a_device_that_is_left_out_is_not_taken_for_the_next() -> None:

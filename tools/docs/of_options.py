@@ -146,7 +146,8 @@ def values(kind: Kind) -> str:
         return "" if "|" in (kind.metavar or "") else f"One of {codes(kind.words)}."
     if isinstance(kind, kinds.Layers) or not isinstance(kind, kinds.Whole):
         return ""
-    return f"A whole number, {kind.range}."
+    several = ", or a list of them" if isinstance(kind, kinds.TokenCounts) else ""
+    return f"A whole number{several}, {kind.range}."
 
 
 def default_of(each: Parameter) -> str:

@@ -88,6 +88,11 @@ class Price:
     """Speed of generation at other depths: of a plan, with a full context; of ``estimate``, as asked for."""
 
     @property
+    def full_context(self) -> SpeedAt | None:
+        """The first of ``depths``: of a plan, the speed with a full context; ``None`` if it generates nothing."""
+        return self.depths[0] if self.depths else None
+
+    @property
     def prompt_tokens_per_second(self) -> float:
         """Speed of prompt processing, in tokens per second."""
         return self.estimate.prompt_tokens_per_second
@@ -174,15 +179,16 @@ def price_placement(
     speeds = speeds_of(request, request.host_speed, devices)
     pieces = _measured_pieces(request, devices, placement, params, breakdown, layout)
     work = work_of(pieces, placement, breakdown.n_splits)
-    depths = full_context(params, request.workload)
+    depths = full_context(params, breakdown, request.workload)
     return _price_work(work, speeds, request.workload, breakdown, None, request.most_drafted, depths)
 
 
-def full_context(params: Params, workload: Workload) -> tuple[int, ...]:
+def full_context(params: Params, breakdown: Breakdown, workload: Workload) -> tuple[int, ...]:
     """Return the tokens of each user in a full context; none for a model that generates none."""
     if params.embeddings:
         return ()
-    each = context_of_a_sequence(params, params.n_ctx)
+    n_ctx = params.n_ctx or breakdown.n_ctx
+    each = context_of_a_sequence(replace(params, n_ctx=n_ctx), n_ctx)
     return (each // workload.users if params.kv_unified else each,)
 
 
@@ -401,8 +407,8 @@ def price_of(
         return estimate(replace(workload, users=users, drafted=drafted)).generation_seconds
 
     steps = tuple((n, step(n)) for n in numbers if workload.users > 1)
-    depths = range(most_drafted + 1)
-    checks = tuple((n, tuple(step(n, depth) for depth in depths)) for n in numbers if most_drafted)
+    drafted = range(most_drafted + 1)
+    checks = tuple((n, tuple(step(n, depth) for depth in drafted)) for n in numbers if most_drafted)
     at_depths = (
         SpeedAt(depth, estimate(replace(workload, prompt=0, generate=0, cached=depth)).generation_seconds)
         for depth in depths

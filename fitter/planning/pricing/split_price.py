@@ -71,7 +71,7 @@ def price_split(
     by_name = {device.name: device for device in request.devices}
     speeds = speeds_of(request, request.host_speed, [by_name[name] for name in params.devices])
     pieces = pieces_at(request.facts, layout, params, breakdown, request.pinned)
-    depths = full_context(params, request.workload)
+    depths = full_context(params, breakdown, request.workload)
     return _price_split(pieces, placement, speeds, request.workload, breakdown, None, depths)
 
 
