@@ -19,6 +19,7 @@ from fitter.machine.machine import device_speeds
 from fitter.machine.speed import DeviceSpeed
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.request.request import DEFAULT_HOST_MARGIN, DEFAULT_MARGIN
+from fitter.planning.speed.cost import Workload
 from tools import shapes, upstream
 from tools.search.machines import MIB, Machine
 
@@ -105,12 +106,13 @@ class Asking:
         )
 
     def at_depths(self, machine: Machine, plan: Outcome, depths: Sequence[int]) -> list[float]:
-        """Estimate the seconds of a generated token with so many tokens in the cache, for each of ``depths``."""
+        """Estimate the seconds of a request of ``plan`` that fills the cache to each of ``depths``, for each token."""
         placed = {name: value for name, value in plan.pins.items() if value not in (None, [])}
         options = {name: value for name, value in machine.options.items() if name not in ("host_memory", "margin")}
         words = {**options, **placed, "gpus": machine.gpus, "worker": self._worker}
-        prices = (fitter.estimate(self.path(machine.shape), live_tokens=depth, **words) for depth in depths)
-        return [price.estimate.generation_seconds for price in prices]
+        requests = [(max(1, depth - Workload.generate), min(Workload.generate, depth - 1)) for depth in depths]
+        prices = (fitter.estimate(self.path(machine.shape), prompt=p, generate=g, **words) for p, g in requests)
+        return [price.seconds / depth for price, depth in zip(prices, depths, strict=True)]
 
     def upstream(self, machine: Machine) -> Outcome | None:
         """What upstream's own fit chooses there, priced by fitter.
