@@ -16,7 +16,7 @@ from fitter.output.documents.document import SCHEMA
 from fitter.parameters.kinds import Flag
 from fitter.parameters.table import PARAMETERS, PROGRAMS, SHARED, of_a_load
 from fitter.planning.plan.plan import Plan
-from fitter.planning.pricing.pricing import Price
+from fitter.planning.pricing.pricing import Price, SpeedAt
 from fitter.planning.request.request_limits import check_params
 from fitter.planning.request.summary import (
     DeviceUse,
@@ -187,14 +187,23 @@ def _llama_cpp(entry: _Entry) -> LlamaCpp:
 
 
 def _price(entry: _Entry, breakdown: Breakdown) -> Price:
-    """Read the two speeds as the price of a usual request; the file does not say which request it was."""
-    prompt, generation = (
-        1 / speed if (speed := entry[f"{kind}_tokens_per_second"].number()) else float("inf")
-        for kind in ("prompt", "generation")
-    )
+    """Read the speeds as the price of a usual request; the file does not say which request it was."""
+    prompt, generation = _seconds(entry["prompt_tokens_per_second"]), _seconds(entry["generation_tokens_per_second"])
     workload = Workload()
     estimate = Estimate(prompt, generation, workload.prompt * prompt + workload.generate * generation)
-    return Price(estimate, workload, workload.prompt + workload.generate / 2, (), breakdown)
+    full = entry.later("full_context", lambda each: each.maybe(_speed_at), None)
+    depths = () if full is None else (full,)
+    return Price(estimate, workload, workload.prompt + workload.generate / 2, (), breakdown, depths=depths)
+
+
+def _speed_at(entry: _Entry) -> SpeedAt:
+    return SpeedAt(entry["tokens"].whole(), _seconds(entry["generation_tokens_per_second"]))
+
+
+def _seconds(speed: _Entry) -> float:
+    """Read tokens per second; return seconds per token."""
+    rate = speed.number()
+    return 1 / rate if rate else float("inf")
 
 
 def _choice(entry: _Entry) -> Choice:

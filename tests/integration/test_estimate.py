@@ -15,6 +15,7 @@ import fitter
 from fitter import Price
 from fitter.errors import UsageError
 from fitter.llama.client import Worker
+from fitter.output.units import speed
 from tests.support.command import run_fitter
 from tools import shapes
 
@@ -194,9 +195,13 @@ def test_the_command_line_says_how_fast(models: dict[str, Path]) -> None:
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     estimate = document["estimate"]
-    assert set(estimate) == {"prompt_tokens_per_second", "generation_tokens_per_second"}
+    assert set(estimate) == {"prompt_tokens_per_second", "generation_tokens_per_second", "full_context"}
+    full = estimate["full_context"]
+    assert full["tokens"] == document["params"]["n_ctx"] > 1200
+    assert full["generation_tokens_per_second"] < estimate["generation_tokens_per_second"]
     seconds = 1000 / estimate["prompt_tokens_per_second"] + 200 / estimate["generation_tokens_per_second"]
-    assert f"(1000 + 200 tokens: {seconds:.1f} s)" in done.stderr
+    at_full = f"{speed(full['generation_tokens_per_second'])} t/s with {full['tokens']} tokens in the context"
+    assert f"(1000 + 200 tokens: {seconds:.1f} s) · {at_full}" in " ".join(done.stderr.split())
     assert "speed of CUDA0: default: as " in done.stderr
     assert "t/s prompt (CUDA0: default: as " in run_fitter(*words).stderr
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fitter.api import Plan
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.plan.plan import DeviceUse, HostUse, ModelSummary, Problem, Search, SharedUse
-from fitter.planning.pricing.pricing import Price, SpeedSource
+from fitter.planning.pricing.pricing import Price, SpeedAt, SpeedSource
 from fitter.planning.speed.cost import Estimate, Part, Workload
 from fitter.planning.speed.explain import Bound, Choice
 
@@ -70,9 +70,15 @@ def shared_use(what: str = "projector", arguments: tuple[str, ...] = (), **mib: 
 
 
 def make_price(
-    *sources: SpeedSource, prompt: float = 1240.4, generation: float = 38.04, parts: tuple[Part, ...] = ()
+    *sources: SpeedSource,
+    prompt: float = 1240.4,
+    generation: float = 38.04,
+    parts: tuple[Part, ...] = (),
+    full: float | None = None,
 ) -> Price:
-    """The price of 2048 + 512 tokens at so many tokens per second."""
+    """The price of 2048 + 512 tokens at so many tokens per second; ``full``: those of generation with 4096."""
     seconds = 2048 / prompt + 512 / generation
     breakdown = Breakdown((HOST_ROW,), (), 4096)
-    return Price(Estimate(1 / prompt, 1 / generation, seconds, parts), Workload(), 2304, sources, breakdown)
+    estimate = Estimate(1 / prompt, 1 / generation, seconds, parts)
+    depths = () if full is None else (SpeedAt(4096, 1 / full),)
+    return Price(estimate, Workload(), 2304, sources, breakdown, depths=depths)

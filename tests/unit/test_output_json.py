@@ -143,7 +143,10 @@ def test_the_estimate() -> None:
     assert to_dict(make_plan(estimate=make_price()))["estimate"] == {
         "prompt_tokens_per_second": 1240,
         "generation_tokens_per_second": 38.04,
+        "full_context": None,
     }
+    estimate = to_dict(make_plan(estimate=make_price(full=30.12345)))["estimate"]
+    assert estimate["full_context"] == {"tokens": 4096, "generation_tokens_per_second": 30.12}
 
 
 def test_what_llama_cpp_chose_is_said_where_nobody_set_it() -> None:

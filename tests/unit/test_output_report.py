@@ -141,6 +141,20 @@ def test_what_was_chosen_over_what() -> None:
     assert "Lower bound: 10 s; this plan takes at most 40.0 % more than the best could." in page
 
 
+@pytest.mark.parametrize(
+    ("full", "expected"),
+    [
+        (30.04, [("generation", "38"), ("at 4,096 tokens", "30"), ("prompt", "1,240")]),
+        (38.02, [("generation", "38"), ("prompt", "1,240")]),
+        (None, [("generation", "38"), ("prompt", "1,240")]),
+    ],
+)
+def test_the_speed_with_a_full_context(full: float | None, expected: list[tuple[str, str]]) -> None:
+    page = plan_page(make_plan(estimate=make_price(full=full)))
+    found = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*) <small>tokens/s, estimated</small>", page)
+    assert found == expected
+
+
 def test_what_takes_most_of_the_time_is_said_first() -> None:
     # 2048 + 512 tokens: 0.3, 1.4 and 8.5 seconds, and what rounds to nothing
     parts = (Part("a", 0.0001, 0.0002), Part("b", 0.0005, 0.0008), Part("c", 0.004, 0.0006), Part("d", 1e-6, 1e-6))

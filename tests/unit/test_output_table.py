@@ -18,6 +18,7 @@ from fitter.planning.plan.plan import Alternative, Plan, Problem
 from fitter.planning.pricing.pricing import SpeedSource
 from fitter.planning.request.request import Progress
 from fitter.planning.request.summary import PoolUse, Setting, SharedUse
+from fitter.planning.speed.cost import Workload
 from fitter.programs.later import Later
 from tests.support.answers import CALIBRATION, INSPECTION, Terminal
 from tests.support.plans import GIB, MIB, make_plan, make_price, shared_use
@@ -254,6 +255,40 @@ def test_the_estimate_says_which_speeds_are_defaults() -> None:
     text = rendered(plan, verbose=True)
     assert "  estimated 1,240 t/s prompt · 38 t/s generation (2048 + 512 tokens: 15.1 s)\n" in text
     assert "  speed of host: 40 GB/s, assumed (two channels)\n" in text
+
+
+@pytest.mark.parametrize(
+    ("full", "estimate", "verbose"),
+    [
+        pytest.param(30.74, ", 30.7 at 4096 tokens", " · 30.7 t/s with 4096 tokens in the context", id="slower"),
+        pytest.param(38.02, "", "", id="the same in three digits"),
+        pytest.param(None, "", "", id="unknown"),
+    ],
+)
+def test_the_estimate_says_the_speed_with_a_full_context(full: float | None, estimate: str, verbose: str) -> None:
+    plan = make_plan(estimate=make_price(full=full))
+    assert rendered(plan).endswith(f"  estimate  38 t/s generation{estimate} · 1,240 t/s prompt\n")
+    said = f"  estimated 1,240 t/s prompt · 38 t/s generation (2048 + 512 tokens: 15.1 s){verbose}\n"
+    assert said in rendered(plan, verbose=True)
+
+
+def test_the_speed_with_a_full_context_of_several_users() -> None:
+    price = replace(make_price(full=20.0), workload=Workload(users=3))
+    text = rendered(make_plan(estimate=price), verbose=True)
+    said = "(2048 + 512 tokens for each of 3 users at once: 15.1 s) · 20 t/s with 4096 tokens in the context of each"
+    assert said in " ".join(text.split())
+
+
+def test_a_long_estimate_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    host = SpeedSource("host", "40 GB/s, assumed (two channels): --host-bandwidth sets another", True)
+    out = Terminal()
+    plan_table.print_to(out, plan_table.plan_table(make_plan(estimate=make_price(host, full=30.0))))
+    assert [line.rstrip() for line in out.getvalue().splitlines()[-2:]] == [
+        "  estimate  38 t/s generation, 30 at 4096 tokens · 1,240 t/s prompt (host: 40",
+        "            GB/s, assumed)",
+    ]
 
 
 @pytest.mark.parametrize(

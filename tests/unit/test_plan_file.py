@@ -15,6 +15,7 @@ from fitter.output.documents.document import dumps
 from fitter.output.documents.plan_document import to_dict
 from fitter.output.plan_file import read_plan
 from fitter.planning.plan.plan import Problem, resolved
+from fitter.planning.pricing.pricing import SpeedAt
 from fitter.planning.request.summary import PoolUse, Setting
 from fitter.planning.speed.explain import Bound, Choice, Reason
 from fitter.programs.later import Later
@@ -72,7 +73,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, params: Params) -> None:
         Choice("how", "so", 1.0),
     )
     plan = replace(
-        make_plan(params, estimate=make_price(), levers=("no op_offload",), bound=bound, choices=choices),
+        make_plan(params, estimate=make_price(full=31.5), levers=("no op_offload",), bound=bound, choices=choices),
         shared=(shared,),
         rpc=("127.0.0.1:50052",),
         program="llama-server",
@@ -91,6 +92,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, params: Params) -> None:
     assert (found.program, found.later, found.host.later) == ("llama-server", LATER, 7 << 30)
     assert (found.levers, found.shared, found.rpc, found.search) == (plan.levers, plan.shared, plan.rpc, plan.search)
     assert found.fits
+    assert found.estimate and found.estimate.depths == (SpeedAt(4096, 1 / 31.5),)
     # the file has the devices that llama.cpp takes by itself
     assert to_dict(found) == to_dict(replace(plan, params=resolved(plan)))
 
@@ -121,10 +123,14 @@ def test_memory_that_is_shared(tmp_path: Path) -> None:
 
 
 def test_what_an_earlier_version_did_not_say(tmp_path: Path) -> None:
-    document = to_dict(make_plan(bound=Bound(1.5, reached=3.0)))
+    document = to_dict(make_plan(estimate=make_price(full=30.0), bound=Bound(1.5, reached=3.0)))
+    del document["estimate"]["full_context"]
     del document["explanation"]["bound"]["reasons"]
     (tmp_path / "plan.json").write_text(dumps(document))
-    assert read_plan(tmp_path / "plan.json").bound == Bound(1.5)
+    assert read_plan(tmp_path / "plan.json").bound == Bound(1.5, reached=3.0)
+    estimate = read_plan(tmp_path / "plan.json").estimate
+    assert estimate and (estimate.depths, estimate.full_context) == ((), None)
+    assert to_dict(read_plan(tmp_path / "plan.json"))["estimate"] == {**document["estimate"], "full_context": None}
     for name in ("explanation", "program", "later"):
         del document[name]
     del document["host"]["later"]
@@ -174,6 +180,8 @@ def _without(*keys: str | int) -> Callable[[Any], None]:
     return change
 
 
+SPEEDS = {"prompt_tokens_per_second": 100.0, "generation_tokens_per_second": 10}
+
 WRONG: dict[str, tuple[Callable[[Any], None], str]] = {
     "another schema": (_set("schema", to=2), "it has schema 2, but this fitter reads schema 1: install a newer fitter"),
     "no schema": (_without("schema"), "'schema' is missing"),
@@ -194,6 +202,14 @@ WRONG: dict[str, tuple[Callable[[Any], None], str]] = {
     "bytes missing": (_without("memory", 0, "compute"), "'memory[0].compute' is missing"),
     "no memory": (_without("memory"), "'memory' is missing"),
     "a device without a margin": (_without("devices", 1, "margin"), "'devices[1].margin' is missing"),
+    "a context in words": (
+        _set("estimate", to={**SPEEDS, "full_context": {"tokens": "all", "generation_tokens_per_second": 1.0}}),
+        "'estimate.full_context.tokens' is \"all\", not a whole number",
+    ),
+    "no speed with a full context": (
+        _set("estimate", to={**SPEEDS, "full_context": {"tokens": 4096}}),
+        "'estimate.full_context.generation_tokens_per_second' is missing",
+    ),
     "fits, with problems": (
         _set("problems", to=[{"device": "host", "missing": 1, "message": ""}]),
         "'fits' and 'problems' contradict each other",

@@ -12,7 +12,7 @@ from fitter.parameters.table import of_a_load
 from fitter.planning.plan.drafting import BestDepth, Depth, Drafting
 from fitter.planning.plan.plan import Alternative, Plan, resolved
 from fitter.planning.plan.turns import Turns, UserSpeed
-from fitter.planning.pricing.pricing import Price
+from fitter.planning.pricing.pricing import Price, SpeedAt
 from fitter.planning.request.session import Session
 from fitter.planning.request.summary import (
     DeviceUse,
@@ -46,6 +46,8 @@ _POOL = document(
 )
 _ROW = document(Row, "buffer_type", "device", "is_host", *BYTES, "reserved")
 _SPEEDS = (rounded("prompt_tokens_per_second"), rounded("generation_tokens_per_second"))
+_FULL = "Speed of generation when the context of a user is full; null where it is unknown, or nothing is generated."
+_FULL_CONTEXT = document(SpeedAt, Key("tokens", "live_tokens"), rounded("generation_tokens_per_second"))
 _ALTERNATIVE = document(Alternative, "arguments", "n_ctx", *_SPEEDS, Key("measured", "is_measured"), "file_type")
 _USERS = document(UserSpeed, "users", *map(rounded, ("seconds", "each", "together")))
 _DRAFTING = document(
@@ -120,7 +122,7 @@ PLAN = document(
     Key("memory", "breakdown.rows", _ROW, about="What llama.cpp measured for each buffer type."),
     Key(
         "estimate",
-        of=document(Price, *_SPEEDS),
+        of=document(Price, *_SPEEDS, Key("full_context", of=_FULL_CONTEXT, about=_FULL)),
         about="Estimated tokens per second; null where the plan does not fit.",
     ),
     Key("drafting", of=_DRAFTING),

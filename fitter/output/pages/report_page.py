@@ -21,7 +21,7 @@ from fitter.output.pages.page import fragment, page, pictures
 from fitter.output.pictures import bars, drawing, layer_picture
 from fitter.output.pictures.drawing import WIDE
 from fitter.output.tables.explanation import default_speeds, explain_lines, far_lines
-from fitter.output.tables.plan_facts import turns_warnings
+from fitter.output.tables.plan_facts import full_context, turns_warnings
 from fitter.output.tables.plan_table import later_text, parameter_lines, shared_text, work_text
 from fitter.output.tables.pool_lines import pool_lines
 from fitter.output.units import dummy_loads, duration, speed
@@ -210,6 +210,9 @@ def _facts(plan: Plan) -> list[Fact]:
         facts.append(Fact("a turn", duration(plan.turns.all.seconds), "estimated"))
     if price is not None:
         facts.append(Fact("generation", speed(price.generation_tokens_per_second), "tokens/s, estimated"))
+        if (full := full_context(price)) is not None:
+            at_full = speed(full.generation_tokens_per_second)
+            facts.append(Fact(f"at {full.live_tokens:,} tokens", at_full, "tokens/s, estimated"))
         facts.append(Fact("prompt", speed(price.prompt_tokens_per_second), "tokens/s, estimated"))
     if plan.devices:
         used, total = (sum(getattr(use, what) for use in plan.devices) for what in ("used", "total"))

@@ -15,7 +15,7 @@ from fitter.planning.plan.drafting import Drafting
 from fitter.planning.plan.layer_map import HOST_NAME
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.turns import Turns
-from fitter.planning.pricing.pricing import Price
+from fitter.planning.pricing.pricing import Price, SpeedAt
 from fitter.planning.request.constraints import context_of_a_sequence
 from fitter.planning.request.summary import SharedUse
 from fitter.text import human, printable
@@ -157,12 +157,21 @@ def _users(count: int) -> str:
 def _speeds(price: Price, *, is_host_shared: bool) -> str:
     """Write the speeds, and the assumed ones of the machine; a GPU that shares the host's memory stands for both."""
     prompt, generation = speed(price.prompt_tokens_per_second), speed(price.generation_tokens_per_second)
+    full = full_context(price)
+    at_full = "" if full is None else f", {speed(full.generation_tokens_per_second)} at {full.live_tokens} tokens"
     of: dict[str, list[str]] = {}
     for source in price.sources:
         if source.is_default and not (is_host_shared and source.device == HOST_NAME):
             of.setdefault(re.split(" [(]|, which", source.text)[0], []).append(source.device)
     assumed = [f"{', '.join(devices)}: {text}" for text, devices in of.items()]
-    return f"{generation} t/s generation · {prompt} t/s prompt" + (f" ({'; '.join(assumed)})" if assumed else "")
+    speeds = f"{generation} t/s generation{at_full} · {prompt} t/s prompt"
+    return speeds + (f" ({'; '.join(assumed)})" if assumed else "")
+
+
+def full_context(price: Price) -> SpeedAt | None:
+    """Return the speed with a full context; ``None`` if that reads as the request's, or if nothing is generated."""
+    full, usual = price.full_context, speed(price.generation_tokens_per_second)
+    return None if full is None or speed(full.generation_tokens_per_second) == usual else full
 
 
 def shared_places(shared: SharedUse) -> str:

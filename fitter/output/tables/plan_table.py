@@ -21,6 +21,7 @@ from fitter.output.tables.plan_facts import (
     cut_short,
     drafting_text,
     facts,
+    full_context,
     given_up,
     layers,
     reduced,
@@ -359,9 +360,18 @@ def _estimate(price: Price) -> str:
     workload = price.workload
     prompt, generation = speed(price.prompt_tokens_per_second), speed(price.generation_tokens_per_second)
     each = "" if workload.users == 1 else f" for each of {workload.users} users at once"
+    full = full_context(price)
+    of_each = "" if workload.users == 1 else " of each"
+    at_full = (
+        ""
+        if full is None
+        else (
+            f" · {speed(full.generation_tokens_per_second)} t/s with {full.live_tokens} tokens in the context{of_each}"
+        )
+    )
     return (
         f"estimated {prompt} t/s prompt · {generation} t/s generation "
-        f"({workload.prompt} + {workload.generate} tokens{each}: {price.seconds:.1f} s)"
+        f"({workload.prompt} + {workload.generate} tokens{each}: {price.seconds:.1f} s){at_full}"
     )
 
 
