@@ -30,7 +30,15 @@ def cell(machine: str, rate: float | None, memory: int, **more: Any) -> Explored
 
 
 CELLS = (
-    cell("a card", 40.5, 24, host_weights=5 * GIB + 1, prompt_tokens_per_second=1234.5, arguments=("-c", "8192")),
+    cell(
+        "a card",
+        40.5,
+        24,
+        host_weights=5 * GIB + 1,
+        prompt_tokens_per_second=1234.5,
+        full_context_tokens_per_second=33.25,
+        arguments=("-c", "8192"),
+    ),
     cell("a slower card", 10.0, 24),
     cell("a small card", None, 4, problem="CUDA0 lacks 3072 MiB: use less"),
     replace(cell("a lost card", None, 8), fits=None, n_ctx=None, problem="llama.cpp did not answer in 60 s"),
@@ -60,6 +68,7 @@ def test_every_figure_is_that_of_json() -> None:
         "weights on the host": "host_weights",
         "prompt, t/s": "prompt_tokens_per_second",
         "generation, t/s": "tokens_per_second",
+        "with a full context, t/s": "full_context_tokens_per_second",
         "memory of the devices": "memory",
     }
     shown = rows(exploration_page(found.to_dict()))
@@ -75,6 +84,11 @@ def test_every_figure_is_that_of_json() -> None:
         ("", ""),
     ]
     assert [row["note"] for row in shown] == [each["problem"] or "" for each in cells]
+
+
+def test_there_is_no_column_for_full_contexts_where_their_speed_is_unknown() -> None:
+    older = [replace(each, full_context_tokens_per_second=None) for each in CELLS]
+    assert "with a full context, t/s" not in rows(exploration_page(explored(*older).to_dict()))[0]
 
 
 def test_the_document_is_in_the_page() -> None:
@@ -184,7 +198,7 @@ def test_charts_of_the_front(cells: list[ExploredCell], charts: int) -> None:
 
 
 def test_a_price_that_is_unknown_has_no_dot() -> None:
-    known = replace(CELLS[1], host_weights=0, prompt_tokens_per_second=1.0)
+    known = replace(CELLS[1], host_weights=0, prompt_tokens_per_second=1.0, full_context_tokens_per_second=9.0)
     cells = [replace(CELLS[0], cost=100.0), replace(known, cost=50.0), replace(CELLS[0], machine="unpriced")]
     page = exploration_page(explored(*cells, cost="price").to_dict())
     assert "<title>a card" in page and "<title>unpriced" not in page

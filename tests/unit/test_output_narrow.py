@@ -187,6 +187,7 @@ def grid(axes: dict[str, tuple[Any, ...]]) -> Exploration:
             needs_imatrix=True,
             prompt_tokens_per_second=1234.0,
             tokens_per_second=1.27,
+            full_context_tokens_per_second=0.98,
             cost=1600.0,
             is_best=True,
         )
@@ -212,16 +213,18 @@ def test_no_name_of_a_grid_is_broken(axes: dict[str, Any], width: int, monkeypat
 def test_what_many_rows_share_becomes_a_heading(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = shown(exploration_table.exploration_table(grid(AXES["contexts"])), 60, monkeypatch)
     assert [line.rstrip() for line in lines[:9]] == [
-        "    -c  fits  host MiB  prompt t/s   t/s  price",
+        "    -c  fits  prompt t/s   t/s  t/s full  price",
         "deepseek-r1-distill-llama-70b, rtx-4090",
-        "  8192   yes     20480       1,230  1.27   1600  best",
-        "131072   yes     20480       1,230  1.27   1600  best",
+        "  8192   yes       1,230  1.27      0.98   1600  best",
+        "131072   yes       1,230  1.27      0.98   1600  best",
         "deepseek-r1-distill-llama-70b, rtx-4090 + rtx-3060-12gb +",
         "rtx-pro-6000-blackwell",
-        "  8192   yes     20480       1,230  1.27   1600  best",
-        "131072   yes     20480       1,230  1.27   1600  best",
+        "  8192   yes       1,230  1.27      0.98   1600  best",
+        "131072   yes       1,230  1.27      0.98   1600  best",
         "qwen3-30b-a3b, rtx-4090",
     ]
+    narrower = shown(exploration_table.exploration_table(grid(AXES["contexts"])), 48, monkeypatch)
+    assert narrower[0].split() == ["-c", "fits", "prompt", "t/s", "t/s", "price"]
     whole = shown(exploration_table.exploration_table(grid(AXES["contexts"])), 140, monkeypatch)
     assert whole[1].split()[:2] == ["deepseek-r1-distill-llama-70b", "rtx-4090"]
 

@@ -187,3 +187,18 @@ def test_models_whose_files_have_one_name_are_told_apart() -> None:
     assert [line.split()[0] for line in text.splitlines()[2:5]] == ["a/model.gguf", "b/model.gguf", "other.gguf"]
     assert "runs b/model.gguf: context 8192" in text
     assert "other.gguf" in table(cells[2:]) and "c/other.gguf" not in table(cells[2:])
+
+
+@pytest.mark.parametrize(
+    ("full", "says", "columns"),
+    [
+        (8.25, "context 8192, about 10 t/s, 8.25 with a full context", ["t/s", "t/s", "full"]),
+        (10.0, "context 8192, about 10 t/s", ["t/s", "t/s", "full"]),
+        (None, "context 8192, about 10 t/s", ["t/s", "t/s"]),
+    ],
+)
+def test_the_speed_with_a_full_context(full: float | None, says: str, columns: list[str]) -> None:
+    found = replace(GRID["small"], full_context_tokens_per_second=full)
+    heading, _, *lines = table([found, GRID["does not fit"]], ExploredAnswer("model.gguf", found)).splitlines()[1:]
+    assert heading.split()[-len(columns) :] == columns
+    assert lines[-2].endswith(f"runs model.gguf: {says}")

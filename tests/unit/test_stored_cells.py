@@ -23,7 +23,17 @@ from fitter.planning.tables.exploration import ExploredCell
 
 HEAD = '{"format": "fitter explore", "version": 1}\n'
 CELL = ExploredCell("model.gguf", None, "24GiB", 4096, None, None, None)
-FOUND = replace(CELL, fits=True, n_ctx=4096, bytes=7, used=8, host_weights=0, tokens_per_second=9.5, arguments=("-c",))
+FOUND = replace(
+    CELL,
+    fits=True,
+    n_ctx=4096,
+    bytes=7,
+    used=8,
+    host_weights=0,
+    tokens_per_second=9.5,
+    full_context_tokens_per_second=8.5,
+    arguments=("-c",),
+)
 KEY = Key("digest", "1.0 abc", "model.gguf", {"n_ctx": 4096})
 
 
@@ -82,6 +92,7 @@ DAMAGED: dict[str, Any] = {
     "a yes that is a number": {"fits": 1},
     "a speed that is none": {"tokens_per_second": float("nan")},
     "a speed without end": {"tokens_per_second": float("inf")},
+    "a speed in words": {"full_context_tokens_per_second": "8.5"},
     "arguments that are one text": {"arguments": "-c 4096"},
     "arguments that are numbers": {"arguments": [4096]},
     "a problem that is a list": {"problem": []},
@@ -96,6 +107,18 @@ def test_a_damaged_cell_is_planned_again(tmp_path: Path, change: dict[str, Any])
     path.write_text(HEAD + json.dumps(line) + "\n")
     assert known(path) == FOUND
     path.write_text(HEAD + json.dumps({**line, "found": {**line["found"], **change}}) + "\n")
+    assert known(path) is None
+
+
+def test_a_cell_of_before_there_was_a_speed_with_a_full_context_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "cells.jsonl"
+    line = written(path)
+    assert known(path) == FOUND
+    del line["found"]["full_context_tokens_per_second"]
+    path.write_text(HEAD + json.dumps(line) + "\n")
+    assert known(path) == replace(FOUND, full_context_tokens_per_second=None)
+    del line["found"]["tokens_per_second"]
+    path.write_text(HEAD + json.dumps(line) + "\n")
     assert known(path) is None
 
 

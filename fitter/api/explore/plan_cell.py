@@ -110,6 +110,7 @@ def run(task: Task) -> tuple[dict[str, Any], bool]:
 def figures_of(plan: Plan, called: str = "", path: str = "") -> dict[str, Any]:
     """Return the figures of ``plan`` for its cell; ``called`` replaces ``path`` in messages."""
     price, problem = plan.estimate if plan.fits else None, None
+    full = None if price is None else price.full_context
     if plan.problems:
         problem = plan.problems[0].message.replace(path, called) if path else plan.problems[0].message
     return {
@@ -120,6 +121,7 @@ def figures_of(plan: Plan, called: str = "", path: str = "") -> dict[str, Any]:
         "host_weights": plan.host.model,
         "prompt_tokens_per_second": None if price is None else price.prompt_tokens_per_second,
         "tokens_per_second": None if price is None else price.generation_tokens_per_second,
+        "full_context_tokens_per_second": None if full is None else full.generation_tokens_per_second,
         "arguments": tuple(arguments(plan)) if plan.fits else None,
         "problem": problem,
     }

@@ -12,6 +12,7 @@ CELL = document(
     rounded("prompt_tokens_per_second"),
     rounded("tokens_per_second"),
     *("arguments", "problem", "needs_imatrix", "memory", "cost", "is_best", "bits_per_weight"),
+    rounded("full_context_tokens_per_second"),
 )
 
 EXPLORATION = document(

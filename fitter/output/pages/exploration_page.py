@@ -30,17 +30,19 @@ _AXES = {
     "n_ubatch": "micro batch",
 }
 """Keys that identify a cell, with titles. A value that all cells share stands once above the table."""
+_FULL = "full_context_tokens_per_second"
 _FIGURES = {
     "n_ctx": "context",
     "used": "on devices",
     "host_weights": "weights on the host",
     "prompt_tokens_per_second": "prompt, t/s",
     "tokens_per_second": "generation, t/s",
+    _FULL: "with a full context, t/s",
 }
 COSTS = {"price": "price", "watts": "watts", "memory": "memory of the devices"}
 """Kinds of cost of a machine, and their titles."""
 _BYTES = ("used", "host_weights", "memory")
-_RATES = ("prompt_tokens_per_second", "tokens_per_second")
+_RATES = ("prompt_tokens_per_second", "tokens_per_second", _FULL)
 _TOKENS = ("n_ctx", "asked_context", "n_ubatch")
 _FITS = {True: "yes", False: "no", None: "unknown"}
 _SAME = "-"
@@ -165,7 +167,8 @@ def _columns(document: Mapping[str, Any]) -> list[_Column]:
     varied = _varied(cells) or ["machine"]
     columns = [_Column(key, _AXES[key], key in _TOKENS) for key in varied]
     columns += [_Column("fits", "fits", False), _Column("is_best", "best trade-off", False)]
-    columns += [_Column(key, title) for key, title in _FIGURES.items()]
+    has_full = any(cell[_FULL] is not None for cell in cells)
+    columns += [_Column(key, title) for key, title in _FIGURES.items() if key != _FULL or has_full]
     cost = "memory" if document["cost"] == "memory" else "cost"
     columns.append(_Column(cost, COSTS[document["cost"]]))
     has_notes = any(any(_notes(cell)) for cell in cells)
@@ -246,7 +249,7 @@ def _answer(answer: Mapping[str, Any], cost: str) -> dict[str, Any]:
     notes.append(f"confirmed {confirmed}")
     if cell["needs_imatrix"]:
         notes.append("a file of that type is only made with an importance matrix")
-    keys = ["n_ctx", "tokens_per_second", "prompt_tokens_per_second", "host_weights", "used"]
+    keys = ["n_ctx", "tokens_per_second", _FULL, "prompt_tokens_per_second", "host_weights", "used"]
     keys.append("memory" if cost == "memory" else "cost")
     titles = {**_FIGURES, "cost": COSTS[cost], "memory": COSTS["memory"]}
     kind = [] if cell["file_type"] is None else [("type", cell["file_type"])]

@@ -38,6 +38,10 @@ _AXES: dict[str, Callable[[ExploredCell], str]] = {
 }
 """Values that identify a cell, by title of column. A value that all cells share stands once above the table."""
 
+_FULL = "full_context_tokens_per_second"
+_RATES = {"prompt_tokens_per_second": "prompt t/s", "tokens_per_second": "t/s", _FULL: "t/s full"}
+"""Titles of the columns with speeds, by attribute; without a full context's where no cell has it."""
+
 _COSTS = {"price": "price", "watts": "W", "memory": "MiB of devices"}
 
 
@@ -76,7 +80,7 @@ def _parquet(exploration: Exploration) -> bytes:
         raise LibraryError("Parquet needs the package pyarrow: pip install pyarrow, or name a .csv file") from None
     kinds = {
         **dict.fromkeys(("asked_context", "n_ubatch", "n_ctx", "bytes", "used", "host_weights", "memory"), pa.int64()),
-        **dict.fromkeys(("prompt_tokens_per_second", "tokens_per_second", "cost", "bits_per_weight"), pa.float64()),
+        **dict.fromkeys((*_RATES, "cost", "bits_per_weight"), pa.float64()),
         **dict.fromkeys(("fits", "is_best", "needs_imatrix"), pa.bool_()),
     }
     rows = [_flat(cell) for cell in exploration.cells]
@@ -123,17 +127,18 @@ def exploration_table(exploration: Exploration, *, verbose: bool = False) -> Ren
     shown = [cell for cell in cells if cell.fits or verbose or len(cells) <= _FEW]
     # the plan's context repeats -c, and says nothing more
     spare = ["context"] if "-c" in varied and all(cell.n_ctx in (None, cell.asked_context) for cell in shown) else []
-    spare += ["host MiB", "prompt t/s", *(["fits"] if all(cell.fits for cell in shown) else [])]
+    spare += ["host MiB", "t/s full", "prompt t/s", *(["fits"] if all(cell.fits for cell in shown) else [])]
     table = NarrowTable(spare=spare, headings=sum(name in ("model", "type", "machine") for name in varied))
     for name in varied:
         table.add_column(name, justify="right" if name in ("-c", "-ub") else "left", no_wrap=True)
-    columns = ["fits", "context", "host MiB", "prompt t/s", "t/s"]
+    rates = [name for name in _RATES if name != _FULL or any(getattr(cell, _FULL) is not None for cell in shown)]
+    columns = ["fits", "context", "host MiB", *(_RATES[name] for name in rates)]
     has_cost = any(cell.cost is not None for cell in cells)
     for column in [*columns, *([_COSTS[exploration.cost]] if has_cost else [])]:
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("", style="dim", no_wrap=True)
     for cell in shown:
-        table.add_row(*_row(cell, varied, has_cost))
+        table.add_row(*_row(cell, varied, rates, has_cost))
     parts: list[RenderableType] = [Text(printable(", ".join(common)), style="bold", overflow="fold")] if common else []
     parts += [table] if shown else []
     parts += [Text(line, overflow="fold") for line in _lines_below(exploration, cells, len(cells) - len(shown), varied)]
@@ -145,12 +150,11 @@ _FEW = 40
 _MOST_REASONS = 5
 
 
-def _row(cell: ExploredCell, varied: list[str], has_cost: bool) -> tuple[str | Text, ...]:
+def _row(cell: ExploredCell, varied: list[str], rates: list[str], has_cost: bool) -> tuple[str | Text, ...]:
     style = _BEST if cell.is_best else ""
     fits = "unknown" if cell.fits is None else "yes" if cell.fits else "no"
-    rates = ("-" if each is None else speed(each) for each in (cell.prompt_tokens_per_second, cell.tokens_per_second))
     figures = [fits, "-" if cell.n_ctx is None else str(cell.n_ctx), mib(cell.host_weights if cell.fits else None)]
-    figures += rates
+    figures += ["-" if (rate := getattr(cell, name)) is None else speed(rate) for name in rates]
     if has_cost:
         figures.append("unknown" if cell.cost is None else f"{cell.cost:g}")
     about = (printable(_AXES[name](cell)) for name in varied)
@@ -215,7 +219,9 @@ def _answer_lines(exploration: Exploration, answer: ExploredAnswer) -> Iterator[
     kind = "" if cell.file_type is None else f" as {cell.file_type}"
     figures = f"context {cell.n_ctx}"
     if cell.tokens_per_second is not None:
-        figures += f", about {speed(cell.tokens_per_second)} t/s"
+        usual, full = speed(cell.tokens_per_second), cell.full_context_tokens_per_second
+        at_full = "" if full is None or speed(full) == usual else f", {speed(full)} with a full context"
+        figures += f", about {usual} t/s{at_full}"
     if cell.prompt_tokens_per_second is not None:
         figures += f" (prompt {speed(cell.prompt_tokens_per_second)} t/s)"
     yield f"{printable(exploration.asked or '')}: {printable(cell.machine)} ({why}) runs {name}{kind}: {figures}"

@@ -51,6 +51,8 @@ class ExploredCell:
     """Estimated speed of prompts."""
     tokens_per_second: float | None = None
     """Estimated speed of generation."""
+    full_context_tokens_per_second: float | None = None
+    """Estimated speed of generation when the context of a user is full; ``None`` for a model that generates nothing."""
     arguments: tuple[str, ...] | None = None
     """llama.cpp's command-line arguments; ``None`` if the plan does not fit."""
     problem: str | None = None
@@ -87,7 +89,9 @@ class ExploredCell:
 
     def having(self, figures: Mapping[str, Any]) -> ExploredCell:
         """Return the cell with ``figures``. Raises ``ValueError`` if they are not valid."""
-        if set(figures) != set(FOUND) or not all(_IS[name](value) for name, value in figures.items()):
+        if not set(FOUND) - _LATER <= set(figures) <= set(FOUND) or not all(
+            _IS[name](value) for name, value in figures.items()
+        ):
             raise ValueError("these are not the figures of a cell")
         arguments = figures["arguments"]
         return replace(self, **{**figures, "arguments": None if arguments is None else tuple(arguments)})
@@ -113,7 +117,7 @@ def _are_texts(value: object) -> bool:
 _IS: dict[str, Callable[[object], bool]] = {
     "fits": lambda value: value is None or isinstance(value, bool),
     **dict.fromkeys(("n_ctx", "bytes", "used", "host_weights"), _is_count),
-    **dict.fromkeys(("prompt_tokens_per_second", "tokens_per_second"), _is_rate),
+    **dict.fromkeys(("prompt_tokens_per_second", "tokens_per_second", "full_context_tokens_per_second"), _is_rate),
     "arguments": _are_texts,
     "problem": _is_text,
 }
@@ -121,6 +125,9 @@ _IS: dict[str, Callable[[object], bool]] = {
 
 FOUND = tuple(_IS)
 """The attributes that are figures of the plan."""
+
+_LATER = frozenset({"full_context_tokens_per_second"})
+"""Figures that the first stored cells did not have."""
 
 
 @dataclass(frozen=True)
