@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ from fitter.storage.data_files import parse_toml
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "speeds"
 PLACEMENTS = DATA / "placements.csv"
+LATER = DATA / "later_placements.csv"
+"""Published after the constants were fitted on the others."""
 GPUS = DATA / "gpus_tg128.csv"
 
 GB = 1e9
@@ -132,7 +135,8 @@ def _devices(gpu: str, source: str) -> tuple[DeviceSpeed, ...]:
         if not gpu:
             return ()
     count = re.match(r"(\d+)x ", gpu)
-    return (device_speed(gpu, "cuda"),) * (int(count[1]) if count else 1)
+    backend = re.search(r"vulkan|rocm", gpu, re.IGNORECASE)
+    return (device_speed(gpu, backend[0] if backend else "cuda"),) * (int(count[1]) if count else 1)
 
 
 def _host(cpu: str, ram: str, machine: str) -> tuple[HostSpeed, bool]:
@@ -206,7 +210,7 @@ def model_of(name: str, quant: str, size_gib: float | None, kv_type: str, flash:
     counts = list(_counts(facts))
     embedding = facts["n_vocab"] * facts["n_embd"] * bits[1] / 8
     total = sum(n * bits[kind] / 8 for layer in counts for _, n, kind, _ in layer) + embedding
-    scale = size_gib * 1024**3 / total if size_gib else 1.0
+    scale = (size_gib - facts.get("table", 0)) * 1024**3 / total if size_gib else 1.0
     layers = tuple(
         tuple(Tensor(tensor, n, n * bits[kind] / 8 * scale, experts) for tensor, n, kind, experts in layer)
         for layer in counts
@@ -278,6 +282,8 @@ class Where:
     n_gpu_layers: int
     apart: Callable[[int, str], int | None]
     cache_on_host: bool = False
+    shares: tuple[int, ...] = ()
+    """Of each device, as ``-ts`` has them; without, equal ones."""
 
 
 def _nothing(layer: int, name: str) -> int | None:
@@ -286,6 +292,12 @@ def _nothing(layer: int, name: str) -> int | None:
 
 def where_of(words: str, model: Model, fit: Callable[[], int] | None) -> Where:
     """What a row's placement says. ``fit``: layers that upstream's fit would put on the device, where that is known."""
+    shares = re.search(r" -ts ([\d,]+)", words)
+    where = _where_of(words, model, fit)
+    return replace(where, shares=tuple(map(int, shares[1].split(",")))) if shares else where
+
+
+def _where_of(words: str, model: Model, fit: Callable[[], int] | None) -> Where:
     text = words.lower()
     units = len(model.layers)
     # a note in brackets is not the placement, unless it is the number of a planner's blocks
@@ -363,13 +375,16 @@ def _patterns(patterns: list[str]) -> Callable[[int, str], int | None]:
 
 
 def work_of(model: Model, where: Where, n_devices: int, n_ubatch: int) -> Work:
-    """``model`` placed: layers on devices in even ranges."""
+    """``model`` placed: layers on devices in ranges, as many on each as its share says."""
     units = len(model.layers)
     first = units - where.n_gpu_layers
+    ends = list(itertools.accumulate(where.shares or (1,) * n_devices))
     layers: list[Layer] = []
     known: dict[Layer, Layer] = {}
     for i, (tensors, attention) in enumerate(zip(model.layers, model.attention, strict=True)):
-        home = HOST if i < first or not n_devices else (i - first) * n_devices // (units - first)
+        home = HOST
+        if i >= first and n_devices:
+            home = sum(end * (units - first) <= (i - first) * ends[-1] for end in ends)
         groups: dict[tuple[int, bool], list[Tensor]] = {}
         for tensor in tensors:
             apart = where.apart(i, tensor.name)
@@ -428,7 +443,7 @@ def _size(quant: str) -> float | None:
 
 
 def placements(path: Path = PLACEMENTS) -> tuple[list[Measured], list[Skipped]]:
-    """Rows of ``placements.csv`` that the cost model can price, and those that it cannot."""
+    """Rows of a file like ``placements.csv`` that the cost model can price, and those that it cannot."""
     usable: list[Measured] = []
     skipped: list[Skipped] = []
     with path.open(encoding="utf-8", newline="") as file:
@@ -471,7 +486,7 @@ def _placement(line: int, row: dict[str, str]) -> Measured:
     devices = _devices(row["gpu"], row["source"]) if where.n_gpu_layers else ()
     if where.n_gpu_layers and not devices:
         raise Unusable("GPU not stated")
-    work = work_of(model, where, len(devices), n_ubatch)
+    work = replace(work_of(model, where, len(devices), n_ubatch), is_mapped=bool(re.search(r"\bmmap\b", row["notes"])))
     on_host = any(w.place == HOST for layer in work.layers for w in layer.weights) or where.cache_on_host
     machine = " ".join(f"{row['host_cpu']} {row['host_ram']}".replace(",", " ").split())
     machine = machine or f"{row['source']} {row['gpu']}"
