@@ -32,6 +32,10 @@ class ContextPoint:
     """Estimated speed; ``None`` if it does not fit."""
     message: str = ""
     """Why it does not fit or has no plan."""
+    full_context_tokens_per_second: float | None = None
+    """Estimated speed of generation when the context of a user is full; ``None`` if it does not fit."""
+    prompt: int | None = None
+    """Tokens of the prompt that its speeds are for; ``None`` without an estimate."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the point for JSON."""
@@ -41,6 +45,7 @@ class ContextPoint:
 def point_of(plan: Plan) -> ContextPoint:
     """Return the point of a plan."""
     price = plan.estimate
+    full = None if price is None else price.full_context
     return ContextPoint(
         resolved(plan).n_ctx,
         plan.fits,
@@ -50,6 +55,8 @@ def point_of(plan: Plan) -> ContextPoint:
         None if price is None else price.prompt_tokens_per_second,
         None if price is None else price.generation_tokens_per_second,
         "; ".join(f"{problem.device} lacks {human(problem.missing)}" for problem in plan.problems),
+        None if full is None else full.generation_tokens_per_second,
+        None if price is None else price.workload.prompt,
     )
 
 

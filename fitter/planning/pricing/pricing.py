@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.machine.speed import DeviceSpeed, HostSpeed
@@ -264,6 +265,8 @@ def bound_of(
     trial_seconds: float,
     compute: Mapping[str, int] | None = None,
     host_only: HostOnlyTensors = NO_HOST_ONLY,
+    *,
+    is_without_flash: bool = False,
 ) -> Bound | None:
     """Compute the time below which no placement on the request's devices comes; ``None`` without prices.
 
@@ -272,6 +275,8 @@ def bound_of(
         trial_seconds: the plan's objective.
         compute: bytes of compute buffers by device. A missing one counts 0, which only lowers the bound.
         host_only: tensors that are on the host in every placement.
+        is_without_flash: whether placements may do without flash attention, as the plan does: the host then computes
+            attention faster.
     """
     if request.host_speed is None or not request.devices:
         return None
@@ -288,14 +293,20 @@ def bound_of(
     pieces = pieces_of(request.facts, units, layout.n_ctx, request.params, None, pinned_on(request, devices), host_only)
     # without compute buffers the largest micro batch is the quickest
     pieces = replace(pieces, n_ubatch=max(micro_batches(request)))
-    seconds = lower_bound(
-        pieces,
-        units,
-        [device.target - compute.get(device.name, 0) for device in devices],
-        None if request.host.paging else request.host.target,
-        [request.speeds[device.name] for device in devices],
-        request.host_speed,
-        workload,
+    attentions = [pieces.attention]
+    if is_without_flash:
+        attentions.append(tuple(each and replace(each, flash=False) for each in pieces.attention))
+    seconds = min(
+        lower_bound(
+            replace(pieces, attention=attention),
+            units,
+            [device.target - compute.get(device.name, 0) for device in devices],
+            None if request.host.paging else request.host.target,
+            [request.speeds[device.name] for device in devices],
+            request.host_speed,
+            workload,
+        )
+        for attention in attentions
     )
     return Bound(seconds, reached=trial_seconds) if math.isfinite(seconds) else None
 
@@ -306,6 +317,8 @@ def reasons_of(
     layout: Layout,
     compute: Mapping[str, int],
     host_only: HostOnlyTensors = NO_HOST_ONLY,
+    *,
+    is_without_flash: bool = False,
 ) -> tuple[Reason, ...]:
     """Explain step by step why a plan is far from its bound. Empty where it is not far.
 
@@ -313,7 +326,7 @@ def reasons_of(
         layout: recorded at the plan's context.
         compute: bytes of compute buffers by device: the plan's, and of devices without a part in it the size that
             llama.cpp asked for in another trial.
-        host_only: as in ``bound_of``.
+        host_only, is_without_flash: as in ``bound_of``.
     """
     reached = bound.reached or 0.0
     if not bound.is_far:
@@ -327,11 +340,12 @@ def reasons_of(
             reasons.append(reason)
             least = reason.seconds
 
-    at_context = bound_of(request, layout, reached, None, host_only)
+    of_plan = partial(bound_of, host_only=host_only, is_without_flash=is_without_flash)
+    at_context = of_plan(request, layout, reached)
     if at_context is not None:
         cache = sum(entry.bytes for entry in layout.entries if entry.kind == "context")
         step(Reason("context", min(at_context.seconds, reached), cache))
-    with_compute = bound_of(request, layout, reached, compute, host_only)
+    with_compute = of_plan(request, layout, reached, compute)
     without_room = tuple(d.name for d in request.devices if 0 < d.target <= compute.get(d.name, 0))
     if with_compute is not None:
         step(Reason("compute", min(with_compute.seconds, reached), sum(compute.values()), without_room))

@@ -51,6 +51,13 @@ def micro_batches(request: Request) -> tuple[int, ...]:
     return tuple(sorted({params.n_ubatch, *(size for size in sizes if least <= size <= most)}))
 
 
+def can_be_off(request: Request) -> bool:
+    """Return whether a plan may do without flash attention: llama.cpp then has no quantized V cache."""
+    params = request.params
+    is_free = params.flash_attn == "auto" and "flash_attn" not in request.fixed
+    return is_free and params.type_v in ("f32", "f16", "bf16") and params.split_mode != "tensor"
+
+
 def with_micro_batch(request: Request, n_ubatch: int) -> Request:
     """Return the request with a micro batch."""
     if n_ubatch == request.params.n_ubatch:

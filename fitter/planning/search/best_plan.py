@@ -41,6 +41,7 @@ from fitter.planning.request.shared import (
 )
 from fitter.planning.request.shared_margin import within_pools
 from fitter.planning.request.summary import DeviceUse, HostUse, ModelSummary, Search, SharedUse
+from fitter.planning.search import scratch
 from fitter.planning.search.alternatives import SHARE, SHARE_OF_FAILURE, Budget, alternatives
 from fitter.planning.search.levers import Candidate, changed_params, changes, concessions, improve
 from fitter.planning.search.load_calls import DummyLoads as DummyLoads
@@ -248,7 +249,7 @@ class _Fit:
             try:
                 result = self._confirmed_best(self._skeleton, self._suggest, self._confirm)
                 candidate, choice, breakdown, uses = result
-                if _add_companions(choice, breakdown, uses) == candidate.trial.breakdown:
+                if _in_use(choice, candidate.trial.params, breakdown, uses) == candidate.trial.breakdown:
                     return result
             except LlamaCppError:
                 # the error of the user's own file is raised instead
@@ -361,7 +362,8 @@ class _Fit:
             latest.update(
                 {row.device: row.compute for row in breakdown.rows if row.device and row.compute and not row.is_host}
             )
-            return _add_companions(choice, breakdown, choice.companions.uses(params, breakdown, loads.measure))
+            uses = choice.companions.uses(params, breakdown, loads.measure)
+            return _in_use(choice, params, breakdown, uses)
 
         def record(params: Params) -> Layout:
             self._say(f"measuring the sizes of all tensors at a context of {params.n_ctx}")
@@ -410,11 +412,12 @@ class _Fit:
         bound = None
         if not changes(request):
             kept = host_only_everywhere(request, devices, placement, price.breakdown, layout)
-            bound = bound_of(request, smallest or layout, objective_seconds(request, price.estimate), None, kept)
+            seconds, is_off = objective_seconds(request, price.estimate), price.breakdown.flash_attn is False
+            bound = bound_of(request, smallest or layout, seconds, None, kept, is_without_flash=is_off)
         if bound is not None and bound.is_far:
             compute = latest | {device.name: price.breakdown.on(device.name).compute for device in devices}
             at_plan = record(replace(trial.params, tensor_buft_overrides=()))
-            bound = replace(bound, reasons=reasons_of(request, bound, at_plan, compute, kept))
+            bound = replace(bound, reasons=reasons_of(request, bound, at_plan, compute, kept, is_without_flash=is_off))
         placed = request, devices, placement, price.breakdown, layout
         notes = (*host_only_notes(*placed), *expert_cache_notes(*placed))
         return Candidate(request, trial, price, tuple(choices[-3:]), bound, notes=notes, layout=smallest or layout)
@@ -460,6 +463,11 @@ def _add_companions(choice: _SharedChoice, breakdown: Breakdown, uses: Sequence[
     """Add to the model's breakdown a row for each device with the uses beyond the fixed ones."""
     rows: tuple[Row, ...] = beyond(choice.fixed_uses, uses)
     return replace(breakdown, rows=(*breakdown.rows, *rows)) if rows else breakdown
+
+
+def _in_use(choice: _SharedChoice, params: Params, breakdown: Breakdown, uses: Sequence[SharedUse]) -> Breakdown:
+    """Add the memory of companions, and scratch memory beyond the margins."""
+    return scratch.beyond_margins(choice.request, params, _add_companions(choice, breakdown, uses))
 
 
 def _between(ranked: Sequence[tuple[Candidate, _SharedChoice]]) -> tuple[Choice, ...]:

@@ -237,7 +237,8 @@ class Devices:
         key = best.seconds, layout.n_ctx
         if key not in self._distances:
             kept = host_only_everywhere(self._request, *best.used, best.breakdown, layout)
-            bound = bound_of(self._request, layout, best.seconds, None, kept)
+            is_off = best.breakdown.flash_attn is False
+            bound = bound_of(self._request, layout, best.seconds, None, kept, is_without_flash=is_off)
             self._distances[key] = bound.times if bound else 1.0
         return self._distances[key]
 

@@ -7,13 +7,17 @@ counts. ``load_reserve`` reserves it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
-from fitter.llama.types import Breakdown, Params
+from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.request.request import Request
 from fitter.planning.speed.model_facts import LayerFacts
 from fitter.storage.data_files import read_data
 from fitter.text import MIB
+
+_ROW = "not counted"
+"""Buffer type of rows of scratch memory."""
 
 _BACKENDS = ("CUDA", "ROCm")
 """Prefixes of ggml-cuda's default buffer types, on NVIDIA's and AMD's cards."""
@@ -49,3 +53,11 @@ def scores_of(request: Request, params: Params, breakdown: Breakdown) -> dict[st
         for device in request.devices
         if device.buffer_type.startswith(_BACKENDS) and breakdown.on(device.name).context
     }
+
+
+def beyond_margins(request: Request, params: Params, breakdown: Breakdown) -> Breakdown:
+    """Add to a device's compute buffers the scratch memory that its margin does not hold."""
+    margins = {device.name: device.margin for device in request.devices}
+    more = {name: size + others() - margins[name] for name, size in scores_of(request, params, breakdown).items()}
+    rows = tuple(Row(_ROW, name, False, 0, 0, size) for name, size in more.items() if size > 0)
+    return replace(breakdown, rows=(*breakdown.rows, *rows)) if rows else breakdown

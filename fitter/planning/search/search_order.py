@@ -21,6 +21,7 @@ from fitter.planning.request.shared import remembered
 from fitter.planning.search import flash_attention
 from fitter.planning.search.context_choice import Answer, ContextChoice
 from fitter.planning.search.device_choice import Devices, in_better_order
+from fitter.planning.search.expectations import expected_plan
 from fitter.planning.search.micro_batch import MicroBatches
 from fitter.planning.search.remote_devices import worth_their_network
 from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
@@ -123,6 +124,12 @@ class _SearchOrder:
             params = replace(self._request.params, flash_attn=key[0], n_ubatch=key[1])
             self._states[key] = self.state.on(self.state.devices, replace(self._request, params=params))
         state = self._states[key]
+        if key[0] == "off":
+            # the buffers that are known are smaller than without flash attention
+            least = flash_attention.least_without(best.trial, best.distance)
+            likely = expected_plan(state.at(n_ctx).with_buffers_of(best.state), n_ctx)
+            if likely is None or best.trial.expected is None or likely > (1 - least) * best.trial.expected:
+                return best
         try:
             answer = _best(state.at(n_ctx))
         except (LlamaCppError, TimeLimitError, CutShort):
