@@ -21,6 +21,7 @@ from fitter.planning.checked.verification import check_same_model
 from fitter.planning.plan.context_points import ContextPoint, contexts_to_try, point_of
 from fitter.planning.plan.layer_map import LayerMap, map_of, overridden
 from fitter.planning.plan.plan import Plan, resolved
+from fitter.planning.request.constraints import context_of_a_sequence
 from fitter.planning.request.request import Progress
 from fitter.planning.request.summary import ModelSummary
 
@@ -157,8 +158,22 @@ def _contexts(
             notes.append(f"{len(wanted) - number + 1} larger contexts were not planned, for want of time")
             break
         say(Progress(worker.dummy_loads, f"planning with a context of {n_ctx}, {number} of {len(wanted)}"))
-        points.append(_plan_context(where, n_ctx, {**words, "worker": worker, "time_limit": rest}))
+        request = _request(plan, n_ctx)
+        points.append(_plan_context(where, n_ctx, {**request, **words, "worker": worker, "time_limit": rest}))
     return tuple(sorted(points, key=lambda point: point.n_ctx)), tuple(notes)
+
+
+def _request(plan: Plan, n_ctx: int) -> dict[str, int]:
+    """Return the keywords for the request of a plan whose context the fit chose, if ``n_ctx`` tokens hold it.
+
+    A context that is set would be compared at a request of its own.
+    """
+    is_open = all(plan.fit_keywords.get(name) is None for name in ("n_ctx", "workload", "users"))
+    if not is_open or plan.estimate is None:
+        return {}
+    workload = plan.estimate.workload
+    fits = workload.prompt + workload.generate <= context_of_a_sequence(replace(plan.params, n_ctx=n_ctx), n_ctx)
+    return {"prompt": workload.prompt, "generate": workload.generate} if fits else {}
 
 
 def _plan_context(where: str, n_ctx: int, words: Mapping[str, Any]) -> ContextPoint:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import fitter
+from fitter.api import report_plan
 from fitter.errors import PlanError
 from fitter.installation import install_command
 from fitter.model.shapes.catalogue import published
@@ -120,6 +121,7 @@ def test_other_contexts_are_drawn_and_listed(site: Any, browser: Browser) -> Non
     with opened(browser, site[0]["MoE, one device"].url) as page:
         points = json.loads(page.locator("script#drawn").text_content() or "")["contexts"]
         assert [point["n_ctx"] for point in points] == [4096, 8192, 16384, 32768, 40960]
+        assert {point["prompt"] for point in points} == {2048}, "an open context is compared at one request"
         assert page.locator(".charts svg").count() == 3
         assert page.locator(".charts svg").first.locator(".dot").count() == 2 * len(points)
         rows = page.locator("section:has(#contexts) tbody tr")
@@ -127,6 +129,23 @@ def test_other_contexts_are_drawn_and_listed(site: Any, browser: Browser) -> Non
         assert page.locator("tr.chosen th").inner_text().split() == ["40,960", "this", "plan"]
         for row, point in zip(rows.all(), points, strict=True):
             assert row.locator("data").first.get_attribute("value") == str(point["devices"])
+
+
+def test_contexts_beside_one_that_is_set_have_requests_of_their_own(tmp_path: Path) -> None:
+    model = shapes.write("qwen3-30b-a3b", tmp_path, vocab=False)
+    plan = fitter.fit(model, gpus="rtx-3090", host_memory="64GiB", n_ctx=32768)
+    points = report_plan.beside(plan).contexts
+    assert [(point.n_ctx, point.prompt) for point in points] == [
+        (4096, 2896),
+        (8192, 4096),
+        (16384, 5792),
+        (32768, 8192),
+        (40960, 9158),
+    ]
+    alone = fitter.fit(model, gpus="rtx-3090", host_memory="64GiB", n_ctx=16384).estimate
+    assert alone and alone.full_context
+    assert points[2].generation_tokens_per_second == alone.generation_tokens_per_second
+    assert points[2].full_context_tokens_per_second == alone.full_context.generation_tokens_per_second
 
 
 @pytest.mark.parametrize("name", ["MoE, eight devices", "dense, one device"])

@@ -142,17 +142,17 @@ def test_what_was_chosen_over_what() -> None:
 
 
 @pytest.mark.parametrize(
-    ("full", "expected"),
+    ("full", "note"),
     [
-        (30.04, [("generation", "38"), ("at 4,096 tokens", "30"), ("prompt", "1,240")]),
-        (38.02, [("generation", "38"), ("prompt", "1,240")]),
-        (None, [("generation", "38"), ("prompt", "1,240")]),
+        (30.04, "tokens/s, estimated; 30 at 4,096 tokens"),
+        (38.02, "tokens/s, estimated"),
+        (None, "tokens/s, estimated"),
     ],
 )
-def test_the_speed_with_a_full_context(full: float | None, expected: list[tuple[str, str]]) -> None:
-    page = plan_page(make_plan(estimate=make_price(full=full)))
-    found = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*) <small>tokens/s, estimated</small>", page)
-    assert found == expected
+def test_the_speed_with_a_full_context(full: float | None, note: str) -> None:
+    plan = make_plan(estimate=make_price(full=full))
+    for drawn in (plan_page(plan), plan_panel(plan, None, "a", "first plan")):
+        assert f"<div><dt>generation</dt><dd>38 <small>{note}</small></dd></div>" in drawn
 
 
 def test_what_takes_most_of_the_time_is_said_first() -> None:
@@ -223,6 +223,24 @@ def test_charts(points: list[ContextPoint], titles: list[str]) -> None:
         assert re.findall(r'r="7"', chart.svg)
 
 
+def test_the_chart_and_the_table_have_the_speed_with_a_full_context() -> None:
+    points = [
+        replace(point(n_ctx), full_context_tokens_per_second=full, prompt=prompt)
+        for n_ctx, full, prompt in ((4096, 18.0, 2048), (8192, 15.5, 4096))
+    ]
+    assert [chart.lines for chart in charts(points, 4096)[1:]] == [
+        ("for the request", "with a full context"),
+        ("prompt",),
+    ]
+    page = plan_page(make_plan(estimate=make_price()), contexts=points)
+    assert re.findall(r'<td data-label="with a full context">(.*?)</td>', page) == ["18", "15.5"]
+    assert "Speeds are estimated, for a longer prompt the larger the context." in page
+    same = [replace(each, prompt=2048, full_context_tokens_per_second=None) for each in points]
+    page = plan_page(make_plan(estimate=make_price()), contexts=same)
+    assert "with a full context" not in page
+    assert "Speeds are estimated, for the same request." in page
+
+
 def test_tokens() -> None:
     assert [tokens(n) for n in (512, 4096, 15104, 40960, 131072, 1023999, 1048576, 10 * 2**20)] == [
         *("512", "4k", "14.8k", "40k", "128k", "1000k", "1M", "10M")
@@ -246,8 +264,10 @@ def test_contexts_to_try(trained: int, streams: int, smallest: int, chosen: int,
 
 def test_the_point_of_a_plan() -> None:
     assert point_of(make_plan(estimate=make_price())) == ContextPoint(
-        4096, True, 2 * 2404 * MIB, 320 * MIB, 300 * MIB, 1240.4, 38.04
+        4096, True, 2 * 2404 * MIB, 320 * MIB, 300 * MIB, 1240.4, 38.04, prompt=2048
     )
+    full = point_of(make_plan(estimate=make_price(full=20.0))).full_context_tokens_per_second
+    assert full == pytest.approx(20.0)
     lacking = make_plan(problems=(Problem("host", GIB, "a long message"),))
     assert point_of(lacking).message == "host lacks 1.0 GiB"
 

@@ -90,6 +90,8 @@ def plan_page(
         charts=_charts(charts(contexts, resolved(plan).n_ctx)),
         users_charts=_charts(() if plan.turns is None else filter(None, [users_chart(plan.turns)])),
         contexts=contexts,
+        has_full=any(point.full_context_tokens_per_second is not None for point in contexts),
+        is_one_request=len({point.prompt for point in contexts if point.prompt is not None}) == 1,
         chosen=resolved(plan).n_ctx,
         why=_explanation(plan),
     )
@@ -209,10 +211,10 @@ def _facts(plan: Plan) -> list[Fact]:
     if plan.turns is not None:
         facts.append(Fact("a turn", duration(plan.turns.all.seconds), "estimated"))
     if price is not None:
-        facts.append(Fact("generation", speed(price.generation_tokens_per_second), "tokens/s, estimated"))
+        note = "tokens/s, estimated"
         if (full := full_context(price)) is not None:
-            at_full = speed(full.generation_tokens_per_second)
-            facts.append(Fact(f"at {full.live_tokens:,} tokens", at_full, "tokens/s, estimated"))
+            note += f"; {speed(full.generation_tokens_per_second)} at {full.live_tokens:,} tokens"
+        facts.append(Fact("generation", speed(price.generation_tokens_per_second), note))
         facts.append(Fact("prompt", speed(price.prompt_tokens_per_second), "tokens/s, estimated"))
     if plan.devices:
         used, total = (sum(getattr(use, what) for use in plan.devices) for what in ("used", "total"))

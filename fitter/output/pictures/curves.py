@@ -52,12 +52,19 @@ def charts(points: Sequence[ContextPoint], chosen: int) -> tuple[Chart, ...]:
         memory = {"on devices": [(p.n_ctx, float(p.devices)) for p in tested if any(q.devices for q in tested)]}
         memory["in host memory"] = [(p.n_ctx, float(p.host)) for p in tested]
         drawings.append(_chart("memory", {name: line for name, line in memory.items() if line}, chosen, _bytes))
-    for kind in ("generation", "prompt"):
-        speeds = ((p.n_ctx, getattr(p, f"{kind}_tokens_per_second")) for p in fits)
-        line = [(n_ctx, value) for n_ctx, value in speeds if value is not None]
-        if len(line) > 1:
-            drawings.append(_chart(f"{kind}, tokens per second (estimated)", {kind: line}, chosen, speed))
+    generation = {"for the request": _line(fits, "generation_tokens_per_second")}
+    if full := _line(fits, "full_context_tokens_per_second"):
+        generation["with a full context"] = full
+    for kind, lines in (("generation", generation), ("prompt", {"prompt": _line(fits, "prompt_tokens_per_second")})):
+        if all(len(line) > 1 for line in lines.values()):
+            drawings.append(_chart(f"{kind}, tokens per second (estimated)", lines, chosen, speed))
     return tuple(drawings)
+
+
+def _line(points: Sequence[ContextPoint], field: str) -> list[tuple[int, float]]:
+    """Return the contexts with the values of ``field``, where they are known."""
+    values = ((point.n_ctx, getattr(point, field)) for point in points)
+    return [(n_ctx, value) for n_ctx, value in values if value is not None]
 
 
 def users_chart(turns: Turns) -> Chart | None:
