@@ -111,7 +111,7 @@ def _axis_option(name: str, text: str) -> Callable[..., Any]:
     brief="",
     help="Combine every type of -ctk with every type of -ctv.",
 )
-@_axis_option("n_ubatch", "Micro batches in tokens, such as 512,2048. [default: the program's]")
+@_axis_option("n_ubatch", "Micro batches in tokens, such as 512,2048. [default: chosen by the fit]")
 @options.grid_option(
     _GRID,
     "types",

@@ -82,7 +82,6 @@ MAPPED = ("mmap", "mmap+mlock")
 _CONTEXT_TYPES = {"default": 0, "mtp": 1}
 
 LEVERS = {
-    "ubatch": "a smaller physical batch, down to 64 tokens: smaller compute buffers, slower prompts",
     "no-op-offload": "devices do not compute with weights on the host: no buffer for them, slower prompts",
     "moe-cache": "a cache on the devices for experts on the host, in llama.cpp b11549 and newer: slower prompts",
     "kv-q8_0": "a KV cache of that type, if llama.cpp then uses flash attention",
@@ -91,6 +90,9 @@ LEVERS = {
     "paging": "weights on the host may exceed its memory, and are read from disk again and again",
 }
 """Concessions for ``--allow``, in the order in which they are tried, with their effects."""
+
+FORMER_LEVERS = frozenset({"ubatch"})
+"""Words for ``--allow`` that had an effect: a fit now chooses the physical batch by itself."""
 
 GOALS = ("time", "resident", "alone")
 """What a fleet is planned for."""
@@ -374,10 +376,10 @@ class LimitsKeywords(TypedDict, total=False):
             options=("--allow",),
             is_ours=True,
             section=DEVICES,
-            help="What may be given up to make the model fit, or 2 % faster by estimate, such as ubatch,kv-q8_0. "
+            help="What may be given up to make the model fit, or 2 % faster by estimate, such as kv-q8_0,context. "
             + "; ".join(f"{name}: {text}" for name, text in LEVERS.items())
             + ".",
-            brief="What may be given up, such as ubatch,kv-q8_0.",
+            brief="What may be given up, such as kv-q8_0,context.",
         ),
     ]
     skeleton: Annotated[
@@ -408,7 +410,7 @@ class LoadKeywords(TypedDict, total=False):
             ("-c", "--ctx-size"),
             "LLAMA_ARG_CTX_SIZE",
             CONTEXT,
-            "Context in tokens, such as 32768 or 32k; 0 is the model's own.",
+            "Context in tokens, such as 32768 or 32k; 0 is the model's own. The default of --prompt follows it.",
             unset="the largest with which the request takes at most --context-cost longer",
             is_always=True,
             is_keyword_of_llama=True,
@@ -564,6 +566,7 @@ class LoadKeywords(TypedDict, total=False):
             "LLAMA_ARG_BATCH",
             CONTEXT,
             "Tokens that a program hands to llama.cpp at a time (logical batch).",
+            unset="2048, or more where the fit chooses a larger -ub",
             is_keyword_of_llama=True,
         ),
     ]
@@ -576,7 +579,8 @@ class LoadKeywords(TypedDict, total=False):
             ("-ub", "--ubatch-size"),
             "LLAMA_ARG_UBATCH",
             CONTEXT,
-            "Tokens that are computed at a time (physical batch). Fewer need smaller buffers, and slow prompts down.",
+            "Tokens that are computed at a time (physical batch). More make prompts faster, and need larger buffers.",
+            unset="chosen by the fit, 64 to 8192; 512 where nothing is chosen",
             is_keyword_of_llama=True,
         ),
     ]
@@ -1139,7 +1143,7 @@ class PricingKeywords(TypedDict, total=False):
             is_ours=True,
             section=SPEED,
             help="Prompt length, in tokens, to optimize for.",
-            unset="2048",
+            unset="2048, or with -c the geometric mean of 2048 and the context of a slot",
         ),
     ]
     generate: Annotated[

@@ -148,7 +148,7 @@ def test_a_missing_split_file_is_named(tmp_path: Path) -> None:
 
 
 SPECS = "name a GPU (rtx-4090), a size (24GiB), cuda:8.9:24GiB, rocm:gfx1100:24GiB, vulkan:24GiB or metal:64GiB"
-LEVERS = "the levers are ubatch, no-op-offload, moe-cache, kv-q8_0, kv-q4_0, context, paging"
+LEVERS = "the levers are no-op-offload, moe-cache, kv-q8_0, kv-q4_0, context, paging"
 
 KEPT_OFF = (
     "-ot 'exps={0}' puts blk.0.ffn_gate_exps.weight on {0}, and -dev, -sm none or -mg keeps the model off that device: "

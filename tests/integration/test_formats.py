@@ -322,7 +322,7 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "four sequences": ("gpt-oss-20b", ("8GiB",), {"n_seq_max": 4, "kv_unified": True, "n_ubatch": 1024}),
     "cache on the host": ("llama-3.1-8b", ("6GiB", "3GiB"), {"offload_kqv": False, "op_offload": False}),
     "one of two": ("llama-3.1-8b", ("24GiB", "12GiB"), {"split_mode": "none", "main_gpu": 1, "margin": 100 * MIB}),
-    "what was given up": ("llama-3.1-8b", ("4GiB",), {"n_ctx": 32768, "allow": ["ubatch", "kv-q8_0", "context"]}),
+    "what was given up": ("llama-3.1-8b", ("4GiB",), {"n_ctx": 32768, "allow": ["kv-q8_0", "context"]}),
     "no GPU": ("llama-3.1-8b", ("none",), {"n_ctx": 4096}),
 }
 

@@ -34,7 +34,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "it does not fit": ("llama-3.1-8b.gguf", {"gpus": "2GiB", "n_gpu_layers": 33, "host_memory": "1GiB"}),
     "no GPU": ("llama-3.1-8b.gguf", {"gpus": "none", "n_seq_max": 4, "kv_unified_per_slot": 4096}),
     "a card is left out": ("llama-3.1-8b.gguf", {"gpus": ["24GiB", "1GiB"]}),
-    "something is given up": ("llama-3.1-8b.gguf", {"gpus": "12GiB", "n_ctx": 65536, "allow": ["kv-q8_0", "ubatch"]}),
+    "something is given up": ("llama-3.1-8b.gguf", {"gpus": "12GiB", "n_ctx": 65536, "allow": ["kv-q8_0"]}),
     "draft, adapter, reserved": (
         "llama-3.1-8b.gguf",
         {"gpus": "rtx-4090", "model_draft": "draft.gguf", "lora": "adapter.gguf", "reserve": "host=1GiB"},

@@ -89,7 +89,7 @@ def test_the_plans_are_those_of_fit(model: Path, gpus: list[str]) -> None:
             "margin": drawn.randrange(3 * 2**30),
             "type_k": drawn.choice(["f16", "q8_0", "q4_0"]),
             "n_ubatch": drawn.choice([128, 512, 1024]),
-            "allow": drawn.choice([["ubatch"], ["kv-q8_0"], ["context"]]),
+            "allow": drawn.choice([["no-op-offload"], ["kv-q8_0"], ["context"]]),
             "objective": drawn.choice(["prompt", "generation", "context"]),
             "host_memory": drawn.choice(["8GiB", "64GiB"]),
         }

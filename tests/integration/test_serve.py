@@ -520,7 +520,7 @@ TYPES: dict[str, tuple[str, Sequence[Any], Sequence[Any]]] = {
     "a size for each card": ("margin", ["1GiB", 1 << 30, ["1GiB"], "auto"], [True, [True]]),
     "a speed": ("host_bandwidth", ["60GB/s", 6e10], [True, ["60GB/s"]]),
     "work": ("workload", ["chat", "prompt=100,users=2"], [7, ["chat"]]),
-    "words": ("allow", [["ubatch"], []], [1, [1]]),
+    "words": ("allow", [["kv-q8_0"], []], [1, [1]]),
 }
 
 

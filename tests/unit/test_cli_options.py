@@ -111,7 +111,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
         ("--lora a,b --lora c --lora-scaled d:0.5", {"lora": ("a", "b", "c"), "lora_scaled": ("d:0.5",)}),
         ("--reserve CUDA0=2GiB --reserve host=1GiB", {"reserve": ("CUDA0=2GiB", "host=1GiB")}),
         ("--allow paging", {"allow": ("paging",)}),
-        ("--allow ubatch,kv-q8_0 --allow context", {"allow": ("ubatch", "kv-q8_0", "context")}),
+        ("--allow paging,kv-q8_0 --allow context", {"allow": ("paging", "kv-q8_0", "context")}),
     ],
 )
 def test_options_reach_the_api(calls: list[tuple[str, dict[str, Any]]], words: str, expected: dict[str, Any]) -> None:

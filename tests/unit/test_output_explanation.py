@@ -106,8 +106,7 @@ def test_the_proven_distance(bound: Bound, line: str) -> None:
             [
                 "4.0 times the lower bound of 10 s for any placement, because of "
                 "3.0 GiB of cache for this context, which raises it to 12 s (a smaller -c takes less); "
-                "2.0 GiB of compute buffers, which raise it to 20 s (--allow ubatch may make them smaller; CUDA0 and "
-                "CUDA1 have no room for them); "
+                "2.0 GiB of compute buffers, which raise it to 20 s (CUDA0 and CUDA1 have no room for them); "
                 "the rest, since layers and tensors cannot be divided and each device takes consecutive layers"
             ],
             id="why",

@@ -145,9 +145,9 @@ def test_ten_lines_of_80_columns_for_one_card(monkeypatch: pytest.MonkeyPatch) -
 def test_warnings_are_said_and_sources_are_not() -> None:
     simulated = f"{SIMULATED} /x/libggml-cuda.so, a CUDA backend of llama.cpp"
     notes = ("model.gguf is the shape of a model", simulated, "GPU0 is not used: it is slow")
-    plan = replace(make_plan(levers=("n_ubatch 128 instead of 512",), is_cut_short=True), notes=notes)
+    plan = replace(make_plan(levers=("KV cache q8_0/q8_0 instead of f16/f16",), is_cut_short=True), notes=notes)
     assert rendered(plan).splitlines()[8:] == [
-        "  given up, as --allow permits: n_ubatch 128 instead of 512",
+        "  given up, as --allow permits: KV cache q8_0/q8_0 instead of f16/f16",
         "  GPU0 is not used: it is slow",
         "  the time limit ended the search: there may be a better plan",
     ]

@@ -217,7 +217,7 @@ def hurried(asked: Request, copy: Hurried, own: SyntheticLlama) -> Plan:
     return fit(asked, SUMMARY, llama, lambda progress: None, True, deadline=1.0)
 
 
-@pytest.mark.parametrize("allow", [frozenset(), frozenset({"kv-q8_0", "ubatch"})], ids=["no lever", "levers"])
+@pytest.mark.parametrize("allow", [frozenset(), frozenset({"kv-q8_0", "no-op-offload"})], ids=["no lever", "levers"])
 @pytest.mark.parametrize("devices", [limits(1500), limits(700, 600)], ids=["context shrinks", "two devices"])
 def test_the_time_limit_ends_in_the_best_plan_so_far(devices: tuple[DeviceLimit, ...], allow: frozenset[str]) -> None:
     asked = replace(request(DENSE, devices), allow=allow)

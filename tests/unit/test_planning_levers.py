@@ -40,7 +40,6 @@ def asked(
     return replace(made, allow=frozenset(allow), **more)  # type: ignore[arg-type]
 
 
-UBATCHES = [{"n_ubatch": size} for size in (256, 128, 64)]
 Q8, Q4 = ({"type_k": name, "type_v": name} for name in ("q8_0", "q4_0"))
 FIXED = Params(n_ctx=8192)
 
@@ -50,11 +49,6 @@ FIXED = Params(n_ctx=8192)
     [
         pytest.param(asked(), [], id="nothing allowed"),
         pytest.param(asked("paging"), [], id="paging changes no parameter"),
-        pytest.param(asked("ubatch"), UBATCHES, id="n_ubatch halves down to 64"),
-        pytest.param(asked("ubatch", fixed=("n_ubatch",)), [], id="the user's n_ubatch"),
-        pytest.param(asked("ubatch", params=Params(n_ubatch=128)), UBATCHES[2:], id="a smaller default"),
-        pytest.param(asked("ubatch", params=Params(n_batch=256)), UBATCHES[1:], id="cut to n_batch"),
-        pytest.param(asked("ubatch", params=Params(n_ubatch=127)), [], id="none below 64"),
         pytest.param(asked("kv-q8_0"), [Q8], id="q8_0"),
         pytest.param(asked("kv-q4_0", "kv-q8_0"), [Q8, Q4], id="the better one first"),
         pytest.param(asked("kv-q8_0", params=Params(flash_attn="off")), [], id="without flash attention"),
@@ -75,9 +69,7 @@ FIXED = Params(n_ctx=8192)
         pytest.param(
             asked("context", params=FIXED, fixed=("n_ctx",), workload=Workload(8000, 192)), [], id="a long request"
         ),
-        pytest.param(
-            asked(*ALL, params=FIXED, fixed=("n_ctx",)), [*UBATCHES, {"op_offload": False}, Q8, Q4, {}], id="all"
-        ),
+        pytest.param(asked(*ALL, params=FIXED, fixed=("n_ctx",)), [{"op_offload": False}, Q8, Q4, {}], id="all"),
     ],
 )  # fmt: skip
 def test_what_a_lever_changes(request_: Request, expected: list[dict[str, object]]) -> None:
@@ -174,60 +166,44 @@ def test_without_a_lever_nothing_is_attempted() -> None:
 
 
 def test_each_lever_is_tried_on_top_of_what_won() -> None:
-    made = asked("ubatch", "kv-q8_0", "no-op-offload")
-    times = {512: 10.0, 256: 9.0, 128: 9.5, 64: 8.0}
+    made = asked("kv-q4_0", "kv-q8_0", "no-op-offload")
+    times = {"f16": 10.0, "q8_0": 9.0, "q4_0": 9.5}
 
     def answer(changed: Request) -> Candidate:
-        params = changed.params
-        seconds = times[params.n_ubatch] - (params.type_k != "f16") + (not params.op_offload)
-        return found(changed, seconds)
+        return found(changed, times[changed.params.type_k] - (not changed.params.op_offload))
 
     best, attempts, _ = pulled(made, found(made), answer)
-    assert best.trial.params.n_ubatch == 64 and best.trial.params.type_k == "q8_0" and best.trial.params.op_offload
-    said = [(a.params.n_ubatch, a.params.op_offload, a.params.type_k) for a in attempts]
-    assert said == [
-        (256, True, "f16"),
-        (128, True, "f16"),
-        (64, True, "f16"),
-        (64, False, "f16"),
-        (64, True, "q8_0"),
-        (512, True, "q8_0"),
-    ]
+    assert (best.trial.params.op_offload, best.trial.params.type_k) == (False, "q8_0")
+    said = [(a.params.op_offload, a.params.type_k) for a in attempts]
+    assert said == [(False, "f16"), (False, "q8_0"), (False, "q4_0"), (True, "q8_0")]
 
 
 def test_what_a_later_lever_makes_superfluous_is_not_given_up() -> None:
-    made = asked("ubatch", "kv-q8_0")
+    made = asked("no-op-offload", "kv-q8_0")
     best, *_ = pulled(made, found(made), lambda c: found(c, 5.0 if c.params.type_k == "q8_0" else 9.0))
-    assert (best.trial.params.n_ubatch, best.trial.params.type_k) == (512, "q8_0")
+    assert (best.trial.params.op_offload, best.trial.params.type_k) == (True, "q8_0")
 
 
 @pytest.mark.parametrize(
-    ("lacking", "expected"),
+    ("fitting", "expected"),
     [
-        pytest.param({"n_ubatch": 0}, (256, "f16"), id="the first that fits"),
-        pytest.param({"type_k": 0}, (512, "q8_0"), id="a later one that fits alone"),
-        pytest.param({"both": 0}, (256, "q8_0"), id="two together"),
-        pytest.param({}, (256, "q8_0"), id="what lacks the least"),
+        pytest.param({"op_offload"}, (False, "f16"), id="the first that fits"),
+        pytest.param({"type_k"}, (True, "q8_0"), id="a later one that fits alone"),
+        pytest.param({"both"}, (False, "q8_0"), id="two together"),
+        pytest.param(set(), (False, "q8_0"), id="what lacks the least"),
     ],
 )
-def test_where_nothing_fits(lacking: dict[str, int], expected: tuple[int, str]) -> None:
-    made = asked("ubatch", "kv-q8_0")
+def test_where_nothing_fits(fitting: set[str], expected: tuple[bool, str]) -> None:
+    made = asked("no-op-offload", "kv-q8_0")
 
     def answer(changed: Request) -> Candidate:
-        small, quantized = changed.params.n_ubatch < 512, changed.params.type_k == "q8_0"
-        lacks = 100 - 30 * small - 50 * quantized + (changed.params.n_ubatch < 256)
-        if small and quantized:
-            lacks = lacking.get("both", lacks)
-        elif small:
-            lacks = lacking.get("n_ubatch", lacks)
-        elif quantized:
-            lacks = lacking.get("type_k", lacks)
-        if (small and "n_ubatch" in lacking) or (quantized and "type_k" in lacking):
-            lacks = 0
-        return found(changed, lacks=lacks)
+        small, quantized = not changed.params.op_offload, changed.params.type_k == "q8_0"
+        there = {"op_offload": small, "type_k": quantized, "both": small and quantized}
+        fits = any(is_there for name, is_there in there.items() if name in fitting)
+        return found(changed, lacks=0 if fits else 100 - 30 * small - 50 * quantized)
 
     best, *_ = pulled(made, found(made, lacks=100), answer)
-    assert (best.trial.params.n_ubatch, best.trial.params.type_k) == expected
+    assert (best.trial.params.op_offload, best.trial.params.type_k) == expected
 
 
 @pytest.mark.parametrize(("flash_attn", "is_kept"), [(True, True), (False, False), (None, False)])
@@ -259,13 +235,13 @@ def test_context_and_time(allow: str, objective: str, n_ctx: int, seconds: float
 
 
 def test_the_runner_up_is_the_fastest_of_the_others() -> None:
-    made = asked("ubatch", "kv-q8_0")
-    times = {256: 11.0, 128: 9.9, 64: 12.0}
-    best, *_ = pulled(
-        made, found(made), lambda c: found(c, 5.0 if c.params.type_k == "q8_0" else times[c.params.n_ubatch])
-    )
+    made = asked("no-op-offload", "kv-q8_0", "kv-q4_0")
+    times = {"f16": 11.0, "q8_0": 5.0, "q4_0": 9.9}
+    best, *_ = pulled(made, found(made), lambda changed: found(changed, times[changed.params.type_k]))
     (choice,) = best.choices
-    assert (choice.chosen, choice.runner_up) == ("KV cache q8_0/q8_0 instead of f16/f16", "n_ubatch 128 instead of 512")
+    caches = (f"KV cache {name}/{name} instead of f16/f16" for name in ("q8_0", "q4_0"))
+    assert (choice.chosen, choice.runner_up) == tuple(caches)
+    made = asked("no-op-offload", "kv-q8_0")
     refused, *_ = pulled(made, found(made), lambda changed: None)
     assert refused.choices == ()
     lacking, *_ = pulled(made, found(made, lacks=MIB), lambda c: None if c.params.type_k == "f16" else found(c))
@@ -279,12 +255,12 @@ def test_the_runner_up_is_the_fastest_of_the_others() -> None:
         pytest.param(asked(*ALL), ["q8_0", "q4_0"], id="memory is of no use"),
         pytest.param(asked("no-op-offload", devices=limits(8000, 8000)), [], id="no weights on the host"),
         pytest.param(asked("no-op-offload", pinned={"a": HOST}), ["f16"], id="the user's weights on the host"),
-        pytest.param(asked("ubatch", objective="context"), ["f16"] * 3, id="memory is context"),
-        pytest.param(asked("ubatch", objective="context", n_ctx_train=8192), [], id="which is all there is"),
+        pytest.param(asked("context", params=FIXED, fixed=("n_ctx",)), [], id="nor is less context"),
         pytest.param(
-            asked("ubatch", objective="context", params=FIXED, fixed=("n_ctx",)), [], id="or what was asked for"
+            asked("context", params=FIXED, fixed=("n_ctx",), devices=limits(8000, 8000)),
+            ["f16"],
+            id="one device may do",
         ),
-        pytest.param(asked("ubatch", devices=limits(8000, 8000)), ["f16"] * 3, id="one device may do"),
     ],
 )
 def test_a_whole_model_on_a_device(made: Request, expected: Sequence[str]) -> None:
@@ -296,7 +272,7 @@ def test_a_whole_model_on_a_device(made: Request, expected: Sequence[str]) -> No
     ("params", "expected"),
     [
         ({}, ()),
-        ({"n_ubatch": 128}, ("n_ubatch 128 instead of 512",)),
+        ({"n_ubatch": 128}, ()),
         ({"type_k": "q8_0", "type_v": "q8_0"}, ("KV cache q8_0/q8_0 instead of f16/f16",)),
         ({"op_offload": False}, ("no op_offload",)),
     ],
@@ -316,11 +292,18 @@ def test_unknown_levers_suggest_the_nearest() -> None:
     assert levers(LEVERS) == ALL
     for wrong, says in (
         ("kv-q8", "did you mean kv-q8_0"),
-        ("Ubatch", "did you mean ubatch"),
-        ("x", "the levers are ubatch"),
+        ("Paging", "did you mean paging"),
+        ("Ubatch", "the levers are no-op-offload"),
+        ("x", "the levers are no-op-offload"),
     ):
         with pytest.raises(UsageError, match=says):
             levers(["paging", wrong])
+
+
+def test_a_former_lever_may_still_be_named() -> None:
+    assert "ubatch" not in LEVERS
+    assert levers(["ubatch"]) == frozenset()
+    assert levers(["ubatch", "kv-q8_0"]) == {"kv-q8_0"}
 
 
 def planned(llama: SyntheticLlama, made: Request, measure: Callable[[Params], Breakdown] | None = None) -> Plan:

@@ -91,7 +91,8 @@ FIXED: dict[str, tuple[dict[str, Any], set[str]]] = {
     "an override on a device without a byte": ({"override_tensor": "ffn_up=CUDA1", "margin": 8 << 30}, {"devices"}),
     "an override on a device with one": ({"override_tensor": "ffn_up=CUDA1", "margin": (8 << 30) - 1}, set()),
     "an override on the host": ({"override_tensor": "ffn_up=CPU", "margin": 9 << 30}, set()),
-    "what is only passed on": ({"n_batch": 1024, "swa_full": True, "main_gpu": 1}, set()),
+    "a batch": ({"n_batch": 1024}, {"n_batch"}),
+    "what is only passed on": ({"swa_full": True, "main_gpu": 1}, set()),
 }
 
 
@@ -145,8 +146,15 @@ WORKLOADS: dict[str, tuple[dict[str, Any], Workload, int]] = {
     "a small context": ({"n_ctx": 1000}, Workload(800, 200), 4096),
     "a small context for each": ({"n_ctx": 4000, "n_seq_max": 4}, Workload(800, 200), 4096),
     "a small smallest one": ({"fit_ctx": 500}, Workload(400, 100), 500),
-    "a small smallest one beside a large context": ({"n_ctx": 20000, "fit_ctx": 500}, Workload(2048, 512), 500),
-    "the model's own context, said so": ({"n_ctx": 0, "fit_ctx": 500}, Workload(2048, 512), 500),
+    "a small smallest one beside a large context": ({"n_ctx": 20000, "fit_ctx": 500}, Workload(6400, 512), 500),
+    "the model's own context, said so": ({"n_ctx": 0, "fit_ctx": 500}, Workload(8192, 512), 500),
+    "the depth of a large context": ({"n_ctx": 32768}, Workload(8192, 512), 4096),
+    "the depth of each slot": ({"n_ctx": 32768, "n_seq_max": 2}, Workload(5792, 512), 4096),
+    "of slots that share": ({"n_ctx": 32768, "n_seq_max": 2, "kv_unified": True}, Workload(8192, 512), 4096),
+    "a long answer in a large context": ({"n_ctx": 32768, "generate": 30000}, Workload(2768, 30000), 32768),
+    "a prompt in a large context": ({"n_ctx": 32768, "prompt": 100}, Workload(100, 512), 4096),
+    "users in a large context": ({"n_ctx": 32768, "n_seq_max": 2, "users": 2}, Workload(2048, 512, 0, 2), 4096),
+    "a large context that may shrink": ({"n_ctx": 32768, "allow": ["context"]}, Workload(2048, 512), 4096),
     "a context for each slot": (
         {"kv_unified_per_slot": 1000, "n_seq_max": 2, "fit_ctx": 500},
         *(Workload(800, 200), 500),
@@ -318,8 +326,9 @@ def test_what_may_be_spilled(of: Model, name: str, is_movable: bool) -> None:
 
 
 def test_what_is_the_best() -> None:
-    found = request(objective="context", strategy="llama.cpp", allow=["paging", "ubatch"], host_memory="64GiB")
-    assert (found.objective, found.strategy, found.allow) == ("context", "llama.cpp", {"paging", "ubatch"})
+    allow = ["paging", "kv-q8_0", "ubatch"]
+    found = request(objective="context", strategy="llama.cpp", allow=allow, host_memory="64GiB")
+    assert (found.objective, found.strategy, found.allow) == ("context", "llama.cpp", {"paging", "kv-q8_0"})
     assert (found.host.paging, found.host.free, found.host.margin) == (True, 64 << 30, 1024 * MIB)
     assert found.host_speed == HOST_SPEED
     assert (found.n_layer, found.model_bytes, found.n_ctx_train) == (4, 144, 32768)

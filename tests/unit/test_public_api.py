@@ -189,7 +189,7 @@ def test_a_copy_is_the_plan(made: Callable[[api.Plan], api.Plan]) -> None:
 
 def test_plans_differ_by_what_they_say_alone() -> None:
     plan = plan_of()
-    assert plan == replace(plan, fit_keywords={"n_ctx": 4096}) != replace(plan, levers=("ubatch",))
+    assert plan == replace(plan, fit_keywords={"n_ctx": 4096}) != replace(plan, levers=("no op_offload",))
     assert plan and not replace(plan, problems=(PROBLEM,))
 
 

@@ -59,11 +59,11 @@ def _reason(reason: Reason) -> str:
         return f"{cache}, which raises it to {duration(reason.seconds)} (a smaller -c takes less)"
     if reason.kind == "compute":
         buffers = f"{human(reason.bytes)} of compute buffers"
-        text = f"{buffers}, which raise it to {duration(reason.seconds)} (--allow ubatch may make them smaller"
-        if reason.devices:
-            verb = "have" if len(reason.devices) > 1 else "has"
-            text += f"; {' and '.join(reason.devices)} {verb} no room for them"
-        return text + ")"
+        text = f"{buffers}, which raise it to {duration(reason.seconds)}"
+        if not reason.devices:
+            return text
+        verb = "have" if len(reason.devices) > 1 else "has"
+        return f"{text} ({' and '.join(reason.devices)} {verb} no room for them)"
     return "the rest, since layers and tensors cannot be divided and each device takes consecutive layers"
 
 

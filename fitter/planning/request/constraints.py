@@ -13,7 +13,7 @@ from fitter.llama.types import DeviceInfo, Lora, Params, TensorBuftOverride, Ten
 from fitter.model.header import Model
 from fitter.model.location import local_name
 from fitter.model.tensors import layer_of
-from fitter.parameters.table import PARAMETERS, Measuring, of_a_load, taken_by
+from fitter.parameters.table import FORMER_LEVERS, PARAMETERS, Measuring, of_a_load, taken_by
 from fitter.parameters.values import MAX_SCALE
 from fitter.planning.request import request_limits
 from fitter.planning.request.request import DEFAULT_MARGIN, LEVERS, OBJECTIVES, STRATEGIES, DeviceLimit
@@ -395,10 +395,10 @@ def check_margins(devices: Sequence[DeviceLimit], problems: Sequence[Problem]) -
 
 
 def levers(allow: Collection[str]) -> frozenset[str]:
-    """Check the names of levers. Raises ``UsageError`` for an unknown one."""
+    """Check the names of levers, and leave out former ones. Raises ``UsageError`` for an unknown one."""
     for lever in allow:
-        if lever not in LEVERS:
+        if lever not in LEVERS and lever not in FORMER_LEVERS:
             close = difflib.get_close_matches(lever.lower(), LEVERS, n=2)
             meant = f"did you mean {' or '.join(close)}? The" if close else "the"
             raise UsageError(f"unknown lever '{lever}': {meant} levers are {', '.join(LEVERS)}")
-    return frozenset(allow)
+    return frozenset(allow) - FORMER_LEVERS
