@@ -147,7 +147,7 @@ def _details(plan: Plan) -> Iterator[RenderableType]:
     yield Text("\n".join(parameter_lines(plan)))
     yield from _folded(given_up(plan))
     if plan.estimate is not None:
-        lines = [_estimate(plan.estimate), *far_lines(plan.bound)]
+        lines = [*_estimate_lines(plan.estimate), *far_lines(plan.bound)]
         yield from _folded([*lines, *explain_lines(plan.estimate, plan.choices, plan.bound)])
     if plan.drafting is not None:
         yield Text(f"drafting: {drafting_text(plan.drafting)}", overflow="fold")
@@ -356,23 +356,18 @@ def parameter_lines(plan: Plan) -> list[str]:
     return list(map(printable, lines))
 
 
-def _estimate(price: Price) -> str:
+def _estimate_lines(price: Price) -> Iterator[str]:
     workload = price.workload
     prompt, generation = speed(price.prompt_tokens_per_second), speed(price.generation_tokens_per_second)
     each = "" if workload.users == 1 else f" for each of {workload.users} users at once"
-    full = full_context(price)
-    of_each = "" if workload.users == 1 else " of each"
-    at_full = (
-        ""
-        if full is None
-        else (
-            f" · {speed(full.generation_tokens_per_second)} t/s with {full.live_tokens} tokens in the context{of_each}"
-        )
-    )
-    return (
+    yield (
         f"estimated {prompt} t/s prompt · {generation} t/s generation "
-        f"({workload.prompt} + {workload.generate} tokens{each}: {price.seconds:.1f} s){at_full}"
+        f"({workload.prompt} + {workload.generate} tokens{each}: {price.seconds:.1f} s)"
     )
+    if (full := full_context(price)) is not None:
+        of_each = "" if workload.users == 1 else " of each user"
+        rate = speed(full.generation_tokens_per_second)
+        yield f"with a full context ({full.live_tokens} tokens{of_each}): {rate} t/s generation"
 
 
 def _metadata(value: MetadataValue) -> str:
