@@ -261,7 +261,8 @@ def least(request: Request, compute: dict[str, int] | None = None) -> float | No
 
 def test_the_bound_is_of_the_objective() -> None:
     # all of it is best on the one device, so that the least of the whole is that of its parts
-    ample = asked(devices=limits(80000), workload=Workload(2048, 512, 300))
+    kept = frozenset({"n_ubatch"})
+    ample = asked(devices=limits(80000), workload=Workload(2048, 512, 300), fixed=kept)
     whole, prompt, generation = (
         least(replace(ample, objective=objective)) for objective in ("request", "prompt", "generation")
     )
@@ -272,6 +273,11 @@ def test_the_bound_is_of_the_objective() -> None:
     assert usual and prompt <= 2048 * usual.estimate.prompt_seconds <= prompt * 1.01
     assert generation <= 512 * usual.estimate.generation_seconds <= generation * 1.01
     assert least(replace(ample, objective="context")) == whole
+
+
+def test_the_bound_is_of_the_largest_micro_batch() -> None:
+    open_, kept = (least(asked(fixed=fixed)) for fixed in (frozenset(), frozenset({"n_ubatch"})))
+    assert open_ and kept and open_ < kept
 
 
 @pytest.mark.parametrize("taken", [{"CUDA0": 100}, {"CUDA1": 3000}, {"CUDA0": 700, "CUDA1": 50}], ids=str)
