@@ -136,13 +136,14 @@ def request(
     fixed: tuple[str, ...] = (),
     fit_ctx: int = 4096,
     paging: bool = False,
+    chooses_micro_batch: bool = False,
 ) -> Request:
-    """A fit of ``model`` on ``devices``."""
+    """A fit of ``model`` on ``devices``, with the micro batch of ``params`` unless it ``chooses_micro_batch``."""
     host = None if host_mib is None else host_mib * MIB
     pattern = EXPERTS if model.experts else FFN
     return Request(
         params=params or Params(),
-        fixed=frozenset(fixed),
+        fixed=frozenset(fixed) | (frozenset() if chooses_micro_batch else {"n_batch", "n_ubatch"}),
         devices=devices,
         host=HostLimit(host, host, 0, paging),
         n_layer=model.n_layer,

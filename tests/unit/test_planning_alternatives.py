@@ -40,7 +40,8 @@ def asked(
     fixed: tuple[str, ...] = (),
     host: int = 100_000,
 ) -> Request:
-    return priced(request(model, limits(*mib), host, params=params, fixed=fixed), model, CARD)
+    # without it a plan has other alternatives
+    return priced(request(model, limits(*mib), host, params=params, fixed=(*fixed, "flash_attn")), model, CARD)
 
 
 class Made:

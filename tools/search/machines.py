@@ -10,6 +10,7 @@ from typing import Any
 from fitter.llama.types import VirtualDevice
 from fitter.machine.gpu import parse_gpus
 from fitter.planning.request.request import DEFAULT_MARGIN, LEVERS
+from fitter.planning.speed.cost import Workload
 
 MIB = 2**20
 GIB = 2**30
@@ -88,6 +89,7 @@ class Machine:
     def arguments(self) -> list[str]:
         """The words after ``fitter MODEL`` that ask for the same."""
         names = {"n_seq_max": "-np", "n_ctx": "-c", "type_k": "-ctk", "type_v": "-ctv", "host_memory": "--host-memory"}
+        names["prompt"] = "--prompt"
         words = [word for card in self.cards for word in ("--gpu", card.spec)]
         for name, value in self.options.items():
             if name == "kv_unified":
@@ -127,7 +129,8 @@ def draw(number: int, most_cards: int = 15) -> Machine:
     count = min(most_cards, rng.choice((1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8, 10, 12, 15)))
     some = [rng.choice(kinds) for _ in range(rng.choice((1, 1, 2, 3)))]
     cards = [_card(rng.choice(some), rng) for _ in range(count)]
-    options: dict[str, Any] = {}
+    # at one request: without it, the request follows a set context
+    options: dict[str, Any] = {"prompt": Workload.prompt}
     if (slots := rng.choice(_SLOTS)) > 1:
         options["n_seq_max"] = slots
         if rng.random() < 0.3:

@@ -127,7 +127,11 @@ class Asking:
         plan = upstream.plan_of(done)
         if plan is None:
             return None
-        shared = {name: machine.options[name] for name in ("n_seq_max", "type_k", "type_v") if name in machine.options}
+        shared = {
+            name: machine.options[name]
+            for name in ("n_seq_max", "type_k", "type_v", "prompt")
+            if name in machine.options
+        }
         price = fitter.estimate(
             path,
             gpus=gpus,

@@ -9,7 +9,7 @@ without flash attention the host computes it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 
 from fitter.planning.pricing.objective import GAIN
@@ -18,37 +18,43 @@ from fitter.planning.request.given import can_be_off
 from fitter.planning.request.request import Request
 from fitter.planning.speed.explain import FAR, Choice
 
-_MUCH = 0.15
-"""The share of its time that no flash attention saves where a plan has no caches on the host yet: such a search takes
-as many loads as the first one. With 0.02, Llama 3.1 8B on 4 GiB takes 34 loads instead of 6."""
-
 
 def is_open(request: Request) -> bool:
     """Whether the search decides on flash attention, not the user."""
     return request.params.flash_attn == "auto" and "flash_attn" not in request.fixed
 
 
-def least_without(best: Trial, distance: float) -> float:
-    """Return the share of its time that a search without flash attention must promise to save."""
-    has_host_caches = best.placement.first > 0 and best.placement.n_gpu_layers > 0
-    return GAIN if distance > FAR and has_host_caches else _MUCH
-
-
-def alternatives(request: Request, best: Trial, distance: float, seen: Collection[bool | None]) -> Iterator[Request]:
-    """Yield requests with flash attention set in the ways that may be better than ``best``.
+def alternative(
+    request: Request,
+    best: Trial,
+    distance: float,
+    seen: Collection[bool | None],
+    *,
+    with_flash: bool,
+    is_last: bool = True,
+) -> Request | None:
+    """Return the request with flash attention on or off, if that may be better than ``best``.
 
     Args:
         distance: the time of ``best``, as a multiple of its bound.
         seen: the results of ``auto`` in all trials. Where it was on once, the devices can compute it.
+        with_flash: whether it is on.
+        is_last: whether the context is decided. Before, only plans count that have caches on the host anyway: with all
+            of them, Llama 3.1 8B on 4 GiB takes 34 loads instead of 6.
     """
-    is_short = "n_ctx" not in request.fixed and best.params.n_ctx < request.n_ctx_max
-    # without this gpt-oss-20b on two 4090 at 2 Mi tokens is 29 % slower
-    if {True, False} <= set(seen) and (is_short or distance > 1 + GAIN):
-        yield replace(request, params=replace(request.params, flash_attn="on"))
-    is_spilled = best.placement.n_gpu_layers > 0 and bool(best.placement.first or best.placement.moved)
-    # without flash attention llama.cpp has no quantized V cache
-    if distance > 1 + GAIN and best.breakdown.flash_attn and is_spilled and can_be_off(request):
-        yield replace(request, params=replace(request.params, flash_attn="off"))
+    if with_flash:
+        is_short = "n_ctx" not in request.fixed and best.params.n_ctx < request.n_ctx_max
+        # without this gpt-oss-20b on two 4090 at 2 Mi tokens is 29 % slower
+        is_worth = {True, False} <= set(seen) and (is_short or distance > 1 + GAIN)
+    else:
+        placement = best.placement
+        is_spilled = bool(best.devices) and bool(placement.first or placement.moved)
+        is_near = distance <= (1 + GAIN if is_last else FAR)
+        is_likely = is_spilled if is_last else placement.first > 0 and placement.n_gpu_layers > 0
+        is_worth = not is_near and is_likely and bool(best.breakdown.flash_attn) and can_be_off(request)
+    return (
+        replace(request, params=replace(request.params, flash_attn="on" if with_flash else "off")) if is_worth else None
+    )
 
 
 def choice_of(chosen: Trial, other: Trial) -> Choice | None:

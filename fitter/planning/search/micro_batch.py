@@ -40,6 +40,7 @@ class MicroBatches:
         self.first = state.request.params.n_ubatch
         self._states = {self.first: state}
         self._measured = {self.first: state}
+        self._promised: set[int] = set()
         self.sizes = micro_batches(state.request)
 
     @property
@@ -86,16 +87,37 @@ class MicroBatches:
             self.measure(second, placement, n_ctx)
         placement = expected_placement(start, n_ctx)
         best, least = self.first, math.inf if placement is None else start.seconds(placement)
+        self._promised.add(best)
         for sizes in (self._larger, self._smaller):
             for size in sizes if best == self.first else ():
                 if placement is not None and not self._promises(size, placement, n_ctx, least):
                     break
                 seconds = expected_seconds(self.state(size), n_ctx)
+                self._promised.add(size)
                 if seconds < least * (1 - WORTH):
                     best, least = size, seconds
                 elif math.isfinite(least):
                     break
+        self._promised.discard(best)
         return self.state(best)
+
+    def another(self, best: Trial, n_ctx: int) -> SearchState | None:
+        """Return the state with a micro batch that promised less time than ``best`` takes, once; ``None`` without one.
+
+        ``best`` is of another one, which promised still less.
+        """
+        least = best.seconds * (1 - GAIN) if best.fits and best.seconds is not None else math.inf
+        promised = {size: expected_seconds(self.state(size), n_ctx) for size in sorted(self._promised)}
+        size = min(promised, key=lambda size: promised[size], default=None)
+        if best.params.n_ubatch < _LEAST_FOR_SPEED and self.first >= _LEAST_FOR_SPEED:
+            # no larger one was expected to fit, but corrections may find a way
+            size = min((size for size in promised if size >= _LEAST_FOR_SPEED), default=None)
+        elif size is None or promised[size] >= least:
+            return None
+        if size is None:
+            return None
+        self._promised.remove(size)
+        return self.state(size)
 
     @property
     def _larger(self) -> list[int]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from fitter.errors import LlamaCppError, TimeLimitError
 from fitter.llama.types import Breakdown, Params
-from fitter.planning.pricing.objective import best_of, rank
+from fitter.planning.pricing.objective import GAIN, best_of, rank
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import usable_devices
 from fitter.planning.request.request import Measure, Record, Request
@@ -26,6 +26,9 @@ from fitter.planning.search.micro_batch import MicroBatches
 from fitter.planning.search.remote_devices import worth_their_network
 from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
 from fitter.planning.speed.explain import Choice
+
+_MAX_OTHERS = 2
+"""So many other micro batches are tried at most where the one that promised most turns out slower."""
 
 
 def search(
@@ -51,8 +54,10 @@ def search(
     """
     order = _SearchOrder(request, measure, record, on_candidate, has_room)
     try:
-        is_open = "n_ctx" not in request.fixed
-        best = ContextChoice(order.state, order.at).best() if is_open else order.at(request.params.n_ctx).trial
+        if order.is_last:
+            best = order.at(request.params.n_ctx).trial
+        else:
+            best = order.at_last(ContextChoice(order.state, order.at).best())
     except CutShort as cut:
         best = cut.best
     if best.fits and best.seconds is not None:
@@ -78,6 +83,8 @@ class _SearchOrder:
         self._choices: list[Choice] = []
         self._choices_at: dict[int, list[Choice]] = {}
         self._states: dict[tuple[str, int], SearchState] = {}
+        self._answers: dict[int, Answer] = {}
+        self.is_last = "n_ctx" in request.fixed
         self._seen = set[bool | None]()
         loads = remembered(measure)
 
@@ -102,9 +109,24 @@ class _SearchOrder:
         self._seen.clear()
         self._choices = self._choices_at[n_ctx] = []
         batches = MicroBatches(self.state.at(n_ctx))
-        state = batches.quickest(n_ctx)
-        best = self._with_attention(state, _best(state), n_ctx)
-        return MicroBatches(best.state).improved(best)
+        best = _best(batches.quickest(n_ctx))
+        for _ in range(_MAX_OTHERS):
+            if (other := batches.another(best.trial, n_ctx)) is None:
+                break
+            with suppress(LlamaCppError, TimeLimitError, CutShort):
+                best = max(best, _best(other), key=lambda answer: rank(answer.trial))
+        best = self._with_attention(batches.state(best.trial.params.n_ubatch), best, n_ctx)
+        best = self._answers[n_ctx] = MicroBatches(best.state).improved(best)
+        return best
+
+    def at_last(self, best: Trial) -> Trial:
+        """Improve the trial at the chosen context as if the user had set that."""
+        n_ctx, self.is_last = best.params.n_ctx, True
+        answer = self._answers.get(n_ctx)
+        if answer is None or answer.trial != best:
+            return best
+        state = self.state.at(n_ctx)
+        return self._with_attention(state.with_micro_batch(best.params.n_ubatch), answer, n_ctx).trial
 
     def _with_attention(self, state: SearchState, best: Answer, n_ctx: int) -> Answer:
         if not flash_attention.is_open(self._request) or not best.trial.fits or best.trial.seconds is None:
@@ -113,8 +135,16 @@ class _SearchOrder:
             # learn whether the devices can compute it at all
             with suppress(LlamaCppError, CutShort):
                 state.trial(state.default, n_ctx)
-        for other in tuple(flash_attention.alternatives(state.request, best.trial, best.distance, self._seen)):
-            best = self._better_with(other, best, n_ctx)
+        for with_flash in (True, False):
+            other = flash_attention.alternative(
+                state.request,
+                best.trial,
+                best.distance,
+                self._seen,
+                with_flash=with_flash,
+                is_last=self.is_last,
+            )
+            best = best if other is None else self._better_with(other, best, n_ctx)
         return best
 
     def _better_with(self, other: Request, best: Answer, n_ctx: int) -> Answer:
@@ -126,12 +156,13 @@ class _SearchOrder:
         state = self._states[key]
         if key[0] == "off":
             # the buffers that are known are smaller than without flash attention
-            least = flash_attention.least_without(best.trial, best.distance)
             likely = expected_plan(state.at(n_ctx).with_buffers_of(best.state), n_ctx)
-            if likely is None or best.trial.expected is None or likely > (1 - least) * best.trial.expected:
+            if likely is None or best.trial.expected is None or likely > (1 - GAIN) * best.trial.expected:
                 return best
         try:
-            answer = _best(state.at(n_ctx))
+            here = state.at(n_ctx)
+            # without flash attention a buffer for scores grows with the micro batch
+            answer = _best(MicroBatches(here).quickest(n_ctx) if key[0] == "off" else here)
         except (LlamaCppError, TimeLimitError, CutShort):
             return best
         if rank(answer.trial) <= rank(best.trial):
