@@ -11,12 +11,13 @@ import pytest
 from fitter.errors import LlamaCppCrashError, LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params, Skeleton
+from fitter.planning.speed.cost import Workload
 from tools.search.check import check
 from tools.search.machines import MIB, Card, Machine, draw
 from tools.search.outcomes import Asking, Outcome, worse
 
 SLOW = pytest.mark.slow
-QUICK = (5, 9, 16, 21, 33, 47, 54, 64)
+QUICK = (5, 9, 21, 33, 47, 54, 64)
 NUMBERS = (*QUICK, *(pytest.param(number, marks=SLOW) for number in (50, 75, 376, 392, 440)))
 """Of the random machines: one to fifteen cards, one to 256 slots, experts and none."""
 
@@ -35,15 +36,20 @@ def test_random_machines(asking: Asking, number: int) -> None:
 
 
 def test_machines_drawn_now(asking: Asking) -> None:
-    """Two of the small machines that were asked by ``python -m tools.search.check --first 5000 --cards 2``."""
+    """Two of the small machines that were asked by ``python -m tools.search.check --first 5000 --cards 2``.
+
+    Their micro batch is set: choosing it may take another placement, a few percent from the best.
+    """
     for number in random.sample([*range(5000, 5048), *range(5100, 5146)], 2):
-        checked = check(draw(number, 2), asking)
+        checked = check(draw(number, 2).having(n_ubatch=Params.n_ubatch), asking)
         assert checked.asked > 10 or not checked.plan.fits, checked.machine
         assert checked.broken == (), checked.machine
 
 
 def machine(shape: str, *cards: tuple[str, int | None], **options: int) -> Machine:
-    return Machine(0, shape, tuple(Card(name, free and free * MIB) for name, free in cards), dict(options))
+    """A machine with llama.cpp's own micro batch, and one request at every context."""
+    words = {"n_ubatch": Params.n_ubatch, "prompt": Workload.prompt} | options
+    return Machine(0, shape, tuple(Card(name, free and free * MIB) for name, free in cards), words)
 
 
 THREE = [("rtx-3090", None)] * 3

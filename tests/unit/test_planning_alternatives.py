@@ -85,7 +85,7 @@ LONG = Params(n_ctx=32768)
         pytest.param(asked(4000), [f"-c 32768 {Q8}"], id="all of it on the device"),
         pytest.param(asked(5000), [], id="not much more context"),
         pytest.param(asked(1200), ["-c 8192", f"-c 5120 {Q8}", "-c 32768"], id="weights on the host"),
-        pytest.param(asked(1500), [f"-c 5120 {Q8}"], id="a longer context takes too long"),
+        pytest.param(asked(1600), [f"-c 4096 {Q8}"], id="a longer context takes too long"),
         pytest.param(asked(1200, host=2200, params=LONG, fixed=("n_ctx",)), ["-c 8192"], id="a shorter context fits"),
         pytest.param(asked(1200, host=600), [f"-c 4096 {Q8}"], id="a smaller cache fits"),
         pytest.param(asked(400, host=400), [], id="nothing fits"),

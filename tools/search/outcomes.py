@@ -32,7 +32,7 @@ class Outcome:
     """A plan in figures; ``error`` where there is none.
 
     ``on_devices`` and ``compute``: bytes of weights and of compute buffers there. ``pins``: keywords of ``fitter.fit``
-    that set all that the plan chose.
+    that set all that the plan chose, but for its ``batches``.
     """
 
     error: str = ""
@@ -46,6 +46,7 @@ class Outcome:
     placement: tuple[Any, ...] = ()
     arguments: tuple[str, ...] = ()
     pins: dict[str, Any] = field(default_factory=dict)
+    batches: dict[str, int] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
     loads: int = 0
     wall: float = 0.0
@@ -96,10 +97,9 @@ class Asking:
                 "devices": list(names),
                 "n_gpu_layers": params.n_gpu_layers,
                 "tensor_split": params.tensor_split,
-                "n_batch": params.n_batch,
-                "n_ubatch": params.n_ubatch,
                 "override_tensor": [f"{each.pattern}={each.buffer_type}" for each in params.tensor_buft_overrides],
             },
+            batches={"n_batch": params.n_batch, "n_ubatch": params.n_ubatch},
             reasons=tuple(reason.kind for reason in plan.bound.reasons) if plan.bound else (),
             loads=plan.search.dummy_loads,
             wall=time.monotonic() - started,
@@ -109,7 +109,7 @@ class Asking:
         """Estimate the seconds of a request of ``plan`` that fills the cache to each of ``depths``, for each token."""
         placed = {name: value for name, value in plan.pins.items() if value not in (None, [])}
         options = {name: value for name, value in machine.options.items() if name not in ("host_memory", "margin")}
-        words = {**options, **placed, "gpus": machine.gpus, "worker": self._worker}
+        words = {**options, **placed, **plan.batches, "gpus": machine.gpus, "worker": self._worker}
         requests = [(max(1, depth - Workload.generate), min(Workload.generate, depth - 1)) for depth in depths]
         prices = (fitter.estimate(self.path(machine.shape), prompt=p, generate=g, **words) for p, g in requests)
         return [price.seconds / depth for price, depth in zip(prices, depths, strict=True)]
