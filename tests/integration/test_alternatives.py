@@ -45,7 +45,8 @@ def test_a_fit_with_the_words_is_as_said(
 ) -> None:
     monkeypatch.setattr(best_plan, "SHARE", 1000)
     monkeypatch.setattr(best_plan, "SHARE_OF_FAILURE", 1000)
-    options = {"program": "llama-server", "host_bandwidth": "60GB/s", **options}
+    # without a prompt, the request follows a context that is set
+    options = {"program": "llama-server", "host_bandwidth": "60GB/s", "prompt": 2048, **options}
     without, plan = (fitter.fit(models[name], **options, alternatives=flag) for flag in (False, True))
     # a second process may have measured the plan early, or not
     assert replace(plan, alternatives=(), search=without.search) == without

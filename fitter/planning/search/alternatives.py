@@ -227,6 +227,7 @@ class _Near:
         self._asked, self._plan, self._loads, self._measure = asked, plan, loads, measure
         self._devices, self._placement = plan.trial.used
         self._fits = plan.trial.fits
+        self._has_flash = plan.trial.breakdown.flash_attn is not False
         params = replace(plan.request.params, n_ctx=smallest_context(plan.request), tensor_buft_overrides=())
         self._layout = loads.record(params) if plan.layout is None else plan.layout
         self._seconds: dict[int, float] = {}
@@ -285,7 +286,7 @@ class _Near:
         return before is not None and seconds <= before * (MOST_SLOWER if idea.is_longer else 1 - WORTH)
 
     def _state(self, request: Request, share: float) -> SearchState:
-        """Make a state with estimated sizes, and with the compute buffers that the plan was measured with."""
+        """Make a state with estimated sizes, and with the compute buffers of a plan with flash attention."""
 
         def record(params: Params) -> Layout:
             layout = self._resized(params)
@@ -295,6 +296,9 @@ class _Near:
 
         state = SearchState(request, self._devices, replace(self._loads, record=record))
         state.prices()
+        if not self._has_flash:
+            # its buffers are gigabytes larger
+            return state
         rows = tuple(replace(row, model=int(share * row.model)) for row in self._plan.trial.breakdown.rows)
         breakdown = replace(self._plan.trial.breakdown, rows=rows)
         state.learn(replace(self._plan.trial, devices=self._devices, placement=self._placement, breakdown=breakdown))

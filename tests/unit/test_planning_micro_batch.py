@@ -1,0 +1,144 @@
+"""The micro batch that the search chooses: which ones it may choose, and that no other one is faster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fitter.llama.types import Params
+from fitter.planning.placing.placement import Placement
+from fitter.planning.pricing.trial import Trial
+from fitter.planning.request.constraints import workload_of
+from fitter.planning.request.given import is_pipelined, keeps_pipeline, micro_batches, params_of
+from fitter.planning.request.request import Request
+from fitter.planning.request.shared import remembered
+from fitter.planning.search.compute_buffers import LearnedCompute
+from fitter.planning.search.search_order import search
+from fitter.planning.speed.cost import Workload
+from tests.support.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
+
+DENSE = SyntheticModel()
+MOE = SyntheticModel(experts=(90 * MIB, 90 * MIB, 90 * MIB))
+
+
+def asked(*mib: int, model: SyntheticModel = DENSE, prompt: int = 2048, **more: object) -> Request:
+    made = request(model, limits(*mib), params=Params(n_ctx=32768), fixed=("n_ctx",), chooses_micro_batch=True)
+    return replace(priced(made, model, CARD, SLOW_CARD), workload=Workload(prompt, 512), **more)  # type: ignore[arg-type]
+
+
+def found(made: Request, model: SyntheticModel = DENSE) -> Trial:
+    llama = SyntheticLlama(model, made.devices)
+    return search(made, remembered(llama.measure), llama.record)
+
+
+def pinned(made: Request, n_ubatch: int) -> Request:
+    params = replace(made.params, n_ubatch=n_ubatch, n_batch=max(made.params.n_batch, n_ubatch))
+    return replace(made, params=params, fixed=made.fixed | {"n_ubatch"})
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        pytest.param(asked(1000), (64, 128, 256, 512, 1024, 2048), id="no more than the prompt"),
+        pytest.param(asked(1000, prompt=2049), (64, 128, 256, 512, 1024, 2048, 4096), id="a token more"),
+        pytest.param(asked(1000, prompt=1 << 20), tuple(1 << n for n in range(6, 14)), id="at most 8192"),
+        pytest.param(asked(1000, prompt=10), (64, 512), id="a short prompt"),
+        pytest.param(asked(1000, params=Params(n_seq_max=200)), (256, 512, 1024, 2048), id="a token of every slot"),
+        pytest.param(asked(1000, prompt=200, params=Params(n_ubatch=300)), (64, 128, 256, 300), id="the program's"),
+        pytest.param(asked(1000, fixed=frozenset({"n_ubatch"})), (512,), id="the user's"),
+        pytest.param(
+            asked(1000, fixed=frozenset({"n_batch"}), params=Params(n_batch=700)), (64, 128, 256, 512), id="the batch's"
+        ),
+        pytest.param(asked(1000, strategy="llama.cpp"), (512,), id="upstream's own way"),
+        pytest.param(asked(1000, host_speed=None), (512,), id="without prices"),
+        pytest.param(asked(1000, params=Params(split_mode="tensor")), (512,), id="tensors on all devices"),
+    ],
+)  # fmt: skip
+def test_which_there_are(made: Request, expected: tuple[int, ...]) -> None:
+    assert micro_batches(made) == expected
+
+
+@pytest.mark.parametrize(
+    ("placement", "n_ubatch", "n_batch"),
+    [
+        pytest.param(Placement(0, (5, 4)), 2048, 8192, id="a pipeline has four at once"),
+        pytest.param(Placement(0, (5, 4)), 512, 2048, id="as by default"),
+        pytest.param(Placement(0, (9, 0)), 2048, 2048, id="one device"),
+        pytest.param(Placement(1, (4, 4)), 4096, 4096, id="layers on the host"),
+    ],
+)
+def test_the_batch_holds_it(placement: Placement, n_ubatch: int, n_batch: int) -> None:
+    made = asked(1000, 1000, params=Params(n_ctx=4096, n_ubatch=n_ubatch))
+    assert params_of(made, made.devices, placement, 4096).n_batch == n_batch
+    fixed = replace(made, fixed=frozenset({"n_batch"}))
+    assert params_of(fixed, made.devices, placement, 4096).n_batch == 2048
+    assert is_pipelined(made.devices, placement) is (n_batch == 4 * n_ubatch)
+
+
+@pytest.mark.parametrize(("prompt", "n_ubatch", "keeps"), [(8191, 2048, False), (8192, 2048, True), (100, 512, True)])
+def test_a_pipeline_needs_four(prompt: int, n_ubatch: int, keeps: bool) -> None:
+    assert keeps_pipeline(asked(1000, prompt=prompt), n_ubatch) is keeps
+
+
+def test_experts_on_the_host_get_a_large_one() -> None:
+    made = asked(700, model=MOE, prompt=8192)
+    free, by_default = found(made, MOE), found(pinned(made, 512), MOE)
+    assert free.fits and free.params.n_ubatch >= 1024
+    assert free.seconds and by_default.seconds and free.seconds < 0.95 * by_default.seconds
+
+
+def test_a_small_one_is_chosen_where_nothing_else_fits() -> None:
+    model = replace(DENSE, compute=800 * MIB, compute_per_ctx=0, cache=64)
+    made = asked(900, model=model, fixed=frozenset({"n_ctx", "n_gpu_layers"}))
+    assert not found(pinned(made, 512), model).fits
+    plan = found(made, model)
+    assert plan.fits and plan.params.n_ubatch < 512
+
+
+@pytest.mark.parametrize("prompt", [512, 8192])
+@pytest.mark.parametrize(
+    ("mib", "model"),
+    [
+        pytest.param((700,), DENSE, id="most of it on the host"),
+        pytest.param((1100,), DENSE, id="a part on the host"),
+        pytest.param((900, 500), DENSE, id="two cards"),
+        pytest.param((3000,), DENSE, id="all of it on the card"),
+        pytest.param((900,), MOE, id="experts"),
+        pytest.param((1500, 800), MOE, id="experts on two cards"),
+    ],
+)
+def test_no_set_one_is_faster(mib: tuple[int, ...], model: SyntheticModel, prompt: int) -> None:
+    made = asked(*mib, model=model, prompt=prompt)
+    plan = found(made, model)
+    assert plan.fits and plan.seconds
+    for n_ubatch in (256, 512, 1024, 2048, 4096):
+        other = found(pinned(made, n_ubatch), model)
+        assert not other.fits or not other.seconds or plan.seconds <= 1.02 * other.seconds, n_ubatch
+
+
+def test_buffers_of_others_lie_on_a_line() -> None:
+    low, high = LearnedCompute(), LearnedCompute()
+    low.learn("CUDA0", 4096, 300)
+    high.learn("CUDA0", 4096, 900)
+    assert low.between(high, 0.5).at("CUDA0", 4096) == 600
+    assert low.between(high, -1.0).at("CUDA0", 4096) == 0
+    assert low.between(None, 0.5).at("CUDA0", 4096) == 150
+    assert low.between(LearnedCompute(), 2.0).at("CUDA0", 4096) == 300
+
+
+@pytest.mark.parametrize(
+    ("prompt", "generate", "context", "expected"),
+    [
+        pytest.param(None, None, 32768, (8192, 512), id="the geometric mean"),
+        pytest.param(None, None, 131072, (16384, 512), id="four times the context"),
+        pytest.param(None, None, 2048, (1639, 409), id="no more than the context holds"),
+        pytest.param(None, None, 2600, (2088, 512), id="nearly all of it"),
+        pytest.param(1000, None, 32768, (1000, 512), id="the user's prompt"),
+        pytest.param(None, 100, 32768, (8192, 100), id="the user's answer"),
+    ],
+)
+def test_a_prompt_follows_the_context(
+    prompt: int | None, generate: int | None, context: int, expected: tuple[int, int]
+) -> None:
+    assert workload_of(prompt, generate, context, is_set=True, is_deep=True) == Workload(*expected)
