@@ -43,10 +43,12 @@ n_ubatch = 4096
 model = "llama-3.1-8b.gguf"
 gpu = "rtx-4090"
 n_ctx = 32768
+n_ubatch = 512
 
 [cases.qwen]
 model = "qwen3-235b-a22b.gguf"
 gpu = "cuda:9.0:192GiB"
+n_ubatch = 512
 n_ctx = 32768
 n_ubatch = 2048
 """

@@ -224,5 +224,5 @@ def _guide() -> str:
 def test_the_answer_comes_last_where_both_streams_are_one(place: Path, unbuffered: str) -> None:
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     lines = run(place, "a.gguf", *GPU, redirect="2>&1", env=environment).stdout.splitlines()
-    assert lines[-2].startswith("  estimate ")
+    assert any(line.startswith("  estimate ") for line in lines[-3:-1])
     assert lines[-1].startswith("-c ")

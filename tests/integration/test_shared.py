@@ -77,7 +77,7 @@ SLOTS: dict[str, dict[str, Any]] = {
 def test_a_draft_model_adds_what_it_takes_alone(
     main_model: Path, draft: Path, place: tuple[str, ...], given: dict[str, Any]
 ) -> None:
-    pins: dict[str, Any] = {"n_ctx": 4096, "tensor_split": (2, 3), **given}
+    pins: dict[str, Any] = {"n_ctx": 4096, "n_ubatch": 512, "tensor_split": (2, 3), **given}
     without = fit(main_model, **pins)
     plan = fit(main_model, model_draft=draft, devices_draft=place or ["none"], **pins)
     alone = fitter.measure(
@@ -189,7 +189,7 @@ def test_a_draft_model_whose_cache_fills_a_device_is_spread(large: Path, server:
 
 
 def test_a_context_that_may_shrink_shrinks_for_the_draft_model_too(large: Path, draft: Path) -> None:
-    given: dict[str, Any] = {"n_ctx": 65536, "model_draft": draft}
+    given: dict[str, Any] = {"n_ctx": 65536, "n_ubatch": 512, "model_draft": draft}
     plan = fit(large, ["6GiB"], allow=["context"], **given)
     assert plan.fits and plan.devices[0].shared > 0
     assert 2560 <= plan.params.n_ctx < 65536
@@ -456,7 +456,7 @@ def test_reserved_memory_is_memory_that_is_not_there(large: Path, cards: tuple[s
 
 
 def test_host_memory_can_be_reserved(large: Path) -> None:
-    given: dict[str, Any] = {"n_ctx": 4096, "host_memory": "6GiB", "host_margin": 0}
+    given: dict[str, Any] = {"n_ctx": 4096, "n_ubatch": 512, "flash_attn": "on", "host_memory": "6GiB", "host_margin": 0}
     plan = fit(large, ["1GiB"], **given)
     assert plan.fits
     room = (plan.host.left or 0) // MIB

@@ -41,6 +41,8 @@ class MicroBatches:
         self._states = {self.first: state}
         self._measured = {self.first: state}
         self._promised: set[int] = set()
+        self.first_seconds = math.inf
+        """Seconds that the first micro batch is expected to take; infinite if it is not known."""
         self.sizes = micro_batches(state.request)
 
     @property
@@ -88,6 +90,7 @@ class MicroBatches:
         placement = expected_placement(start, n_ctx)
         best, least = self.first, math.inf if placement is None else start.seconds(placement)
         self._promised.add(best)
+        self.first_seconds = least
         for sizes in (self._larger, self._smaller):
             for size in sizes if best == self.first else ():
                 if placement is not None and not self._promises(size, placement, n_ctx, least):
@@ -177,12 +180,19 @@ class MicroBatches:
         return None
 
 
-def choice_of(chosen: Trial, first: int, seconds: float | None) -> Choice | None:
-    """Describe the choice of another micro batch than the ``first``, which takes about so many ``seconds``."""
-    n_ubatch = chosen.params.n_ubatch
-    if chosen.seconds is None or seconds is None or n_ubatch == first:
+def is_little(trial: Trial, than: Trial) -> bool:
+    """Whether ``trial`` has another micro batch than ``than``, and saves too little time for it."""
+    if trial.params.n_ubatch == than.params.n_ubatch or trial.params.n_ctx > than.params.n_ctx:
+        return False
+    return trial.seconds is not None and than.seconds is not None and trial.seconds > than.seconds * (1 - WORTH)
+
+
+def choice_of(chosen: Trial, batches: MicroBatches) -> Choice | None:
+    """Describe the choice of another micro batch than the first of ``batches``."""
+    n_ubatch, seconds = chosen.params.n_ubatch, batches.first_seconds
+    if chosen.seconds is None or n_ubatch == batches.first or not chosen.seconds < seconds < math.inf:
         return None
-    return Choice("the micro batch", f"-ub {n_ubatch}", chosen.seconds, f"-ub {first}", seconds)
+    return Choice("the micro batch", f"-ub {n_ubatch}", chosen.seconds, f"-ub {batches.first}", seconds)
 
 
 def _first_placement(state: SearchState, n_ctx: int) -> Placement | None:

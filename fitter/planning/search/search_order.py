@@ -18,11 +18,11 @@ from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import usable_devices
 from fitter.planning.request.request import Measure, Record, Request
 from fitter.planning.request.shared import remembered
-from fitter.planning.search import flash_attention
+from fitter.planning.search import flash_attention, micro_batch
 from fitter.planning.search.context_choice import Answer, ContextChoice
 from fitter.planning.search.device_choice import Devices, in_better_order
 from fitter.planning.search.expectations import expected_plan
-from fitter.planning.search.micro_batch import MicroBatches
+from fitter.planning.search.micro_batch import MicroBatches, is_little
 from fitter.planning.search.remote_devices import worth_their_network
 from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
 from fitter.planning.speed.explain import Choice
@@ -62,7 +62,8 @@ def search(
         best = cut.best
     if best.fits and best.seconds is not None:
         # a trial on the way may be better than the last one
-        best = best_of((best, order.state.answer.best(request) or best), request)
+        other = order.state.answer.best(request)
+        best = best if other is None or is_little(other, best) else best_of((best, other), request)
     for choice in order.choices_at(best.params.n_ctx):
         on_choice(choice)
     return best
@@ -117,6 +118,8 @@ class _SearchOrder:
                 best = max(best, _best(other), key=lambda answer: rank(answer.trial))
         best = self._with_attention(batches.state(best.trial.params.n_ubatch), best, n_ctx)
         best = self._answers[n_ctx] = MicroBatches(best.state).improved(best)
+        if choice := micro_batch.choice_of(best.trial, batches):
+            self._choices.append(choice)
         return best
 
     def at_last(self, best: Trial) -> Trial:
