@@ -48,7 +48,6 @@ n_ubatch = 512
 [cases.qwen]
 model = "qwen3-235b-a22b.gguf"
 gpu = "cuda:9.0:192GiB"
-n_ubatch = 512
 n_ctx = 32768
 n_ubatch = 2048
 """
