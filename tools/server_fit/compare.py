@@ -110,9 +110,10 @@ def _load_differs(
 
 
 def planned(case: Case, models: Models, worker: Worker, **keywords: Any) -> Plan:
-    """fitter's plan for llama-server, which places the model itself."""
+    """fitter's plan for llama-server, which places the model itself, with llama-server's own micro batch."""
     more: dict[str, Any] = {
         "program": "llama-server",
+        "n_ubatch": Params.n_ubatch,
         **keywords_of((*case.options, *models.beside(case))),
         **keywords,
     }
