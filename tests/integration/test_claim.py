@@ -63,7 +63,14 @@ def test_the_command_says_what_the_deployment_asks_for(tmp_path: Path) -> None:
 
 def test_a_card_with_the_claims_bandwidth_is_as_fast() -> None:
     for gpu, bandwidth in (("rtx-3090", 936), ("rtx-4090", 1008)):
-        load = {"gpus": gpu, "n_ctx": 8192, "n_gpu_layers": -1, "program": "llama-server", "n_seq_max": 1}
+        load = {
+            "gpus": gpu,
+            "n_ctx": 8192,
+            "prompt": 2048,
+            "n_gpu_layers": -1,
+            "program": "llama-server",
+            "n_seq_max": 1,
+        }
         speed = fitter.estimate(f"{SHAPE}:Q4_K_M", **load).generation_tokens_per_second
         found = asked(SHAPE, "--quant", "Q4_K_M", "-np", "1", "--min-tps", f"{speed:.4f}")
         assert found["minBandwidthGBs"] == pytest.approx(bandwidth, rel=0.01)

@@ -60,7 +60,7 @@ def used_of(plan: Plan, cards: Sequence[str]) -> list[str]:
     """The cards that the plan's arguments name, each of which has something."""
     words = plan.arguments()
     names = words[words.index("-dev") + 1].split(",")
-    assert names == [device.name for device in plan.devices if device.used]
+    assert sorted(names) == [device.name for device in plan.devices if device.used]
     return [cards[[device.name for device in plan.devices].index(name)] for name in names]
 
 

@@ -111,8 +111,9 @@ def test_a_card_does_not_compute_with_what_is_too_large_for_it(worker: Worker) -
         "72 tensors (382.5 GiB) of layers on Vulkan0 stay in host memory, and the host computes with them: they are "
         "larger than a tensor may be there"
     ]
+    batches = {"n_batch": vulkan.params.n_batch, "n_ubatch": vulkan.params.n_ubatch}
     found = fitter.estimate(
-        TOO_LARGE, gpus="vulkan:512GiB", n_ctx=4096, host_bandwidth="60GB/s", n_seq_max=4, kv_unified=True
+        TOO_LARGE, gpus="vulkan:512GiB", n_ctx=4096, host_bandwidth="60GB/s", n_seq_max=4, kv_unified=True, **batches
     )
     assert found.estimate == vulkan.estimate.estimate
 

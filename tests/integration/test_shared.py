@@ -456,7 +456,13 @@ def test_reserved_memory_is_memory_that_is_not_there(large: Path, cards: tuple[s
 
 
 def test_host_memory_can_be_reserved(large: Path) -> None:
-    given: dict[str, Any] = {"n_ctx": 4096, "n_ubatch": 512, "flash_attn": "on", "host_memory": "6GiB", "host_margin": 0}
+    given: dict[str, Any] = {
+        "n_ctx": 4096,
+        "n_ubatch": 512,
+        "flash_attn": "on",
+        "host_memory": "6GiB",
+        "host_margin": 0,
+    }
     plan = fit(large, ["1GiB"], **given)
     assert plan.fits
     room = (plan.host.left or 0) // MIB

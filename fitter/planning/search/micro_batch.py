@@ -93,7 +93,9 @@ class MicroBatches:
         self.first_seconds = least
         for sizes in (self._larger, self._smaller):
             for size in sizes if best == self.first else ():
-                if placement is not None and not self._promises(size, placement, n_ctx, least):
+                if placement is not None and (
+                    loses_pipeline(self.state(size), placement) or not self._promises(size, placement, n_ctx, least)
+                ):
                     break
                 seconds = expected_seconds(self.state(size), n_ctx)
                 self._promised.add(size)
