@@ -54,14 +54,16 @@ def compare(case: Case, directory: Path, worker: Worker, host_bandwidth: str | N
     upstreams = upstream_plan(case, path, gpus)
     # at the context that upstream chooses: with more of it a plan may be slower
     options = {**({"n_ctx": upstreams.n_ctx} if upstreams else {}), **_options(case)}
+    # a set context gives a longer request
+    prompt = case.prompt or Workload.prompt
     try:
-        plan = fitter.fit(path, gpus=gpus, prompt=case.prompt, host_bandwidth=host_bandwidth, **options)
+        plan = fitter.fit(path, gpus=gpus, prompt=prompt, host_bandwidth=host_bandwidth, **options)
     except FitterError as error:
         return Pair(case.name, len(gpus), (0, 0), None, None, str(error))
     if not plan.fits:
         return Pair(case.name, len(gpus), (0, 0), None, None, "; ".join(problem.message for problem in plan.problems))
     contexts = [plan.params.n_ctx, *([upstreams.n_ctx] if upstreams else [])]
-    workload = workload_of(case.prompt, None, min(contexts), is_set=True)
+    workload = workload_of(prompt, None, min(contexts), is_set=True)
 
     def placed(params: Params, arguments: Sequence[str]) -> Placed:
         price = fitter.estimate(

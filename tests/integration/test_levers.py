@@ -44,6 +44,7 @@ def fit(path: Path, *allow: str, **options: Any) -> Plan:
             override_tensor=overrides,
             n_batch=params.n_batch,
             n_ubatch=params.n_ubatch,
+            flash_attn=params.flash_attn,
             type_k=params.type_k,
             type_v=params.type_v,
             op_offload=params.op_offload,
