@@ -150,7 +150,8 @@ class MicroBatches:
 
     def improved(self, best: Answer) -> Answer:
         """Try larger and smaller micro batches on the devices of ``best``, where they promise a better trial."""
-        if not self.is_open:
+        if not self.is_open or best.trial.devices != self.state(self.first).devices:
+            # of the last layer alone, or of upstream's rules
             return best
         before = best
         for sizes in (self._larger, self._smaller):
