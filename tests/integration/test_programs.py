@@ -257,7 +257,7 @@ def test_the_table_says_what_is_smaller_and_why(folder: Path) -> None:
 
 
 def test_what_is_set_and_has_no_room_is_said(folder: Path) -> None:
-    words = ("--gpu", "24GiB", "-c", "8192", "--host-memory", "4GiB", "-cram", "8192")
+    words = ("--gpu", "24GiB", "-c", "8192", "--host-memory", "4GiB", "-cram", "8192", "-ub", "512")
     said = command(folder / "llama-3.1-8b.gguf", *words)
     assert (said.returncode, said.stdout) == (1, "")
     [line] = (line for line in said.stderr.splitlines() if line.startswith("fitter: "))

@@ -427,7 +427,7 @@ def test_both_sides_of_growth(pytester: pytest.Pytester, root: Path, model: Path
 
 
 def test_a_plan_that_does_not_fit_is_not_stored(pytester: pytest.Pytester, root: Path) -> None:
-    pytester.makepyfile(marked("gpu='1040MiB', n_gpu_layers=-1", f"gpu={GPU!r}"))
+    pytester.makepyfile(marked("gpu='1040MiB', n_gpu_layers=-1, n_ubatch=512", f"gpu={GPU!r}"))
     result = run(pytester, "--fitter-update")
     result.assert_outcomes(failed=1)
     assert said(result)[0].startswith("tiny.gguf does not fit: CUDA0 lacks ")

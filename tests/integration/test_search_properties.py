@@ -161,7 +161,7 @@ def test_weights_of_host_layers_are_brought_beside_the_last_layer(asking: Asking
     ],
 )
 def test_a_plan_is_found_again_without_its_overrides(asking: Asking, number: int, cards: int) -> None:
-    one = draw(number, cards)
+    one = draw(number, cards).having(n_ubatch=Params.n_ubatch)
     plan = asking.fit(one)
     pins = {name: value for name, value in plan.pins.items() if value is not None and name != "override_tensor"}
     assert plan.n_gpu_layers and plan.pins["override_tensor"]
