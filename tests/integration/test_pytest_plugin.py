@@ -90,8 +90,8 @@ def limits(plan: Plan) -> dict[str, tuple[str, str]]:
     generation = float(f"{plan.estimate.generation_tokens_per_second:.4g}")
     prompt = float(f"{plan.estimate.prompt_tokens_per_second:.4g}")
     free = device + plan.devices[0].margin
-    # Neither has the host room for more.
-    elsewhere = f"limit='1GiB', host_memory={host + plan.host.margin}"
+    # Neither has the host room for more, nor are there smaller buffers.
+    elsewhere = f"limit='1GiB', host_memory={host + plan.host.margin}, n_ubatch={plan.params.n_ubatch}"
     return {
         "bytes": (f"limit={device}", f"limit={device - 1}"),
         "size": (f"limit='{device}B'", f"limit='{device - 1} B'"),
