@@ -194,7 +194,8 @@ LIMITS: dict[str, tuple[str, dict[str, Any], str, bool]] = {
 def test_host_memory_is_planned_with_what_comes_later(
     folder: Path, name: str, words: dict[str, Any], expected: str, fits: bool
 ) -> None:
-    plan = fitter.fit(folder / f"{name}.gguf", gpus="24GiB", n_ctx=8192, program=SERVER, **words)
+    # a smaller micro batch would leave more of the host
+    plan = fitter.fit(folder / f"{name}.gguf", gpus="24GiB", n_ctx=8192, n_ubatch=512, program=SERVER, **words)
     said = " ".join(plan.arguments()) if plan.fits else ""
     assert plan.fits == fits
     assert plan.host.later == sum(later.bytes or 0 for later in plan.later)

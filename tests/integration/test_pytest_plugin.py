@@ -126,7 +126,7 @@ SENTENCES = {
     "limit": ("limit={device} - 1", r"tiny.gguf: CUDA0 takes [\d.]+ MiB, 1 B more than its budget of [\d.]+ MiB"),
     "several": ("limit=0, host_limit=0", r"tiny.gguf: CUDA0 takes .* budget of 0 B; host takes .* budget of 0 B"),
     "too small a device": (
-        "n_gpu_layers=-1, gpu='1040MiB'",
+        "n_gpu_layers=-1, n_ubatch=512, gpu='1040MiB'",
         r"tiny.gguf does not fit: CUDA0 lacks \d+ MiB: .* but 1040 MiB are free; .*",
     ),
 }
