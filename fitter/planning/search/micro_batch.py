@@ -74,8 +74,11 @@ class MicroBatches:
             return trial
         return None
 
-    def quickest(self, n_ctx: int) -> SearchState:
-        """Return the state with the micro batch that promises the least time at a context, by one load."""
+    def quickest(self, n_ctx: int, *, can_grow: bool = True) -> SearchState:
+        """Return the state with the micro batch that promises the least time at a context, by one load.
+
+        ``can_grow``: whether it may be larger than the first one.
+        """
         start = self.state(self.first)
         if not self.is_open:
             return start
@@ -91,7 +94,7 @@ class MicroBatches:
         best, least = self.first, math.inf if placement is None else start.seconds(placement)
         self._promised.add(best)
         self.first_seconds = least
-        for sizes in (self._larger, self._smaller):
+        for sizes in (self._larger if can_grow else [], self._smaller):
             for size in sizes if best == self.first else ():
                 if placement is not None and (
                     loses_pipeline(self.state(size), placement) or not self._promises(size, placement, n_ctx, least)

@@ -165,7 +165,7 @@ class _SearchOrder:
         try:
             here = state.at(n_ctx)
             # without flash attention a buffer for scores grows with the micro batch
-            answer = _best(MicroBatches(here).quickest(n_ctx) if key[0] == "off" else here)
+            answer = _best(MicroBatches(here).quickest(n_ctx, can_grow=False) if key[0] == "off" else here)
         except (LlamaCppError, TimeLimitError, CutShort):
             return best
         if rank(answer.trial) <= rank(best.trial):
