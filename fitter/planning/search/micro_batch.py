@@ -83,13 +83,11 @@ class MicroBatches:
         if not self.is_open:
             return start
         start.prices()
-        if len(self._measured) == 1:
-            placement = _first_placement(start, n_ctx)
-            second = min(max(self.sizes), 4 * self.first)
-            second = second if second > self.first else min(self.sizes)
-            if placement is None or self.measure(self.first, placement, n_ctx) is None:
-                return start
-            self.measure(second, placement, n_ctx)
+        placement = _first_placement(start, n_ctx)
+        if placement is None or self.measure(self.first, placement, n_ctx) is None:
+            return start
+        second = min(max(self.sizes), 4 * self.first)
+        self.measure(second if second > self.first else min(self.sizes), placement, n_ctx)
         placement = expected_placement(start, n_ctx)
         best, least = self.first, math.inf if placement is None else start.seconds(placement)
         self._promised.add(best)
@@ -157,7 +155,8 @@ class MicroBatches:
             # of the last layer alone, or of upstream's rules
             return best
         before = best
-        for sizes in (self._larger, self._smaller):
+        # a larger one needs more memory
+        for sizes in (self._larger if best.trial.fits else [], self._smaller):
             for size in sizes if best is before else ():
                 trial = self._attempt(size, best.trial)
                 if trial is not None and rank(trial) > rank(best.trial):
