@@ -8,14 +8,19 @@ import pytest
 
 from fitter.llama.types import Params
 from fitter.planning.placing.placement import Placement
+from fitter.planning.pricing.pricing import bound_of
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.constraints import workload_of
 from fitter.planning.request.given import is_pipelined, keeps_pipeline, micro_batches, params_of
 from fitter.planning.request.request import Request
 from fitter.planning.request.shared import remembered
 from fitter.planning.search.compute_buffers import LearnedCompute
+from fitter.planning.search.expectations import loses_pipeline
+from fitter.planning.search.micro_batch import WORTH, MicroBatches, is_little
 from fitter.planning.search.search_order import search
+from fitter.planning.search.search_state import Callbacks, SearchState
 from fitter.planning.speed.cost import Workload
+from fitter.planning.speed.explain import Choice
 from tests.support.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 DENSE = SyntheticModel()
@@ -115,6 +120,74 @@ def test_no_set_one_is_faster(mib: tuple[int, ...], model: SyntheticModel, promp
     for n_ubatch in (256, 512, 1024, 2048, 4096):
         other = found(pinned(made, n_ubatch), model)
         assert not other.fits or not other.seconds or plan.seconds <= 1.02 * other.seconds, n_ubatch
+
+
+def state_of(made: Request, model: SyntheticModel = DENSE) -> SearchState:
+    llama = SyntheticLlama(model, made.devices)
+    return SearchState(made, made.devices, Callbacks(remembered(llama.measure), llama.record))
+
+
+def test_the_search_begins_with_the_one_that_promises_most() -> None:
+    state = state_of(asked(700, model=MOE, prompt=8192), MOE)
+    assert MicroBatches(state).quickest(32768).request.params.n_ubatch > 512
+    assert MicroBatches(state).quickest(32768, can_grow=False).request.params.n_ubatch <= 512
+
+
+def test_the_choice_is_said() -> None:
+    made = asked(700, model=MOE, prompt=8192)
+    llama, said = SyntheticLlama(MOE, made.devices), list[Choice]()
+    plan = search(made, remembered(llama.measure), llama.record, on_choice=said.append)
+    (choice,) = [each for each in said if each.subject == "the micro batch"]
+    assert choice.chosen == f"-ub {plan.params.n_ubatch}" and choice.runner_up == "-ub 512"
+    assert choice.seconds == plan.seconds and (choice.runner_up_seconds or 0.0) > choice.seconds
+
+
+@pytest.mark.parametrize(
+    ("n_ubatch", "share", "n_ctx", "is_so"),
+    [
+        pytest.param(1024, 1 - WORTH / 2, 4096, True, id="little time"),
+        pytest.param(1024, 1 - 2 * WORTH, 4096, False, id="enough time"),
+        pytest.param(1024, 1 - WORTH / 2, 8192, False, id="more context"),
+        pytest.param(512, 1 - WORTH / 2, 4096, False, id="the same one"),
+    ],
+)
+def test_little_time_is_no_reason_for_another(n_ubatch: int, share: float, n_ctx: int, is_so: bool) -> None:
+    made = asked(3000)
+    than = replace(found(pinned(made, 512)), seconds=10.0)
+    than = replace(than, params=replace(than.params, n_ctx=4096))
+    other = replace(than, params=replace(than.params, n_ctx=n_ctx, n_ubatch=n_ubatch), seconds=10.0 * share)
+    assert is_little(other, than) is is_so
+
+
+@pytest.mark.parametrize(
+    ("made", "placement", "is_lost"),
+    [
+        pytest.param(asked(1000, 1000, params=Params(n_ubatch=2048)), Placement(0, (5, 4)), True, id="one at a time"),
+        pytest.param(
+            asked(1000, 1000, params=Params(n_ubatch=2048), prompt=8192), Placement(0, (5, 4)), False, id="four"
+        ),
+        pytest.param(asked(1000, 1000, params=Params(n_ubatch=2048)), Placement(0, (9, 0)), False, id="one card"),
+        pytest.param(asked(1000, 1000, params=Params(n_ubatch=2048)), Placement(1, (4, 4)), False, id="on the host"),
+        pytest.param(pinned(asked(1000, 1000), 2048), Placement(0, (5, 4)), False, id="the user's"),
+    ],
+)
+def test_cards_with_the_whole_model_keep_their_pipeline(made: Request, placement: Placement, is_lost: bool) -> None:
+    assert loses_pipeline(state_of(made), placement) is is_lost
+
+
+def test_the_bound_of_a_plan_without_flash_attention_counts_the_host() -> None:
+    made = asked(700)
+    layout = SyntheticLlama(DENSE, made.devices).record(made.params)
+    usual, without = (bound_of(made, layout, 1.0, is_without_flash=flag) for flag in (False, True))
+    assert usual and without and without.seconds < usual.seconds
+
+
+def test_the_bound_has_the_largest() -> None:
+    made = asked(700, model=MOE, prompt=8192)
+    layout = SyntheticLlama(MOE, made.devices).record(made.params)
+    free, largest, default = (bound_of(each, layout, 1.0) for each in (made, pinned(made, 8192), pinned(made, 512)))
+    assert free and largest and default
+    assert free.seconds == largest.seconds < default.seconds
 
 
 def test_buffers_of_others_lie_on_a_line() -> None:

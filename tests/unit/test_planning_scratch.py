@@ -57,6 +57,17 @@ RULES: dict[str, tuple[Request, Params, Breakdown, dict[str, int]]] = {
 }
 
 
+@pytest.mark.parametrize("more", [0, 1], ids=["the margin holds it", "a byte more"])
+def test_a_search_counts_what_a_margin_does_not_hold(more: int) -> None:
+    breakdown = measured(4096)
+    (size,) = scratch.scores_of(asked(HEADS), Params(), breakdown).values()
+    (device,) = limits(1)
+    wanted = replace(asked(HEADS), devices=(replace(device, margin=size + scratch.others() - more),))
+    counted = scratch.beyond_margins(wanted, Params(), breakdown)
+    assert counted.on("CUDA0").compute == breakdown.on("CUDA0").compute + more
+    assert (counted == breakdown) is (more == 0)
+
+
 @pytest.mark.parametrize(("wanted", "params", "breakdown", "expected"), RULES.values(), ids=RULES)
 def test_the_rule(wanted: Request, params: Params, breakdown: Breakdown, expected: dict[str, int]) -> None:
     assert scratch.scores_of(wanted, params, breakdown) == expected
