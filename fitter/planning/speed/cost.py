@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -254,6 +255,18 @@ class Work:
     op_offload: bool = True
     n_splits: tuple[int, int] | None = None
     is_mapped: bool = False
+
+    @functools.cached_property
+    def counted(self) -> tuple[tuple[Layer, int], ...]:
+        """Equal layers, by identity, and their numbers: hashing them would cost as much as it saves."""
+        counts = Counter(map(id, self.layers))
+        layers = {id(layer): layer for layer in self.layers}
+        return tuple((layers[key], count) for key, count in counts.items())
+
+    @functools.cached_property
+    def homes(self) -> tuple[int, ...]:
+        """The places that the graph goes through, in order."""
+        return tuple(home for home, _ in itertools.groupby(layer.home for layer in self.layers))
 
 
 @dataclass(frozen=True)
@@ -649,15 +662,13 @@ def predicted_splits(work: Work, bare_splits: int) -> int:
         work: The placed model.
         bare_splits: Graph splits of a layer with only its cache on a device.
     """
-    splits = 1
-    place = HOST
-    for layer in work.layers:
-        splits += layer.home != place
-        place = layer.home
+    splits = 1 + len(work.homes) - (work.homes[:1] == (HOST,))
+    for layer, count in work.counted:
         # norms, queries, keys, attention, the output of a bare layer: there and back for each
-        splits += bare_splits if layer.is_bare else layer.splits
-        if layer.attention and layer.cache not in (None, place):
-            splits += 2
+        of_layer = bare_splits if layer.is_bare else layer.splits
+        if layer.attention and layer.cache not in (None, layer.home):
+            of_layer += 2
+        splits += count * of_layer
     return splits
 
 
@@ -666,12 +677,12 @@ def predicted_prompt_splits(work: Work) -> int:
 
     llama.cpp makes about twelve for a layer on the host, and three for its feed-forward part alone.
     """
-    return 2 + hops(work) + sum(layer.prompt_splits for layer in work.layers)
+    return 2 + hops(work) + sum(count * layer.prompt_splits for layer, count in work.counted)
 
 
 def hops(work: Work, remote: Collection[int] = ()) -> int:
     """Count how often the graph passes from one device to another that is not in ``remote``."""
-    homes = [layer.home for layer in work.layers if layer.home != HOST]
+    homes = [home for home in work.homes if home != HOST]
     return sum(a != b and b not in remote for a, b in itertools.pairwise(homes))
 
 
@@ -739,7 +750,7 @@ def price_at(work: Work, at: Setting) -> Estimate:
         part[0] += seconds.prompt * count
         part[1] += seconds.generation * count
 
-    for layer, count in _repeated(work.layers):
+    for layer, count in work.counted:
         for name, seconds in at.parts_of(layer):
             add(name, seconds, count)
     names = at.names
@@ -765,14 +776,6 @@ def price_at(work: Work, at: Setting) -> Estimate:
 def seconds_of(workload: Workload, prompt: float, generation: float) -> float:
     """Compute the seconds of ``workload`` from those of a token of a prompt, and of a step of generation."""
     return workload.users * (workload.prompt * prompt) + workload.generate * generation
-
-
-def _repeated(layers: Sequence[Layer]) -> Iterable[tuple[Layer, int]]:
-    """Count equal layers, by identity: hashing them would cost as much as it saves."""
-    counts: dict[int, tuple[Layer, int]] = {}
-    for layer in layers:
-        counts[id(layer)] = (layer, counts.get(id(layer), (layer, 0))[1] + 1)
-    return counts.values()
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from fitter.llama.types import Layout, Params
 from fitter.model.tensors import layer_of, stays_on_host
@@ -17,7 +18,7 @@ from fitter.planning.placing.placement import Placement, llama_placement
 from fitter.planning.speed.cache_sizes import CACHE_BYTES, cells_of, resized
 from fitter.planning.speed.cost import Attention, Layer, Weights, Work
 from fitter.planning.speed.expert_cache import with_cache
-from fitter.planning.speed.model_facts import LayerFacts, ModelFacts
+from fitter.planning.speed.model_facts import LayerFacts, ModelFacts, WeightFacts
 
 _FLOATS = ("f32", "f16", "bf16")
 
@@ -59,6 +60,11 @@ Apart = tuple[tuple[tuple[str, ...], int], ...]
 """Names of tensors of a layer that are placed together, and their place: a device's index, or ``HOST``."""
 
 
+def _in_layer(name: str) -> str:
+    """Cut the layer's number off a tensor's name."""
+    return name.split(".", 2)[2] if name.startswith("blk.") else name
+
+
 @dataclass(frozen=True)
 class Pieces:
     """A model at one context: the facts that all its placements share.
@@ -87,7 +93,7 @@ class Pieces:
     host_only: HostOnlyTensors = NO_HOST_ONLY
     moe_cache_size: int = 0
     _made: dict[tuple[int, int, Apart], Layer] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _alike: dict[Layer, Layer] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _alike: dict[tuple[int, int, Apart], Layer] = field(default_factory=dict, init=False, repr=False, compare=False)
     _whole: dict[int, tuple[Layer, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def layer(self, index: int, home: int, apart: Apart = ()) -> Layer:
@@ -100,10 +106,27 @@ class Pieces:
         """
         key = (index, home, apart)
         if key not in self._made:
-            layer = self._make(index, home, {name: place for names, place in apart for name in names})
-            # equal layers become one object, which is priced once
-            self._made[key] = self._alike.setdefault(layer, layer)
+            # layers of a kind become one object, which is priced once
+            kind = self._kinds[index], home, tuple((tuple(map(_in_layer, names)), place) for names, place in apart)
+            if kind not in self._alike:
+                places = {name: place for names, place in apart for name in names}
+                self._alike[kind] = self._make(index, home, places)
+            self._made[key] = self._alike[kind]
         return self._made[key]
+
+    @cached_property
+    def _kinds(self) -> tuple[int, ...]:
+        """A number for each layer and the output, equal for those that ``_make`` cannot tell apart."""
+        layers, numbers = self.facts.layers, dict[object, int]()
+        whole: list[object] = [
+            (self.attention[index], self.states[index], layer.n_attention, *map(self._kind_of, layer.tensors))
+            for index, layer in enumerate(layers)
+        ]
+        return tuple(numbers.setdefault(each, len(numbers)) for each in (*whole, len(layers)))
+
+    def _kind_of(self, tensor: WeightFacts) -> tuple[object, ...]:
+        name, sets = tensor.name, (self.host_only.without_kernels, *self.host_only.too_large)
+        return tensor._replace(name=_in_layer(name)), self.pinned.get(name), tuple(name in each for each in sets)
 
     def whole(self, home: int) -> tuple[Layer, ...]:
         """Return all layers, and the output, with all their tensors at ``home``."""
