@@ -84,7 +84,7 @@ def pack(
     spread: bool,
     first: int | None = None,
     counts: Sequence[int] | None = None,
-    apart: int = 0,
+    apart: int | None = None,
     far: Collection[int] = (),
     bare: int = 0,
     times: Times | None = None,
@@ -98,7 +98,7 @@ def pack(
             Without it a device has whole layers, and at most one whose items are partly elsewhere.
         first: the first unit on devices; ``None`` to choose it.
         counts: units of each device; ``None`` to choose them.
-        apart: bytes on a device that are worth one layer less with items elsewhere.
+        apart: bytes on a device that are worth one layer less with items elsewhere, to choose these items exactly.
         far: devices that take no items of other devices.
         bare: of so many layers, the first on devices, devices have only the caches, and the items that fit.
         times: choose the least time, as far as these tell, in place of the most bytes.
@@ -129,14 +129,14 @@ def bring_back(
     units: Sequence[Unit],
     budgets: Sequence[int],
     placement: Placement,
-    bring: Literal["items", "layers", "all"],
+    bring: Literal["layers", "all"],
     far: Collection[int] = (),
 ) -> Placement:
     """Fill the room that ``placement`` leaves on devices with weights of layers on the host, the last layer first.
 
     Args:
-        bring: single ``items``, the items of whole ``layers``, or ``all`` weights of layers. A layer's weights go
-            together where they can, and next to those of the layer after it.
+        bring: the items of ``layers``, or ``all`` their weights. A layer's weights go together where they can, and next
+            to those of the layer after it; else single items where they fit.
         far: devices that get such weights only if they have a layer anyway.
     """
     gaps = _gaps(units, budgets, placement)
@@ -145,9 +145,6 @@ def bring_back(
     single: list[Item] = []
     target = HOST
     for unit in reversed(units[: placement.first]):
-        if bring == "items":
-            single += unit.items
-            continue
         items, size = (unit.all_items, unit.all_bytes) if bring == "all" else (unit.items, unit.movable)
         if target == HOST or gaps[target] < size:
             target = max(open_to, key=gaps.__getitem__, default=HOST)
@@ -162,7 +159,7 @@ def bring_back(
 
 
 def bring_first(
-    units: Sequence[Unit], budgets: Sequence[int], placement: Placement, apart: int, far: Collection[int] = ()
+    units: Sequence[Unit], budgets: Sequence[int], placement: Placement, far: Collection[int] = ()
 ) -> Placement:
     """Bring layers with ``all`` weights before devices have items of their own layers, which get the room that is left.
 
@@ -175,7 +172,7 @@ def bring_first(
     layers = {item.layer for item, _ in brought if item in rest}
     moved = [pair for pair in brought if pair[0].layer in layers]
     left = [budget - sum(item.bytes for item, at in moved if at == d) for d, budget in enumerate(budgets)]
-    packed = pack(units, left, spread=True, counts=placement.counts, apart=apart)
+    packed = pack(units, left, spread=True, counts=placement.counts)
     if packed is None:
         return placement
     moved = sorted((*packed.moved, *moved), key=lambda pair: (pair[1], pair[0].layer, pair[0].stem))
@@ -193,7 +190,7 @@ def _pack_bare(
     first: int,
     counts: Sequence[int] | None,
     bare: int,
-    apart: int,
+    apart: int | None,
     far: Collection[int],
     times: Times | None,
 ) -> Placement | None:

@@ -40,7 +40,7 @@ class MicroBatches:
         self.first = state.request.params.n_ubatch
         self._states = {self.first: state}
         self._measured = {self.first: state}
-        self._promised: set[int] = set()
+        self._promised: dict[int, float] = {}
         self.first_seconds = math.inf
         """Seconds that the first micro batch is expected to take; infinite if it is not known."""
         self.sizes = micro_batches(state.request)
@@ -86,25 +86,29 @@ class MicroBatches:
         placement = _first_placement(start, n_ctx)
         if placement is None or self.measure(self.first, placement, n_ctx) is None:
             return start
-        second = min(max(self.sizes), 4 * self.first)
-        self.measure(second if second > self.first else min(self.sizes), placement, n_ctx)
-        placement = expected_placement(start, n_ctx)
-        best, least = self.first, math.inf if placement is None else start.seconds(placement)
-        self._promised.add(best)
-        self.first_seconds = least
-        for sizes in (self._larger if can_grow else [], self._smaller):
+        expected = expected_placement(start, n_ctx)
+        best, least = self.first, math.inf if expected is None else start.seconds(expected)
+        self.first_seconds = self._promised[best] = least
+
+        def may_save(size: int) -> bool:
+            if expected is None:
+                return True
+            return not loses_pipeline(self.state(size), expected) and self._promises(size, expected, n_ctx, least)
+
+        ways = [sizes for sizes in (self._larger if can_grow else [], self._smaller) if sizes and may_save(sizes[0])]
+        if ways:
+            second = min(max(self.sizes), 4 * self.first)
+            self.measure(second if second > self.first else min(self.sizes), placement, n_ctx)
+        for sizes in ways:
             for size in sizes if best == self.first else ():
-                if placement is not None and (
-                    loses_pipeline(self.state(size), placement) or not self._promises(size, placement, n_ctx, least)
-                ):
+                if not may_save(size):
                     break
-                seconds = expected_seconds(self.state(size), n_ctx)
-                self._promised.add(size)
+                seconds = self._promised[size] = expected_seconds(self.state(size), n_ctx)
                 if seconds < least * (1 - WORTH):
                     best, least = size, seconds
                 elif math.isfinite(least):
                     break
-        self._promised.discard(best)
+        del self._promised[best]
         return self.state(best)
 
     def another(self, best: Trial, n_ctx: int) -> SearchState | None:
@@ -113,7 +117,11 @@ class MicroBatches:
         ``best`` is of another one, which promised still less.
         """
         least = best.seconds * (1 - GAIN) if best.fits and best.seconds is not None else math.inf
-        promised = {size: expected_seconds(self.state(size), n_ctx) for size in sorted(self._promised)}
+        promised = {
+            size: expected_seconds(self.state(size), n_ctx)
+            for size, seconds in sorted(self._promised.items())
+            if seconds < least
+        }
         size = min(promised, key=lambda size: promised[size], default=None)
         if best.params.n_ubatch < _LEAST_FOR_SPEED and self.first >= _LEAST_FOR_SPEED:
             # no larger one was expected to fit, but corrections may find a way
@@ -122,7 +130,7 @@ class MicroBatches:
             return None
         if size is None:
             return None
-        self._promised.remove(size)
+        del self._promised[size]
         return self.state(size)
 
     @property

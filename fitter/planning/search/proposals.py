@@ -27,7 +27,7 @@ _STARTS = 8
 
 With one, Qwen3 235B on two 5060 Ti and a 3060 with 256 slots (machine 151 of ``tools.search``) is 3 % slower."""
 
-_WAYS_TO_BRING: tuple[Literal["items", "layers", "all"], ...] = ("items", "layers", "all")
+_WAYS_TO_BRING: tuple[Literal["layers", "all"], ...] = ("layers", "all")
 """Ways to bring weights of host layers to devices.
 
 Without ``all`` gpt-oss-20b on two 4090 at 2 Mi tokens takes 2.4 times as long; with it alone Llama 3.1 8B on 4 GiB at
@@ -261,16 +261,16 @@ def _fastest_filling(at: Situation, first: int) -> tuple[float, Placement | None
     assert at.prices is not None
     prices = at.prices.all
     room, counts = at.room.behind(at.units, first), at.counts(first)
-    base = pack(at.units, room, spread=True, first=first, counts=counts, apart=at.apart, times=at.times)
+    base = pack(at.units, room, spread=True, first=first, counts=counts, times=at.times)
     if base is None:
         return math.inf, None
     far = [d for d in range(len(at.devices)) if prices.is_remote(d)]
     budgets = at.room.of(at.units, base)
-    # hashing placements would take longer than comparing four
+    # hashing placements would take longer than comparing three
     filled: list[Placement] = []
     for each in (
         *(bring_back(at.units, budgets, base, bring, far) for bring in _WAYS_TO_BRING),
-        bring_first(at.units, budgets, base, at.apart, far),
+        bring_first(at.units, budgets, base, far),
     ):
         if each not in filled:
             filled.append(each)
