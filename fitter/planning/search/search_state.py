@@ -121,6 +121,7 @@ class SearchState:
         if state.devices == self.devices:
             state.buffers.share_whole(self.buffers)
             state._situations, state._partial = self._situations, self._partial
+            state._prices = self._prices
         return state
 
     def with_micro_batch(self, n_ubatch: int) -> SearchState:

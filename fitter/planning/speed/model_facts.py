@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from fitter.llama.types import Array, MetadataValue
@@ -61,6 +62,11 @@ class LayerFacts:
     is_windowed: bool | None = None
     n_attention: int = 0
 
+    @cached_property
+    def kind(self) -> tuple[object, ...]:
+        """What tells its tensors from those of layers of another kind."""
+        return tuple((in_layer(tensor.name), *tensor[1:]) for tensor in self.tensors)
+
 
 @dataclass(frozen=True)
 class ModelFacts:
@@ -100,6 +106,11 @@ class ModelFacts:
     def bits_per_weight(self) -> float:
         """Bits of an average weight."""
         return 8 * sum(each.bytes for each in self.tensors) / max(1, sum(each.n_params for each in self.tensors))
+
+
+def in_layer(name: str) -> str:
+    """Cut the layer's number off a tensor's name."""
+    return name.split(".", 2)[2] if name.startswith("blk.") else name
 
 
 def scaled(facts: ModelFacts, share: float) -> ModelFacts:

@@ -18,7 +18,7 @@ from fitter.planning.placing.placement import Placement, llama_placement
 from fitter.planning.speed.cache_sizes import CACHE_BYTES, cells_of, resized
 from fitter.planning.speed.cost import Attention, Layer, Weights, Work
 from fitter.planning.speed.expert_cache import with_cache
-from fitter.planning.speed.model_facts import LayerFacts, ModelFacts, WeightFacts
+from fitter.planning.speed.model_facts import LayerFacts, ModelFacts, in_layer
 
 _FLOATS = ("f32", "f16", "bf16")
 
@@ -58,11 +58,6 @@ NO_HOST_ONLY = HostOnlyTensors()
 
 Apart = tuple[tuple[tuple[str, ...], int], ...]
 """Names of tensors of a layer that are placed together, and their place: a device's index, or ``HOST``."""
-
-
-def _in_layer(name: str) -> str:
-    """Cut the layer's number off a tensor's name."""
-    return name.split(".", 2)[2] if name.startswith("blk.") else name
 
 
 @dataclass(frozen=True)
@@ -107,7 +102,7 @@ class Pieces:
         key = (index, home, apart)
         if key not in self._made:
             # layers of a kind become one object, which is priced once
-            kind = self._kinds[index], home, tuple((tuple(map(_in_layer, names)), place) for names, place in apart)
+            kind = self._kinds[index], home, tuple((tuple(map(in_layer, names)), place) for names, place in apart)
             if kind not in self._alike:
                 places = {name: place for names, place in apart for name in names}
                 self._alike[kind] = self._make(index, home, places)
@@ -119,14 +114,16 @@ class Pieces:
         """A number for each layer and the output, equal for those that ``_make`` cannot tell apart."""
         layers, numbers = self.facts.layers, dict[object, int]()
         whole: list[object] = [
-            (self.attention[index], self.states[index], layer.n_attention, *map(self._kind_of, layer.tensors))
+            (self.attention[index], self.states[index], layer.n_attention, layer.kind, self._fixed_in(layer))
             for index, layer in enumerate(layers)
         ]
         return tuple(numbers.setdefault(each, len(numbers)) for each in (*whole, len(layers)))
 
-    def _kind_of(self, tensor: WeightFacts) -> tuple[object, ...]:
-        name, sets = tensor.name, (self.host_only.without_kernels, *self.host_only.too_large)
-        return tensor._replace(name=_in_layer(name)), self.pinned.get(name), tuple(name in each for each in sets)
+    def _fixed_in(self, layer: LayerFacts) -> tuple[object, ...]:
+        """List the tensors of a layer that are not placed with it."""
+        sets = [names for names in (self.host_only.without_kernels, *self.host_only.too_large, self.pinned) if names]
+        names = [tensor.name for tensor in layer.tensors] if sets else []
+        return tuple((self.pinned.get(name), *(name in each for each in sets)) for name in names)
 
     def whole(self, home: int) -> tuple[Layer, ...]:
         """Return all layers, and the output, with all their tensors at ``home``."""
