@@ -95,14 +95,14 @@ class MicroBatches:
                 return True
             return not loses_pipeline(self.state(size), expected) and self._promises(size, expected, n_ctx, least)
 
-        ways = [sizes for sizes in (self._larger if can_grow else [], self._smaller) if sizes and may_save(sizes[0])]
-        if ways:
+        ways = [[*filter(may_save, sizes)] for sizes in (self._larger if can_grow else [], self._smaller)]
+        if any(ways):
             second = min(max(self.sizes), 4 * self.first)
             self.measure(second if second > self.first else min(self.sizes), placement, n_ctx)
         for sizes in ways:
             for size in sizes if best == self.first else ():
                 if not may_save(size):
-                    break
+                    continue
                 seconds = self._promised[size] = expected_seconds(self.state(size), n_ctx)
                 if seconds < least * (1 - WORTH):
                     best, least = size, seconds

@@ -22,10 +22,11 @@ from fitter.planning.request.given import default_placement, split_counts, units
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.search.room import Room, first_without_attention
 
-_STARTS = 8
-"""So many first layers on devices are tried. Then come those around the best of them, and around the placement's own.
+_STRIDE = 8
+"""An eighth of the layers: first layers on devices are tried at this distance from the best of a few, then nearer."""
 
-With one, Qwen3 235B on two 5060 Ti and a 3060 with 256 slots (machine 151 of ``tools.search``) is 3 % slower."""
+_NEAR = 4
+"""Layers around the first one of a situation like this one in which the least time is looked for."""
 
 _WAYS_TO_BRING: tuple[Literal["layers", "all"], ...] = ("layers", "all")
 """Ways to bring weights of host layers to devices.
@@ -51,6 +52,8 @@ class Situation:
     is_short: bool = False
     fillings: dict[int, tuple[float, Placement | None]] = field(default_factory=dict, compare=False, repr=False)
     """The fastest filling by its first layer on devices, and its seconds, as far as any was asked for."""
+    near: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
+    """By the number of devices: the first layer on devices of a situation like this one, where weights take the most."""
 
     @cached_property
     def apart(self) -> int:
@@ -205,14 +208,17 @@ def swap_caches_for_weights(at: Situation, placement: Placement) -> Placement:
     if at.first is not None:
         attempt(at.first)
     else:
-        first_stride = max(1, n_units // _STARTS)
-        starts = [*range(0, n_units, first_stride), *([first_without_attention(at.units)] if at.has_states else [])]
-        # the least time may be next to the placement, or where hardly a cache is on devices
-        for around in (min(starts, key=attempt), placement.first):
-            stride = first_stride
-            while stride > 1:
-                stride = (stride + 1) // 2
-                around = min((around, around - stride, around + stride), key=attempt)
+        stride, near = max(1, n_units // _STRIDE), at.near.get(len(at.devices))
+        # all caches on devices, or hardly any: the least time is next to one of these, or where it was before
+        starts = [0, n_units // 3, 2 * n_units // 3, n_units - 1, placement.first, *(() if near is None else (near,))]
+        if at.has_states:
+            starts.append(first_without_attention(at.units))
+        around = min(starts, key=attempt)
+        stride = _NEAR if around == near else stride
+        while stride:
+            before, around = around, min((around, around - stride, around + stride), key=attempt)
+            stride = stride if around != before else stride // 2
+        at.near[len(at.devices)] = min(tried, key=attempt)
     seconds, best = at.fillings[min(tried, key=attempt)]
     # with the user's number of layers none leaves the devices for it
     least = GAIN if at.first is None else 0.0

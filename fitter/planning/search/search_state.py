@@ -107,6 +107,7 @@ class SearchState:
         self._layouts: dict[int, Layout] = previous._layouts if previous and is_same else {}
         self._situations: dict[tuple[object, ...], Situation] = {}
         self._partial: dict[tuple[object, ...], Placement | None] = {}
+        self._fastest_first: dict[int, int] = previous._fastest_first if previous else {}
         self._prices = PriceList(self.request, devices, self._units, self._layouts)
 
     def on(self, devices: tuple[DeviceLimit, ...], request: Request | None = None) -> SearchState:
@@ -252,7 +253,9 @@ class SearchState:
         """Describe the placement problem at ``n_ctx``, with the expected ``room`` if none is given."""
         prices = self._prices if self.is_priced else None
         units, room = self.units(n_ctx, is_whole), room or self.room(n_ctx, is_whole, optimistic)
-        return Situation(self.request, self.devices, n_ctx, units, room, prices, self.is_plain)
+        return Situation(
+            self.request, self.devices, n_ctx, units, room, prices, self.is_plain, near=self._fastest_first
+        )
 
     def place_partial(self, at: Situation, spread: bool, *, is_plain: bool = False) -> Placement | None:
         """Call ``proposals.place_partial``, once for each room."""
