@@ -91,9 +91,7 @@ class MicroBatches:
         self.first_seconds = self._promised[best] = least
 
         def may_save(size: int) -> bool:
-            if expected is None:
-                return True
-            return not loses_pipeline(self.state(size), expected) and self._promises(size, expected, n_ctx, least)
+            return expected is None or self._promises(size, expected, n_ctx, least)
 
         ways = [[*filter(may_save, sizes)] for sizes in (self._larger if can_grow else [], self._smaller)]
         if any(ways):
@@ -146,11 +144,13 @@ class MicroBatches:
 
         A larger one leaves less room. What a smaller one frees holds weights, twice as useful as an average byte.
         """
+        if n_ubatch < min(self.first, _LEAST_FOR_SPEED):
+            return False
         state, start = self.state(n_ubatch), self.state(self.first)
+        if loses_pipeline(state, placement):
+            return False
         seconds = state.seconds(placement)
         if n_ubatch < self.first:
-            if n_ubatch < _LEAST_FOR_SPEED:
-                return False
             is_whole = not (placement.first or placement.moved)
             rooms = (each.room(n_ctx, is_whole).with_caches for each in (state, start))
             freed = sum(max(0, more - less) for more, less in zip(*rooms, strict=True))

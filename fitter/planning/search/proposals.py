@@ -53,7 +53,7 @@ class Situation:
     fillings: dict[int, tuple[float, Placement | None]] = field(default_factory=dict, compare=False, repr=False)
     """The fastest filling by its first layer on devices, and its seconds, as far as any was asked for."""
     near: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
-    """By the number of devices: the first layer on devices of a situation like this one, where weights take the most."""
+    """By the number of devices: the fastest first layer of the latest situation."""
 
     @cached_property
     def apart(self) -> int:

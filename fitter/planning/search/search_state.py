@@ -101,14 +101,21 @@ class SearchState:
         self.answer: Answer = previous.answer if previous else Answer()
         self._last: Trial | None = None
         self._trials: dict[Params, Trial] = {}
-        is_same = previous is not None and previous.request.params.n_ubatch == original_request.params.n_ubatch
         self._records: list[tuple[Layout, Params]] = previous._records if previous else []
-        self._units: dict[int, tuple[Unit, ...]] = previous._units if previous and is_same else {}
-        self._layouts: dict[int, Layout] = previous._layouts if previous and is_same else {}
+        # a sliding window's cache has cells for a micro batch, too
+        params, has_window = self.request.params, self.request.facts.window and not self.request.params.swa_full
+        self._sizes: dict[int, tuple[dict[int, tuple[Unit, ...]], dict[int, Layout]]]
+        self._sizes = previous._sizes if previous else {}
+        self._units, self._layouts = self._sizes.setdefault(params.n_ubatch if has_window else 0, ({}, {}))
         self._situations: dict[tuple[object, ...], Situation] = {}
         self._partial: dict[tuple[object, ...], Placement | None] = {}
         self._fastest_first: dict[int, int] = previous._fastest_first if previous else {}
-        self._prices = PriceList(self.request, devices, self._units, self._layouts)
+        self._price_lists: dict[tuple[object, ...], PriceList] = previous._price_lists if previous else {}
+        # prices hold at every context
+        key = devices, replace(params, n_ctx=0)
+        if key not in self._price_lists:
+            self._price_lists[key] = PriceList(self.request, devices, self._units, self._layouts)
+        self._prices = self._price_lists[key]
 
     def on(self, devices: tuple[DeviceLimit, ...], request: Request | None = None) -> SearchState:
         """Make the state of the same search on other devices, or for another request."""
@@ -122,7 +129,6 @@ class SearchState:
         if state.devices == self.devices:
             state.buffers.share_whole(self.buffers)
             state._situations, state._partial = self._situations, self._partial
-            state._prices = self._prices
         return state
 
     def with_micro_batch(self, n_ubatch: int) -> SearchState:
