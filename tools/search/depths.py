@@ -123,6 +123,9 @@ def _pinned(machine: Machine, asking: Asking, plan: Outcome) -> Iterator[tuple[s
         free = plan if prompt is None else asking.fit(machine, **words)
         for n_ubatch in MICRO_BATCHES:
             other = asking.fit(machine, n_ubatch=n_ubatch, **words)
+            if free.is_pipelined and other.batches.get("n_ubatch", 0) > free.batches["n_ubatch"]:
+                # an estimate knows no pipeline, which a larger micro batch would end
+                continue
             if other.fits and other.seconds and free.seconds:
                 yield f"-ub {n_ubatch}, prompt {prompt or 'of the context'}", free.seconds / other.seconds
 

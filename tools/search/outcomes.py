@@ -32,7 +32,7 @@ class Outcome:
     """A plan in figures; ``error`` where there is none.
 
     ``on_devices`` and ``compute``: bytes of weights and of compute buffers there. ``pins``: keywords of ``fitter.fit``
-    that set all that the plan chose, but for its ``batches``.
+    that set all that the plan chose, but for its ``batches``. ``is_pipelined``: several devices hold the whole model.
     """
 
     error: str = ""
@@ -47,6 +47,7 @@ class Outcome:
     arguments: tuple[str, ...] = ()
     pins: dict[str, Any] = field(default_factory=dict)
     batches: dict[str, int] = field(default_factory=dict)
+    is_pipelined: bool = False
     reasons: tuple[str, ...] = ()
     loads: int = 0
     wall: float = 0.0
@@ -100,6 +101,9 @@ class Asking:
                 "override_tensor": [f"{each.pattern}={each.buffer_type}" for each in params.tensor_buft_overrides],
             },
             batches={"n_batch": params.n_batch, "n_ubatch": params.n_ubatch},
+            is_pipelined=sum(map(bool, split)) > 1
+            and params.n_gpu_layers > plan.n_layer
+            and not params.tensor_buft_overrides,
             reasons=tuple(reason.kind for reason in plan.bound.reasons) if plan.bound else (),
             loads=plan.search.dummy_loads,
             wall=time.monotonic() - started,

@@ -42,24 +42,24 @@ class LearnedCompute:
         points = {renamed.get(device, device): dict(by_context) for device, by_context in self._points.items()}
         return LearnedCompute(points, {(renamed.get(device, device), n_ctx) for device, n_ctx in self._corrected})
 
-    def between(self, other: LearnedCompute | None, part: float) -> LearnedCompute:
-        """Estimate the bytes with another micro batch, by a line through these (``part`` 0) and the ``other``'s (1).
+    def with_micro_batch(self, n_ubatch: int, mine: int, other: LearnedCompute, others: int) -> LearnedCompute:
+        """Estimate the bytes with another micro batch, by a line through those with ``mine`` and with ``others``.
 
-        Without another one, ``part`` is the share of these bytes.
+        Where one of the two was not measured, they are in proportion to the micro batch.
         """
 
-        def size(device: str, n_ctx: int, here: int) -> int:
-            if other is None:
-                return round(part * here)
-            there = other.at(device, n_ctx)
-            return here if there is None else max(0, round(here + part * (there - here)))
+        def size(device: str, n_ctx: int) -> int:
+            here, there = self.at(device, n_ctx), other.at(device, n_ctx)
+            if here is None or there is None or mine == others:
+                known, of = (there or 0, others) if here is None else (here, mine)
+                return round(known * n_ubatch / of)
+            return max(0, round(here + (there - here) * (n_ubatch - mine) / (others - mine)))
 
-        return LearnedCompute(
-            {
-                device: {n_ctx: size(device, n_ctx, here) for n_ctx, here in by_context.items()}
-                for device, by_context in self._points.items()
-            }
-        )
+        contexts: dict[str, set[int]] = {}
+        for points in (self._points, other._points):
+            for device, by_context in points.items():
+                contexts.setdefault(device, set()).update(by_context)
+        return LearnedCompute({device: {n_ctx: size(device, n_ctx) for n_ctx in at} for device, at in contexts.items()})
 
     @property
     def knows_any(self) -> bool:
@@ -157,15 +157,18 @@ class Buffers:
         self._by_kind = {is_whole: learned.copy(renamed) for is_whole, learned in other._by_kind.items()}
         self._without_attention = {what: learned.copy(renamed) for what, learned in other._without_attention.items()}
 
-    def guess(self, low: Buffers, high: Buffers | None, part: float) -> None:
-        """Estimate all buffers but the shared ones from those of other micro batches (``LearnedCompute.between``)."""
+    def guess(self, n_ubatch: int, measured: Mapping[int, Buffers]) -> None:
+        """Estimate all buffers but the shared ones with a micro batch from those with the two nearest ones."""
+        near, *rest = sorted(measured, key=lambda size: abs(size - n_ubatch))
+        far = rest[0] if rest else near
+        mine, others = measured[near], measured[far]
         self._by_kind = {
-            kind: learned.between(None if high is None else high._by_kind[kind], part)
-            for kind, learned in low._by_kind.items()
+            kind: learned.with_micro_batch(n_ubatch, near, others._by_kind[kind], far)
+            for kind, learned in mine._by_kind.items()
         }
         self._without_attention = {
-            what: learned.between(None if high is None else high._without_attention[what], part)
-            for what, learned in low._without_attention.items()
+            what: learned.with_micro_batch(n_ubatch, near, others._without_attention[what], far)
+            for what, learned in mine._without_attention.items()
         }
 
     def room(

@@ -41,6 +41,7 @@ class MicroBatches:
         self._states = {self.first: state}
         self._measured = {self.first: state}
         self._promised: dict[int, float] = {}
+        self._chosen: dict[int, float] = {}
         self.first_seconds = math.inf
         """Seconds that the first micro batch is expected to take; infinite if it is not known."""
         self.sizes = micro_batches(state.request)
@@ -56,13 +57,7 @@ class MicroBatches:
             self._states[n_ubatch] = self._states[self.first].with_micro_batch(n_ubatch)
         state = self._states[n_ubatch]
         if n_ubatch not in self._measured:
-            known = sorted(self._measured, key=lambda size: abs(size - n_ubatch))
-            near = self._measured[known[0]].buffers
-            if len(known) > 1:
-                far = self._measured[known[1]].buffers
-                state.buffers.guess(near, far, (n_ubatch - known[0]) / (known[1] - known[0]))
-            else:
-                state.buffers.guess(near, None, n_ubatch / known[0])
+            state.buffers.guess(n_ubatch, {size: measured.buffers for size, measured in self._measured.items()})
         return state
 
     def measure(self, n_ubatch: int, placement: Placement, n_ctx: int) -> Trial | None:
@@ -93,11 +88,11 @@ class MicroBatches:
         def may_save(size: int) -> bool:
             return expected is None or self._promises(size, expected, n_ctx, least)
 
-        ways = [[*filter(may_save, sizes)] for sizes in (self._larger if can_grow else [], self._smaller)]
-        if any(ways):
-            second = min(max(self.sizes), 4 * self.first)
-            self.measure(second if second > self.first else min(self.sizes), placement, n_ctx)
-        for sizes in ways:
+        larger, smaller = ([*filter(may_save, sizes)] for sizes in (self._larger if can_grow else [], self._smaller))
+        if larger or smaller:
+            second = min(max(larger), 4 * self.first) if larger else max(min(smaller), self.first // 4)
+            self.measure(second, placement, n_ctx)
+        for sizes in (larger, smaller):
             for size in sizes if best == self.first else ():
                 if not may_save(size):
                     continue
@@ -106,20 +101,21 @@ class MicroBatches:
                     best, least = size, seconds
                 elif math.isfinite(least):
                     break
-        del self._promised[best]
-        return self.state(best)
+        return self._choose(best, least)
 
     def another(self, best: Trial, n_ctx: int) -> SearchState | None:
-        """Return the state with a micro batch that promised less time than ``best`` takes, once; ``None`` without one.
+        """Return the state with a micro batch that promises less time than ``best`` takes, once; ``None`` without one.
 
-        ``best`` is of another one, which promised still less.
+        ``best`` is of another one, which promised still less. Where it takes much longer than that, smaller ones may
+        leave the room that was missing.
         """
         least = best.seconds * (1 - GAIN) if best.fits and best.seconds is not None else math.inf
-        promised = {
-            size: expected_seconds(self.state(size), n_ctx)
-            for size, seconds in sorted(self._promised.items())
-            if seconds < least
-        }
+        sizes = {size for size, seconds in self._promised.items() if seconds < least}
+        if least > max(self._chosen.values(), default=0.0):
+            smallest = _LEAST_FOR_SPEED if best.fits else 0
+            sizes |= {size for size in self.sizes if smallest <= size < max(self._chosen, default=0)}
+        sizes -= self._chosen.keys()
+        promised = {size: expected_seconds(self.state(size), n_ctx) for size in sorted(sizes)}
         size = min(promised, key=lambda size: promised[size], default=None)
         if best.params.n_ubatch < _LEAST_FOR_SPEED and self.first >= _LEAST_FOR_SPEED:
             # no larger one was expected to fit, but corrections may find a way
@@ -128,8 +124,18 @@ class MicroBatches:
             return None
         if size is None:
             return None
-        del self._promised[size]
-        return self.state(size)
+        return self._choose(size, promised[size])
+
+    def _choose(self, n_ubatch: int, seconds: float) -> SearchState:
+        self._chosen[n_ubatch] = seconds
+        # the search of this state measures its buffers
+        state = self._measured[n_ubatch] = self.state(n_ubatch)
+        return state
+
+    def may_take(self, seconds: float, n_ctx: int) -> bool:
+        """Whether the largest micro batch for which there is room is expected to take that time at most."""
+        each = (expected_seconds(self.state(size), n_ctx) for size in (self.first, *self._smaller))
+        return next(filter(math.isfinite, each), math.inf) <= seconds
 
     @property
     def _larger(self) -> list[int]:

@@ -21,7 +21,6 @@ from fitter.planning.request.shared import remembered
 from fitter.planning.search import flash_attention, micro_batch
 from fitter.planning.search.context_choice import Answer, ContextChoice
 from fitter.planning.search.device_choice import Devices, in_better_order
-from fitter.planning.search.expectations import expected_plan
 from fitter.planning.search.micro_batch import MicroBatches, is_little
 from fitter.planning.search.remote_devices import worth_their_network
 from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
@@ -110,12 +109,7 @@ class _SearchOrder:
         self._seen.clear()
         self._choices = self._choices_at[n_ctx] = []
         batches = MicroBatches(self.state.at(n_ctx))
-        best = _best(batches.quickest(n_ctx))
-        for _ in range(_MAX_OTHERS):
-            if (other := batches.another(best.trial, n_ctx)) is None:
-                break
-            with suppress(LlamaCppError, TimeLimitError, CutShort):
-                best = max(best, _best(other), key=lambda answer: rank(answer.trial))
+        best = _quickest(batches, n_ctx)
         best = self._with_attention(batches.state(best.trial.params.n_ubatch), best, n_ctx)
         best = self._answers[n_ctx] = MicroBatches(best.state).improved(best)
         if choice := micro_batch.choice_of(best.trial, batches):
@@ -159,13 +153,13 @@ class _SearchOrder:
         state = self._states[key]
         if key[0] == "off":
             # the buffers that are known are smaller than without flash attention
-            likely = expected_plan(state.at(n_ctx).with_buffers_of(best.state), n_ctx)
-            if likely is None or best.trial.expected is None or likely > (1 - GAIN) * best.trial.expected:
+            likely = MicroBatches(state.at(n_ctx).with_buffers_of(best.state))
+            if best.trial.expected is None or not likely.may_take((1 - GAIN) * best.trial.expected, n_ctx):
                 return best
         try:
             here = state.at(n_ctx)
             # without flash attention a buffer for scores grows with the micro batch
-            answer = _best(MicroBatches(here).quickest(n_ctx, can_grow=False) if key[0] == "off" else here)
+            answer = _quickest(MicroBatches(here), n_ctx, can_grow=False) if key[0] == "off" else _best(here)
         except (LlamaCppError, TimeLimitError, CutShort):
             return best
         if rank(answer.trial) <= rank(best.trial):
@@ -173,6 +167,17 @@ class _SearchOrder:
         if choice := flash_attention.choice_of(answer.trial, best.trial):
             self._choices.append(choice)
         return answer
+
+
+def _quickest(batches: MicroBatches, n_ctx: int, *, can_grow: bool = True) -> Answer:
+    """Find the best trial at a context with the micro batch that promises most, or with another."""
+    best = _best(batches.quickest(n_ctx, can_grow=can_grow))
+    for _ in range(_MAX_OTHERS):
+        if (other := batches.another(best.trial, n_ctx)) is None:
+            break
+        with suppress(LlamaCppError, TimeLimitError, CutShort):
+            best = max(best, _best(other), key=lambda answer: rank(answer.trial))
+    return best
 
 
 def _best(state: SearchState) -> Answer:
