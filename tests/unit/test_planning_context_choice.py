@@ -80,7 +80,7 @@ def chosen(state: SearchState) -> Trial:
         pytest.param(known(900, objective="context"), 32768, False, id="context is the objective"),
         pytest.param(known(900, strategy="llama.cpp"), 4096, False, id="as upstream"),
         pytest.param(known(1500, strategy="llama.cpp"), 11264, True, id="as upstream, the whole model"),
-        pytest.param(known(1215, host_mib=600), 4096, False, id="next to no room beside it"),
+        pytest.param(known(1215, host_mib=600), 4608, False, id="next to no room beside it"),
         pytest.param(known(640, 1019, host_mib=600, objective="context"), 27392, False, id="what the host holds"),
         pytest.param(known(900, n_ctx=5120), 5120, False, id="the user's"),
         pytest.param(known(1500, objective="context"), 32768, False, id="the most"),
@@ -111,7 +111,7 @@ def test_what_lacks_least_is_looked_for_at_the_smallest_context() -> None:
     assert not trial.fits and trial.params.n_ctx == 4096
 
 
-@pytest.mark.parametrize(("host_mib", "n_ctx"), [(750, 10240), (800, 12288), (850, 13312)])
+@pytest.mark.parametrize(("host_mib", "n_ctx"), [(750, 10240), (800, 12288), (850, 14336)])
 def test_contexts_for_which_the_host_has_no_room_are_not_asked(host_mib: int, n_ctx: int) -> None:
     made = known(900, host_mib=host_mib, context_cost=2.0).original_request
     llama = SyntheticLlama(DENSE, made.devices)

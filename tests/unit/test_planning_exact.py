@@ -82,7 +82,7 @@ def kept_bytes(units: list[Unit], placement: Placement) -> int:
 @given(layers=st.lists(SIZES, min_size=1, max_size=4), budget=st.integers(0, 300))
 def test_no_choice_of_items_fills_a_device_better(layers: list[tuple[int, ...]], budget: int) -> None:
     units = [*(layer(i, sizes) for i, sizes in enumerate(layers)), Unit(len(layers), 2, 0)]
-    placement = pack(units, [budget], spread=True, first=0)
+    placement = pack(units, [budget], spread=True, first=0, apart=0)
     need = sum(unit.need for unit in units)
     if placement is None:
         assert need > budget

@@ -190,14 +190,24 @@ def test_the_bound_has_the_largest() -> None:
     assert free.seconds == largest.seconds < default.seconds
 
 
-def test_buffers_of_others_lie_on_a_line() -> None:
-    low, high = LearnedCompute(), LearnedCompute()
-    low.learn("CUDA0", 4096, 300)
-    high.learn("CUDA0", 4096, 900)
-    assert low.between(high, 0.5).at("CUDA0", 4096) == 600
-    assert low.between(high, -1.0).at("CUDA0", 4096) == 0
-    assert low.between(None, 0.5).at("CUDA0", 4096) == 150
-    assert low.between(LearnedCompute(), 2.0).at("CUDA0", 4096) == 300
+@pytest.mark.parametrize(
+    ("n_ubatch", "measured", "expected"),
+    [
+        pytest.param(768, {512: 300, 1024: 900}, 600, id="between"),
+        pytest.param(128, {512: 300, 1024: 900}, 0, id="never below nothing"),
+        pytest.param(2048, {512: 300, 1024: 900}, 2100, id="beyond"),
+        pytest.param(256, {512: 300}, 150, id="in proportion to the only one"),
+        pytest.param(1024, {512: 300, 2048: None}, 600, id="in proportion to the nearest"),
+        pytest.param(1024, {512: None, 2048: 900}, 450, id="in proportion to the other one"),
+    ],
+)
+def test_buffers_of_others_lie_on_a_line(n_ubatch: int, measured: dict[int, int | None], expected: int) -> None:
+    (mine, here), (others, there) = [*measured.items(), *measured.items()][:2]
+    learned = [LearnedCompute(), LearnedCompute()]
+    for each, size in zip(learned, (here, there), strict=True):
+        if size is not None:
+            each.learn("CUDA0", 4096, size)
+    assert learned[0].with_micro_batch(n_ubatch, mine, learned[1], others).at("CUDA0", 4096) == expected
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ BROUGHT = {
     "for the small item, twice": ((20, 20), {"blk.0.a": 0, "blk.1.a": 1}),
     "for the large item": ((0, 30), {"blk.0.b": 1}),
     "nearest in size": ((30, 40), {"blk.0.b": 0, "blk.1.b": 1}),
-    "for both of a layer": ((50, 0), {"blk.0.b": 0, "blk.0.a": 0}),
+    "for both of a layer": ((50, 0), {"blk.1.b": 0, "blk.1.a": 0}),
 }
 
 
@@ -94,7 +94,7 @@ BROUGHT = {
 def test_single_items_are_brought_where_there_is_room(more: tuple[int, int], expected: dict[str, int]) -> None:
     base = Placement(2, (1, 2))
     budgets = [WHOLE + more[0], WHOLE + 15 + more[1]]
-    found = bring_back(UNITS, budgets, base, "items")
+    found = bring_back(UNITS, budgets, base, "layers")
     assert {item.stem: target for item, target in found.moved} == expected
 
 

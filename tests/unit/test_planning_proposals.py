@@ -247,7 +247,7 @@ def test_fewer_layers_lose_tensors_where_the_user_splits() -> None:
 def test_fewer_layers_lose_tensors_to_the_host_than_to_a_slow_remote_device() -> None:
     at = situation(1000, 8000, model=UNEQUAL, speeds=(CARD, ON_A_SLOW_NETWORK))
     at = replace(at, room=Room((FOR_TWO_LARGER, 8000 * MIB), (0, 0), (0, 0)))
-    far = pack(at.units, at.room.with_caches, spread=True, counts=(2, 3))
+    far = pack(at.units, at.room.with_caches, spread=True, counts=(2, 3), apart=0)
     assert far is not None and {item.layer for item, _ in far.moved} == {0, 1}
     assert {(item.layer, target) for item, target in avoid_remote_tensors(at, far).moved} == {(1, HOST)}
 

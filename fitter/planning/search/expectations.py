@@ -32,12 +32,10 @@ def expected_placement(state: SearchState, n_ctx: int, *, optimistic: bool = Fal
     if state.buffers.knows(True) and (whole := _whole_placement(state, n_ctx)):
         return whole
     spread = spill_styles(state, n_ctx)[0]
-    at = state.situation(n_ctx, is_whole=False, optimistic=optimistic)
-    placement = state.place_partial(at, spread)
+    placement = state.place_partial(state.situation(n_ctx, is_whole=False, optimistic=optimistic), spread)
     if placement is None or not (optimistic or _likely_leaves_host_room(state, placement, n_ctx)):
         return None
-    # without layers, too, the first device computes prompts with the host's weights
-    return None if len(placement.idle) == len(state.devices) and min(at.room.without[:1], default=0) < 0 else placement
+    return placement
 
 
 def _likely_leaves_host_room(state: SearchState, placement: Placement, n_ctx: int) -> bool:

@@ -17,7 +17,7 @@ from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import micro_batches
 from fitter.planning.search.capacity import is_too_large
 from fitter.planning.search.context_choice import Answer, best_at
-from fitter.planning.search.expectations import expected_placement, expected_seconds, loses_pipeline, spill_styles
+from fitter.planning.search.expectations import expected_placement, loses_pipeline, spill_styles
 from fitter.planning.search.proposals import most_saved_by, place_fastest
 from fitter.planning.search.search_state import CutShort, SearchState
 from fitter.planning.speed.explain import Choice
@@ -96,7 +96,7 @@ class MicroBatches:
             for size in sizes if best == self.first else ():
                 if not may_save(size):
                     continue
-                seconds = self._promised[size] = expected_seconds(self.state(size), n_ctx)
+                seconds = self._promised[size] = _expected_seconds(self.state(size), n_ctx)
                 if seconds < least * (1 - WORTH):
                     best, least = size, seconds
                 elif math.isfinite(least):
@@ -115,7 +115,7 @@ class MicroBatches:
             smallest = _LEAST_FOR_SPEED if best.fits else 0
             sizes |= {size for size in self.sizes if smallest <= size < max(self._chosen, default=0)}
         sizes -= self._chosen.keys()
-        promised = {size: expected_seconds(self.state(size), n_ctx) for size in sorted(sizes)}
+        promised = {size: _expected_seconds(self.state(size), n_ctx) for size in sorted(sizes)}
         size = min(promised, key=lambda size: promised[size], default=None)
         if best.params.n_ubatch < _LEAST_FOR_SPEED and self.first >= _LEAST_FOR_SPEED:
             # no larger one was expected to fit, but corrections may find a way
@@ -134,7 +134,7 @@ class MicroBatches:
 
     def may_take(self, seconds: float, n_ctx: int) -> bool:
         """Whether the largest micro batch for which there is room is expected to take that time at most."""
-        each = (expected_seconds(self.state(size), n_ctx) for size in (self.first, *self._smaller))
+        each = (_expected_seconds(self.state(size), n_ctx) for size in (self.first, *self._smaller))
         return next(filter(math.isfinite, each), math.inf) <= seconds
 
     @property
@@ -188,11 +188,11 @@ class MicroBatches:
             return None
         if best.fits and not self._promises(n_ubatch, best.placement, n_ctx, best.expected or math.inf):
             return None
-        if n_ubatch < best.params.n_ubatch and expected_seconds(state, n_ctx) >= least:
+        if n_ubatch < best.params.n_ubatch and _expected_seconds(state, n_ctx) >= least:
             return None
         with suppress(LlamaCppError, TimeLimitError, CutShort):
             trial = self.measure(n_ubatch, best.placement, n_ctx)
-            if expected_seconds(state, n_ctx) < least:
+            if _expected_seconds(state, n_ctx) < least:
                 found = best_at(state)
                 trial = found if trial is None or rank(found) > rank(trial) else trial
             return trial
@@ -212,6 +212,17 @@ def choice_of(chosen: Trial, batches: MicroBatches) -> Choice | None:
     if chosen.seconds is None or n_ubatch == batches.first or not chosen.seconds < seconds < math.inf:
         return None
     return Choice("the micro batch", f"-ub {n_ubatch}", chosen.seconds, f"-ub {batches.first}", seconds)
+
+
+def _expected_seconds(state: SearchState, n_ctx: int) -> float:
+    """Estimate the seconds of the best plan with the state's micro batch; infinite where none is expected to fit."""
+    placement = expected_placement(state, n_ctx)
+    if placement is None:
+        return math.inf
+    # without layers, too, the first device has a buffer to compute prompts with the host's weights
+    is_idle = len(placement.idle) == len(state.devices)
+    has_room = not is_idle or min(state.room(n_ctx, is_whole=False).without[:1], default=0) >= 0
+    return state.seconds(placement) if has_room else math.inf
 
 
 def _first_placement(state: SearchState, n_ctx: int) -> Placement | None:
