@@ -53,7 +53,7 @@ def alternative(
         is_spilled = bool(best.devices) and bool(placement.first or placement.moved)
         is_near = distance <= (1 + GAIN if is_last else FAR)
         is_likely = is_spilled if is_last else placement.first > 0 and placement.n_gpu_layers > 0
-        is_worth = not is_near and is_likely and bool(best.breakdown.flash_attn) and request.params.type_v in _FLOATS
+        is_worth = not is_near and is_likely and True in seen and request.params.type_v in _FLOATS
     if not is_worth:
         return None
     return replace(request, params=replace(request.params, flash_attn="on" if with_flash else "off"))
@@ -64,5 +64,6 @@ def choice_of(chosen: Trial, other: Trial) -> Choice | None:
     if chosen.seconds is None:
         return None
     text = "on for every layer" if chosen.breakdown.flash_attn else "off"
-    auto = "on" if other.breakdown.flash_attn else "off"
-    return Choice("flash attention", text, chosen.seconds, f"auto, which turns it {auto}", other.seconds)
+    turned = ", which turns it " + ("on" if other.breakdown.flash_attn else "off")
+    is_same = chosen.breakdown.flash_attn == other.breakdown.flash_attn
+    return Choice("flash attention", text, chosen.seconds, "auto" + ("" if is_same else turned), other.seconds)

@@ -119,12 +119,14 @@ class MicroBatches:
         size = min(promised, key=lambda size: promised[size], default=None)
         if best.params.n_ubatch < _LEAST_FOR_SPEED and self.first >= _LEAST_FOR_SPEED:
             # no larger one was expected to fit, but corrections may find a way
-            size = min((size for size in promised if size >= _LEAST_FOR_SPEED), default=None)
+            size = min(
+                (size for size in self._promised.keys() - self._chosen.keys() if size >= _LEAST_FOR_SPEED), default=None
+            )
         elif size is None or promised[size] >= least:
             return None
         if size is None:
             return None
-        return self._choose(size, promised[size])
+        return self._choose(size, promised.get(size, math.inf))
 
     def _choose(self, n_ubatch: int, seconds: float) -> SearchState:
         self._chosen[n_ubatch] = seconds
