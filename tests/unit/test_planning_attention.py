@@ -40,7 +40,7 @@ def ways_of(asked: Request, best: Trial, distance: float, seen: Collection[bool 
         pytest.param(trial(ON_DEVICES, True), 9.0, {True}, [], id="it-is-on"),
         pytest.param(trial(ON_HOST, False), 9.0, {False}, [], id="it-never-was-on"),
         pytest.param(trial(ON_HOST, False), 1 + GAIN, {True, False}, [], id="nothing-to-gain"),
-        pytest.param(trial(ON_HOST, False), 1.1, {True, False}, ["on"], id="the-placement-turned-it-off"),
+        pytest.param(trial(ON_HOST, False), 1.1, {True, False}, ["on", "off"], id="the-placement-turned-it-off"),
         pytest.param(trial(ON_DEVICES, True), 1.1, {True, False}, ["on"], id="in-another-trial"),
         pytest.param(trial(ON_HOST, True), 1 + GAIN, {True}, [], id="caches-on-the-host-and-near"),
         pytest.param(trial(ON_HOST, True), 1.1, {True}, ["off"], id="weights-on-the-host"),

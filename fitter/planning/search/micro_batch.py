@@ -56,7 +56,7 @@ class MicroBatches:
         if n_ubatch not in self._states:
             self._states[n_ubatch] = self._states[self.first].with_micro_batch(n_ubatch)
         state = self._states[n_ubatch]
-        if n_ubatch not in self._measured:
+        if n_ubatch != self.first and n_ubatch not in self._chosen:
             state.buffers.guess(n_ubatch, {size: measured.buffers for size, measured in self._measured.items()})
         return state
 
@@ -112,10 +112,11 @@ class MicroBatches:
         least = best.seconds * (1 - GAIN) if best.fits and best.seconds is not None else math.inf
         sizes = {size for size, seconds in self._promised.items() if seconds < least}
         if least > max(self._chosen.values(), default=0.0):
-            smallest = _LEAST_FOR_SPEED if best.fits else 0
-            sizes |= {size for size in self.sizes if smallest <= size < max(self._chosen, default=0)}
+            sizes |= {size for size in self.sizes if size < max(self._chosen, default=0)}
         sizes -= self._chosen.keys()
         promised = {size: _expected_seconds(self.state(size), n_ctx) for size in sorted(sizes)}
+        if any(seconds < math.inf for size, seconds in promised.items() if size >= _LEAST_FOR_SPEED):
+            promised = {size: seconds for size, seconds in promised.items() if size >= _LEAST_FOR_SPEED}
         size = min(promised, key=lambda size: promised[size], default=None)
         if best.params.n_ubatch < _LEAST_FOR_SPEED and self.first >= _LEAST_FOR_SPEED:
             # no larger one was expected to fit, but corrections may find a way
