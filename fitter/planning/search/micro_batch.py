@@ -109,25 +109,20 @@ class MicroBatches:
         ``best`` is of another one, which promised still less. Where it takes much longer than that, smaller ones may
         leave the room that was missing.
         """
+        if not self._chosen:
+            return None
+        if best.params.n_ubatch < _LEAST_FOR_SPEED <= self.first:
+            # no larger one was expected to fit, but corrections may find a way
+            untried = [size for size in self._promised if size >= _LEAST_FOR_SPEED and size not in self._chosen]
+            return self._choose(min(untried), math.inf) if untried else None
         least = best.seconds * (1 - GAIN) if best.fits and best.seconds is not None else math.inf
         sizes = {size for size, seconds in self._promised.items() if seconds < least}
         if least > max(self._chosen.values(), default=0.0):
-            sizes |= {size for size in self.sizes if size < max(self._chosen, default=0)}
-        sizes -= self._chosen.keys()
-        promised = {size: _expected_seconds(self.state(size), n_ctx) for size in sorted(sizes)}
-        if any(seconds < math.inf for size, seconds in promised.items() if size >= _LEAST_FOR_SPEED):
-            promised = {size: seconds for size, seconds in promised.items() if size >= _LEAST_FOR_SPEED}
-        size = min(promised, key=lambda size: promised[size], default=None)
-        if best.params.n_ubatch < _LEAST_FOR_SPEED and self.first >= _LEAST_FOR_SPEED:
-            # no larger one was expected to fit, but corrections may find a way
-            size = min(
-                (size for size in self._promised.keys() - self._chosen.keys() if size >= _LEAST_FOR_SPEED), default=None
-            )
-        elif size is None or promised[size] >= least:
-            return None
-        if size is None:
-            return None
-        return self._choose(size, promised.get(size, math.inf))
+            sizes |= {size for size in self.sizes if size < max(self._chosen)}
+        promised = {size: _expected_seconds(self.state(size), n_ctx) for size in sorted(sizes - self._chosen.keys())}
+        for_speed = [size for size in promised if size >= _LEAST_FOR_SPEED and promised[size] < math.inf]
+        size = min(for_speed or promised, key=lambda size: promised[size], default=None)
+        return None if size is None or promised[size] >= least else self._choose(size, promised[size])
 
     def _choose(self, n_ubatch: int, seconds: float) -> SearchState:
         self._chosen[n_ubatch] = seconds
