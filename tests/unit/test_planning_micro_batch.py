@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,7 @@ from fitter.planning.request.request import Request
 from fitter.planning.request.shared import remembered
 from fitter.planning.search.compute_buffers import LearnedCompute
 from fitter.planning.search.expectations import loses_pipeline
-from fitter.planning.search.micro_batch import WORTH, MicroBatches, is_little
+from fitter.planning.search.micro_batch import WORTH, MicroBatches, _expected_seconds, is_little
 from fitter.planning.search.search_order import search
 from fitter.planning.search.search_state import Callbacks, SearchState
 from fitter.planning.speed.cost import Workload
@@ -131,6 +132,29 @@ def test_the_search_begins_with_the_one_that_promises_most() -> None:
     state = state_of(asked(700, model=MOE, prompt=8192), MOE)
     assert MicroBatches(state).quickest(32768).request.params.n_ubatch > 512
     assert MicroBatches(state).quickest(32768, can_grow=False).request.params.n_ubatch <= 512
+
+
+def test_a_smaller_one_is_tried_where_a_plan_takes_longer_than_it_promised() -> None:
+    batches = MicroBatches(state_of(asked(700)))
+    begun = batches.quickest(32768)
+    promised = batches.state(begun.request.params.n_ubatch)
+    trial = found(pinned(asked(700), begun.request.params.n_ubatch))
+    as_promised, much_longer = (replace(trial, seconds=seconds) for seconds in (1e-9, 1e9))
+    assert promised is begun and batches.another(as_promised, 32768) is None
+    tried = [batches.another(much_longer, 32768) for _ in range(8)]
+    sizes = [state.request.params.n_ubatch for state in tried if state is not None]
+    assert sizes and len(set(sizes)) == len(sizes), "each once"
+    assert min(sizes) < begun.request.params.n_ubatch and begun.request.params.n_ubatch not in sizes
+
+
+@pytest.mark.parametrize(("mib", "is_expected"), [(97, True), (96, False)])
+def test_a_device_without_layers_has_room_for_its_buffer(mib: int, is_expected: bool) -> None:
+    """Of 97 MiB with micro batches of 512 tokens, which it needs to compute prompts with the host's weights."""
+    model = replace(DENSE, compute=32 * MIB, compute_per_ctx=0)
+    state = state_of(asked(mib, model=model), model)
+    state.trial(Placement(len(state.units(32768)), (0,)), 32768)
+    state.trial(Placement(len(state.units(32768)) - 1, (1,)), 32768)
+    assert (_expected_seconds(state, 32768) < math.inf) is is_expected
 
 
 def test_the_choice_is_said() -> None:

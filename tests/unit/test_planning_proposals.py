@@ -11,10 +11,12 @@ from fitter.machine.speed import DeviceSpeed
 from fitter.planning.placing.layer_sizes import HOST, units_of
 from fitter.planning.placing.packing import pack
 from fitter.planning.placing.placement import Placement, caches_on, weights_on
+from fitter.planning.pricing.objective import GAIN
 from fitter.planning.pricing.prices import PriceList
 from fitter.planning.request.request import Request
 from fitter.planning.search.proposals import (
     Situation,
+    _fastest_filling,
     add_caches,
     avoid_remote_tensors,
     place_fastest,
@@ -271,6 +273,19 @@ def test_large_caches_give_way_to_what_is_on_the_host(mib: int, tensors_on_host:
     better = swap_caches_for_weights(at, found)
     assert better.first == first and is_within(at, better)
     assert at.prices.seconds(better) < at.prices.seconds(found)
+
+
+@pytest.mark.parametrize("near", [None, 0, 5, 11, 15])
+def test_where_it_was_before_does_not_hide_the_fastest(near: int | None) -> None:
+    """With room for half of the weights and few caches, the fastest placement has hardly a cache on the device."""
+    at = situation(1600, model=replace(CACHES, n_layer=15))
+    at = replace(at, near={} if near is None else {1: near})
+    items = tuple((item, HOST) for unit in at.units for item in unit.items)
+    found = swap_caches_for_weights(at, Placement(0, (len(at.units),), items))
+    assert at.prices is not None
+    fillings = [replace(at, near={}, fillings={}) for _ in at.units]
+    fastest = min(_fastest_filling(each, first)[0] for first, each in enumerate(fillings))
+    assert at.prices.seconds(found) == pytest.approx(fastest, rel=GAIN) and at.near[1] == found.first
 
 
 def test_a_device_without_a_cache_has_more_room() -> None:
