@@ -111,7 +111,9 @@ class Asking:
 
     def at_depths(self, machine: Machine, plan: Outcome, depths: Sequence[int]) -> list[float]:
         """Estimate the seconds of a request of ``plan`` that fills the cache to each of ``depths``, for each token."""
-        placed = {name: value for name, value in plan.pins.items() if value not in (None, [])}
+        # a plan without devices has none, not all of the machine's
+        pins = plan.pins | {"devices": plan.pins["devices"] or ["none"]}
+        placed = {name: value for name, value in pins.items() if value not in (None, [])}
         options = {name: value for name, value in machine.options.items() if name not in ("host_memory", "margin")}
         words = {**options, **placed, **plan.batches, "gpus": machine.gpus, "worker": self._worker}
         requests = [(max(1, depth - Workload.generate), min(Workload.generate, depth - 1)) for depth in depths]
