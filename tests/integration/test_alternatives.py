@@ -33,7 +33,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         pytest.param(
             "llama-3.1-8b", {"gpus": ["8GiB"], "n_ctx": 131072, "host_memory": "4GiB"}, {"-c"}, id="nothing fits"
         ),
-        pytest.param("gemma3-12b", {"gpus": ["8GiB"], "n_ctx": 4096}, {"-ctk -ctv", "-np"}, id="sliding windows"),
+        pytest.param("gemma3-12b", {"gpus": ["8GiB"], "n_ctx": 4096}, {"-np"}, id="sliding windows"),
     ],
 )  # fmt: skip
 def test_a_fit_with_the_words_is_as_said(
@@ -60,7 +60,8 @@ def test_a_fit_with_the_words_is_as_said(
         assert other.fits and other.estimate is not None and each.is_measured
         assert each.n_ctx == other.params.n_ctx
         found, said = other.estimate.generation_tokens_per_second, each.generation_tokens_per_second
-        assert 0.85 * found <= said <= 1.02 * found, each
+        # no alternative is looked for with flash attention on or off for all layers
+        assert 0.75 * found <= said <= 1.02 * found, each
 
 
 def test_a_cache_of_experts_where_llama_cpp_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,13 +105,15 @@ def test_only_who_reads_them_pays_for_them(
     ],
 )  # fmt: skip
 def test_the_next_smaller_file_type_is_about_as_said(name: str, gpu: str, file_type: str) -> None:
-    plan = fitter.fit(f"shape://{name}", gpus=[gpu], host_bandwidth="60GB/s", alternatives=True)
+    # without a prompt, the request follows a context that is set
+    options: dict[str, Any] = {"gpus": [gpu], "host_bandwidth": "60GB/s", "prompt": 2048}
+    plan = fitter.fit(f"shape://{name}", **options, alternatives=True)
     found = [each for each in plan.alternatives if each.file_type]
     assert [each.file_type for each in found] == [file_type] * bool(file_type)
     for each in found:
         option, shape = each.arguments
         assert (option, each.is_measured) == ("--shape", False)
-        other = fitter.fit(f"shape://{shape}", gpus=[gpu], host_bandwidth="60GB/s", n_ctx=plan.params.n_ctx)
+        other = fitter.fit(f"shape://{shape}", **options, n_ctx=plan.params.n_ctx)
         assert other.estimate is not None
         assert each.generation_tokens_per_second == pytest.approx(other.estimate.generation_tokens_per_second, rel=0.1)
 

@@ -59,7 +59,10 @@ GENEROUS = 1.0
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf", TINY_DENSE)
+    path = write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf", TINY_DENSE)
+    # measures this machine's memory, which takes seconds the first time
+    fitter.fit(path, gpus=[], n_ctx=256)
+    return path
 
 
 def check(name: str, given: dict[str, Any], model: Path, worker: Worker) -> None:

@@ -117,6 +117,11 @@ class ContextChoice:
         best = self._more_whole(bottom, high)
         return (self._more_partial(best, high) if self._state.is_priced else self._more_in_total(best, high)).trial
 
+    def larger_than(self, best: Answer) -> Trial:
+        """Find the best trial at the largest context that the rule accepts, with a plan like ``best`` or a better one."""
+        self._quickest = min(self._quickest, self._seconds(best))
+        return self._largest_partial(best, min(self._request.n_ctx_max, best.state.request.n_ctx_max)).trial
+
     def _starts_high(self) -> bool:
         """Whether the largest context is worth a load before the smallest: it may cost no time."""
         if self._is_for_most or not self._state.devices:
@@ -264,8 +269,14 @@ class ContextChoice:
 
     def _more_partial(self, best: Answer, high: int) -> Answer:
         """Find the answer at the largest round context for which weights leave the devices."""
-        state = best.state
-        high = min(high, state.request.n_ctx_max)
+        high = min(high, best.state.request.n_ctx_max)
+        if expected_seconds(best.state, high) <= self._limit and (top := self._or_larger(best, high)) is not best:
+            return top
+        return self._or_larger(best, self._largest_partial(best, high).trial.params.n_ctx)
+
+    def _largest_partial(self, best: Answer, high: int) -> Answer:
+        """Find the largest round context that the rule accepts with weights on the host and the devices of ``best``."""
+        state, found = best.state, best
 
         def promises(n_ctx: int) -> bool:
             return expected_seconds(state, n_ctx) <= self._limit
@@ -274,22 +285,25 @@ class ContextChoice:
             return state.buffers.knows(False) and expected_seconds(state, n_ctx) > (1 + AS_QUICK) * self._limit
 
         def attempt(n_ctx: int) -> bool:
-            nonlocal state
+            nonlocal state, found
             at = state.at(n_ctx)
+            if not best.trial.breakdown.flash_attn:
+                at = at.with_buffers_of(state)
             trial = settle_partial(at, n_ctx, self._limit)
-            is_quick = trial is not None and self._accepts(Answer(trial, 1.0, at))
+            if not best.trial.breakdown.flash_attn:
+                # buffers grow by a line with the context; with flash attention, one trial may lose it and the next not
+                state = state.with_buffers_of(at)
+            if trial is None or not self._accepts(Answer(trial, 1.0, at)):
+                return False
             # the nearest smaller context tells most of those above it
-            state = at if is_quick else state
-            return is_quick
+            state, found = at, Answer(trial, best.distance, at)
+            return True
 
-        if promises(high) and (top := self._or_larger(best, high)) is not best:
-            return top
         contexts = _round(best.trial.params.n_ctx, high, self._request.alignment)
-        if self._is_whole(best.trial) and contexts and not promises(contexts[0]):
-            # less context than that is not worth the time of the first weights on the host
-            return best
-        n_ctx = self._largest(contexts, attempt, promises, is_hopeless)
-        return self._or_larger(best, n_ctx or 0)
+        # less context than the first is not worth the time of the first weights on the host
+        if not self._is_whole(best.trial) or (contexts and promises(contexts[0])):
+            self._largest(contexts, attempt, promises, is_hopeless)
+        return found
 
     def _more_in_total(self, best: Answer, high: int) -> Answer:
         """Try the context that the devices hold in total, as upstream's fit does, and one between it and ``best``."""

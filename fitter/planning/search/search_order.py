@@ -56,7 +56,10 @@ def search(
         if order.is_last:
             best = order.at(request.params.n_ctx).trial
         else:
-            best = order.at_last(ContextChoice(order.state, order.at).best())
+            contexts = ContextChoice(order.state, order.at)
+            best = contexts.best()
+            if (improved := order.at_last(best)) is not None:
+                best = contexts.larger_than(improved)
     except CutShort as cut:
         best = cut.best
     if best.fits and best.seconds is not None:
@@ -116,14 +119,15 @@ class _SearchOrder:
             self._choices.append(choice)
         return best
 
-    def at_last(self, best: Trial) -> Trial:
-        """Improve the trial at the chosen context as if the user had set that."""
+    def at_last(self, best: Trial) -> Answer | None:
+        """Improve the trial at the chosen context as if the user had set that; ``None`` where nothing is better."""
         n_ctx, self.is_last = best.params.n_ctx, True
         answer = self._answers.get(n_ctx)
         if answer is None or answer.trial != best:
-            return best
-        state = self.state.at(n_ctx)
-        return self._with_attention(state.with_micro_batch(best.params.n_ubatch), answer, n_ctx).trial
+            return None
+        state = self.state.at(n_ctx).with_micro_batch(best.params.n_ubatch)
+        improved = self._with_attention(state, answer, n_ctx)
+        return None if improved is answer else improved
 
     def _with_attention(self, state: SearchState, best: Answer, n_ctx: int) -> Answer:
         if not flash_attention.is_open(self._request) or not best.trial.fits or best.trial.seconds is None:
