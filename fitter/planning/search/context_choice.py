@@ -118,7 +118,7 @@ class ContextChoice:
         return (self._more_partial(best, high) if self._state.is_priced else self._more_in_total(best, high)).trial
 
     def larger_than(self, best: Answer) -> Trial:
-        """Find the best trial at the largest context that the rule accepts, with a plan like ``best`` or a better one."""
+        """Find the best trial at the largest context that the rule accepts, with plans like ``best``."""
         self._quickest = min(self._quickest, self._seconds(best))
         return self._largest_partial(best, min(self._request.n_ctx_max, best.state.request.n_ctx_max)).trial
 
