@@ -74,8 +74,8 @@ def chosen(state: SearchState) -> Trial:
         pytest.param(known(8000), 32768, True, id="everything"),
         pytest.param(known(1500), 11264, True, id="as much as the whole model leaves room for"),
         pytest.param(known(3500, 3000, model=MOE), 22528, False, id="more of it for a tensor on the host"),
-        pytest.param(known(900), 5632, False, id="a tenth of the time is for more context"),
-        pytest.param(known(900, context_cost=0.0), 4096, False, id="the quickest"),
+        pytest.param(known(900), 32768, False, id="a tenth of the time is for more context"),
+        pytest.param(known(900, context_cost=0.0), 14336, False, id="the quickest"),
         pytest.param(known(900, context_cost=math.inf), 32768, False, id="no limit"),
         pytest.param(known(900, objective="context"), 32768, False, id="context is the objective"),
         pytest.param(known(900, strategy="llama.cpp"), 4096, False, id="as upstream"),
@@ -254,7 +254,8 @@ def test_contexts_that_are_known_to_be_too_slow_are_not_measured() -> None:
     devices = limits(900)
     llama = SyntheticLlama(DENSE, devices)
     trial = chosen(known_of(priced(request(DENSE, devices), DENSE, CARD), DENSE, llama))
-    assert {params.n_ctx for params in llama.asked} == {4096, trial.params.n_ctx}
+    # the second is the largest with flash attention, which is slower here
+    assert {params.n_ctx for params in llama.asked} == {4096, 5632, trial.params.n_ctx}
 
 
 def test_what_is_promised_is_what_then_fits() -> None:

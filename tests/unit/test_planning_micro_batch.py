@@ -17,7 +17,7 @@ from fitter.planning.request.request import Request
 from fitter.planning.request.shared import remembered
 from fitter.planning.search.compute_buffers import LearnedCompute
 from fitter.planning.search.expectations import loses_pipeline
-from fitter.planning.search.micro_batch import WORTH, MicroBatches, _expected_seconds, is_little
+from fitter.planning.search.micro_batch import WORTH, MicroBatches, is_little, likely_seconds
 from fitter.planning.search.search_order import search
 from fitter.planning.search.search_state import Callbacks, SearchState
 from fitter.planning.speed.cost import Workload
@@ -154,7 +154,7 @@ def test_a_device_without_layers_has_room_for_its_buffer(mib: int, is_expected: 
     state = state_of(asked(mib, model=model), model)
     state.trial(Placement(len(state.units(32768)), (0,)), 32768)
     state.trial(Placement(len(state.units(32768)) - 1, (1,)), 32768)
-    assert (_expected_seconds(state, 32768) < math.inf) is is_expected
+    assert (likely_seconds(state, 32768) < math.inf) is is_expected
 
 
 def test_the_choice_is_said() -> None:

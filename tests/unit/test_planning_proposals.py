@@ -16,7 +16,6 @@ from fitter.planning.pricing.prices import PriceList
 from fitter.planning.request.request import Request
 from fitter.planning.search.proposals import (
     Situation,
-    _fastest_filling,
     add_caches,
     avoid_remote_tensors,
     place_fastest,
@@ -283,8 +282,8 @@ def test_where_it_was_before_does_not_hide_the_fastest(near: int | None) -> None
     items = tuple((item, HOST) for unit in at.units for item in unit.items)
     found = swap_caches_for_weights(at, Placement(0, (len(at.units),), items))
     assert at.prices is not None
-    fillings = [replace(at, near={}, fillings={}) for _ in at.units]
-    fastest = min(_fastest_filling(each, first)[0] for first, each in enumerate(fillings))
+    others = [replace(at, near={1: first}, fillings={}) for first in range(len(at.units))]
+    fastest = min(at.prices.seconds(swap_caches_for_weights(each, found)) for each in others)
     assert at.prices.seconds(found) == pytest.approx(fastest, rel=GAIN) and at.near[1] == found.first
 
 

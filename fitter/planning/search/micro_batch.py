@@ -96,7 +96,7 @@ class MicroBatches:
             for size in sizes if best == self.first else ():
                 if not may_save(size):
                     continue
-                seconds = self._promised[size] = _expected_seconds(self.state(size), n_ctx)
+                seconds = self._promised[size] = likely_seconds(self.state(size), n_ctx)
                 if seconds < least * (1 - WORTH):
                     best, least = size, seconds
                 elif math.isfinite(least):
@@ -119,7 +119,7 @@ class MicroBatches:
         sizes = {size for size, seconds in self._promised.items() if seconds < least}
         if least > max(self._chosen.values(), default=0.0):
             sizes |= {size for size in self.sizes if size < max(self._chosen)}
-        promised = {size: _expected_seconds(self.state(size), n_ctx) for size in sorted(sizes - self._chosen.keys())}
+        promised = {size: likely_seconds(self.state(size), n_ctx) for size in sorted(sizes - self._chosen.keys())}
         for_speed = [size for size in promised if size >= _LEAST_FOR_SPEED and promised[size] < math.inf]
         size = min(for_speed or promised, key=lambda size: promised[size], default=None)
         return None if size is None or promised[size] >= least else self._choose(size, promised[size])
@@ -132,7 +132,7 @@ class MicroBatches:
 
     def may_take(self, seconds: float, n_ctx: int) -> bool:
         """Whether the largest micro batch for which there is room is expected to take that time at most."""
-        each = (_expected_seconds(self.state(size), n_ctx) for size in (self.first, *self._smaller))
+        each = (likely_seconds(self.state(size), n_ctx) for size in (self.first, *self._smaller))
         return next(filter(math.isfinite, each), math.inf) <= seconds
 
     @property
@@ -186,11 +186,11 @@ class MicroBatches:
             return None
         if best.fits and not self._promises(n_ubatch, best.placement, n_ctx, best.expected or math.inf):
             return None
-        if n_ubatch < best.params.n_ubatch and _expected_seconds(state, n_ctx) >= least:
+        if n_ubatch < best.params.n_ubatch and likely_seconds(state, n_ctx) >= least:
             return None
         with suppress(LlamaCppError, TimeLimitError, CutShort):
             trial = self.measure(n_ubatch, best.placement, n_ctx)
-            if _expected_seconds(state, n_ctx) < least:
+            if likely_seconds(state, n_ctx) < least:
                 found = best_at(state)
                 trial = found if trial is None or rank(found) > rank(trial) else trial
             return trial
@@ -212,7 +212,7 @@ def choice_of(chosen: Trial, batches: MicroBatches) -> Choice | None:
     return Choice("the micro batch", f"-ub {n_ubatch}", chosen.seconds, f"-ub {batches.first}", seconds)
 
 
-def _expected_seconds(state: SearchState, n_ctx: int) -> float:
+def likely_seconds(state: SearchState, n_ctx: int) -> float:
     """Estimate the seconds of the best plan with the state's micro batch; infinite where none is expected to fit."""
     placement = expected_placement(state, n_ctx)
     if placement is None:
