@@ -16,7 +16,6 @@ from fitter.planning.request.given import is_pipelined, keeps_pipeline, micro_ba
 from fitter.planning.request.request import Request
 from fitter.planning.request.shared import remembered
 from fitter.planning.search.compute_buffers import LearnedCompute
-from fitter.planning.search.expectations import loses_pipeline
 from fitter.planning.search.micro_batch import WORTH, MicroBatches, is_little, likely_seconds
 from fitter.planning.search.search_order import search
 from fitter.planning.search.search_state import Callbacks, SearchState
@@ -196,7 +195,7 @@ def test_little_time_is_no_reason_for_another(n_ubatch: int, share: float, n_ctx
     ],
 )
 def test_cards_with_the_whole_model_keep_their_pipeline(made: Request, placement: Placement, is_lost: bool) -> None:
-    assert loses_pipeline(state_of(made), placement) is is_lost
+    assert state_of(made).loses_pipeline(placement) is is_lost
 
 
 def test_the_bound_of_a_plan_without_flash_attention_counts_the_host() -> None:

@@ -68,6 +68,12 @@ def keeps_pipeline(request: Request, n_ubatch: int) -> bool:
     return _IN_FLIGHT * n_ubatch <= max(request.workload.prompt, request.params.n_batch)
 
 
+def loses_pipeline(request: Request, devices: Sequence[DeviceLimit], placement: Placement) -> bool:
+    """Return whether the search chose a micro batch that is too large for devices to work on several at once."""
+    is_chosen = len(micro_batches(request)) > 1 and is_pipelined(devices, placement)
+    return is_chosen and not keeps_pipeline(request, request.params.n_ubatch)
+
+
 def smallest_context(request: Request) -> int:
     """Return the smallest context of a plan: the user's, if set."""
     return request.params.n_ctx if "n_ctx" in request.fixed else request.n_ctx_min

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 
 from fitter.planning.placing.placement import Placement, on_host
-from fitter.planning.request.given import is_pipelined, keeps_pipeline, micro_batches
 from fitter.planning.search.proposals import place_fastest, place_whole
 from fitter.planning.search.search_state import SearchState
 
@@ -65,14 +64,7 @@ def _whole_placement(state: SearchState, n_ctx: int) -> Placement | None:
         state.prices()
     propose = place_fastest if state.chooses_split else place_whole
     placement = propose(state.situation(n_ctx, is_whole=True))
-    return None if placement is None or loses_pipeline(state, placement) else placement
-
-
-def loses_pipeline(state: SearchState, placement: Placement) -> bool:
-    """Whether the search chose a micro batch that is too large for devices to work on several at once."""
-    request = state.request
-    is_chosen = len(micro_batches(request)) > 1 and is_pipelined(state.devices, placement)
-    return is_chosen and not keeps_pipeline(request, request.params.n_ubatch)
+    return None if placement is None or state.loses_pipeline(placement) else placement
 
 
 def expected_partial(state: SearchState, n_ctx: int, spread: bool, *, is_plain: bool = False) -> float:

@@ -17,7 +17,7 @@ from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import micro_batches
 from fitter.planning.search.capacity import is_too_large
 from fitter.planning.search.context_choice import Answer, best_at
-from fitter.planning.search.expectations import expected_placement, loses_pipeline, spill_styles
+from fitter.planning.search.expectations import expected_placement, spill_styles
 from fitter.planning.search.proposals import most_saved_by, place_fastest
 from fitter.planning.search.search_state import CutShort, SearchState
 from fitter.planning.speed.explain import Choice
@@ -151,7 +151,7 @@ class MicroBatches:
         if n_ubatch < min(self.first, _LEAST_FOR_SPEED):
             return False
         state, start = self.state(n_ubatch), self.state(self.first)
-        if loses_pipeline(state, placement):
+        if state.loses_pipeline(placement):
             return False
         seconds = state.seconds(placement)
         if n_ubatch < self.first:
@@ -182,7 +182,7 @@ class MicroBatches:
         """Find the best trial with a micro batch; ``None`` if it promises none that is better than ``best``."""
         n_ctx, state = best.params.n_ctx, self.state(n_ubatch)
         least = math.inf if best.expected is None or not best.fits else best.expected * (1 - WORTH)
-        if loses_pipeline(state, best.placement):
+        if state.loses_pipeline(best.placement):
             return None
         if best.fits and not self._promises(n_ubatch, best.placement, n_ctx, best.expected or math.inf):
             return None

@@ -274,6 +274,10 @@ class SearchState:
 
     # trials
 
+    def loses_pipeline(self, placement: Placement) -> bool:
+        """Whether the state's micro batch is too large for its devices to work on several at once."""
+        return given.loses_pipeline(self.request, self.devices, placement)
+
     def params_of(self, placement: Placement, n_ctx: int) -> Params:
         """Write ``placement`` as parameters of llama.cpp."""
         return given.params_of(self.request, self.devices, placement, n_ctx)
@@ -287,7 +291,8 @@ class SearchState:
             if trial.fits and (self._best is None or rank(trial) > rank(self._best)):
                 self._best = trial
                 self.callbacks.on_candidate(params)
-            self.answer.note(trial)
+            if not self.loses_pipeline(placement):
+                self.answer.note(trial)
         self._last = self._trials[params]
         return self._last
 
