@@ -126,6 +126,8 @@ def failing(server: RpcServer, model: Path, share: int, *, stalls: bool = False)
             fitter.fit(model, rpc=proxy.address)
             if stored.exists() and proxy.address in stored.read_text():
                 break
+        else:
+            pytest.fail("the server's speed was never remembered")
         proxy.limit_to(model.stat().st_size // share)
         yield proxy
 

@@ -111,6 +111,7 @@ def test_what_the_user_sets_stays(changed: dict[str, Any], is_open: bool) -> Non
     [
         (True, False, ("on for every layer", "auto, which turns it off")),
         (False, True, ("off", "auto, which turns it on")),
+        (False, False, ("off", "auto")),
     ],
 )
 def test_what_is_said(chosen: bool, other: bool, words: tuple[str, str]) -> None:

@@ -156,6 +156,21 @@ def test_a_device_without_layers_has_room_for_its_buffer(mib: int, is_expected: 
     assert (likely_seconds(state, 32768) < math.inf) is is_expected
 
 
+def test_what_one_trial_did_not_measure_is_guessed_from_others() -> None:
+    batches = MicroBatches(state_of(asked(700)))
+    whole, last_layer = Placement(0, (9,)), Placement(8, (1,))
+    for n_ubatch, placement in ((512, whole), (2048, whole), (512, last_layer)):
+        assert batches.measure(n_ubatch, placement, 32768) is not None
+    assert batches.state(2048).buffers.knows(False), "as the last layer alone with 512 tokens, in proportion"
+
+
+def test_a_smaller_one_that_is_quick_enough_is_worth_a_search() -> None:
+    batches = MicroBatches(state_of(asked(1100)))
+    batches.quickest(32768)
+    seconds = likely_seconds(batches.state(512), 32768)
+    assert batches.may_take(seconds, 32768) and not batches.may_take(0.99 * seconds, 32768)
+
+
 def test_the_choice_is_said() -> None:
     made = asked(700, model=MOE, prompt=8192)
     llama, said = SyntheticLlama(MOE, made.devices), list[Choice]()
@@ -196,6 +211,14 @@ def test_little_time_is_no_reason_for_another(n_ubatch: int, share: float, n_ctx
 )
 def test_cards_with_the_whole_model_keep_their_pipeline(made: Request, placement: Placement, is_lost: bool) -> None:
     assert state_of(made).loses_pipeline(placement) is is_lost
+
+
+@pytest.mark.parametrize(("n_ubatch", "is_answer"), [(512, True), (2048, False)])
+def test_a_trial_that_ends_the_pipeline_is_no_answer(n_ubatch: int, is_answer: bool) -> None:
+    made = asked(4000, 4000, params=Params(n_ctx=32768, n_ubatch=n_ubatch))
+    state = state_of(made)
+    assert state.trial(Placement(0, (5, 4)), 32768).fits
+    assert (state.answer.best(made) is not None) is is_answer
 
 
 def test_the_bound_of_a_plan_without_flash_attention_counts_the_host() -> None:

@@ -213,7 +213,7 @@ def choice_of(chosen: Trial, batches: MicroBatches) -> Choice | None:
 
 
 def likely_seconds(state: SearchState, n_ctx: int) -> float:
-    """Estimate the seconds of the best plan with the state's micro batch; infinite where none is expected to fit."""
+    """Estimate as ``expected_seconds``; infinite also where a device without layers has no room for its buffer."""
     placement = expected_placement(state, n_ctx)
     if placement is None:
         return math.inf

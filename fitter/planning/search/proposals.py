@@ -22,11 +22,16 @@ from fitter.planning.request.given import default_placement, split_counts, units
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.search.room import Room, first_without_attention
 
-_STRIDE = 8
-"""An eighth of the layers: first layers on devices are tried at this distance from the best of a few, then nearer."""
+_STRIDES = 8
+"""The search for the fastest first layer on devices begins with steps of an eighth of the layers.
+
+A fourth gives the same plans for all 66 cases of ``tools.cases`` and 115 random machines."""
 
 _NEAR = 4
-"""Layers around the first one of a situation like this one in which the least time is looked for."""
+"""Layers of a step where the fastest first layer of the previous situation is still the best start.
+
+Without further steps in the same direction Qwen3 32B on a 2080 Ti and a 3060 (machine 15 of ``tools.search.depths``) is
+9 % slower."""
 
 _WAYS_TO_BRING: tuple[Literal["layers", "all"], ...] = ("layers", "all")
 """Ways to bring weights of host layers to devices.
@@ -208,8 +213,8 @@ def swap_caches_for_weights(at: Situation, placement: Placement) -> Placement:
     if at.first is not None:
         attempt(at.first)
     else:
-        stride, near = max(1, n_units // _STRIDE), at.near.get(len(at.devices))
-        # all caches on devices, or hardly any: the least time is next to one of these, or where it was before
+        stride, near = max(1, n_units // _STRIDES), at.near.get(len(at.devices))
+        # all caches on devices, some or hardly any; without some, Gemma 3 12B on 8 GiB is 7 % slower
         starts = [0, n_units // 3, 2 * n_units // 3, n_units - 1, placement.first, *(() if near is None else (near,))]
         if at.has_states:
             starts.append(first_without_attention(at.units))
