@@ -188,5 +188,8 @@ def test_what_is_said_of_the_weights_is_what_was_done(prompt: int | None, gpu: s
     patterns = [override.pattern for override in plan.params.tensor_buft_overrides]
     names = {i: [f"blk.{i}.ffn_{kind}.weight" for kind in _FFN] for i in range(plan.n_layer)}
     apart = [i for i in names if any(re.search(pattern, name) for pattern in patterns for name in names[i])]
-    # beside whole layers one may be in two places
-    assert choice.chosen.startswith("whole layers") == (len(apart) <= 1)
+    # a cache on the host whose layer's weights are on a device, or else single tensors; beside whole layers one may be
+    # in two places
+    brought = [i for i in apart if i <= plan.n_layer - plan.params.n_gpu_layers]
+    assert choice.chosen.startswith("the KV cache") == bool(brought)
+    assert choice.chosen.startswith("whole layers") == (len(apart) <= 1 and not brought)

@@ -16,6 +16,9 @@ from fitter.planning.speed.explain import Choice
 Seconds = Callable[[Placement], float]
 """Estimated seconds of a placement."""
 
+WEIGHTS = "where the weights go"
+"""The subject of ``where_weights_go``."""
+
 _TENSORS = "single feed-forward tensors on the host, as many layers with their KV cache on devices as fit"
 _LAYERS = "whole layers on the host with their KV cache"
 _CACHES = "the weights of some layers on the host, their KV cache on devices"
@@ -28,8 +31,8 @@ def where_weights_go(request: Request, best: Trial, other: Placement | None, sec
         return None
     chosen = style(request, best.placement)
     if other is None or style(request, other) == chosen:
-        return Choice("where the weights go", chosen, best.seconds)
-    return Choice("where the weights go", chosen, best.seconds, style(request, other), seconds(other))
+        return Choice(WEIGHTS, chosen, best.seconds)
+    return Choice(WEIGHTS, chosen, best.seconds, style(request, other), seconds(other))
 
 
 def style(request: Request, placement: Placement) -> str:

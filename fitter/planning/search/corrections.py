@@ -146,12 +146,13 @@ def settle_partial(state: SearchState, n_ctx: int, limit: float | None = None) -
             return state.place_partial(at, spread)
 
         trial = settle(state, n_ctx, False, propose, limit)
-        if trial is not None and _keeps(trial, limit):
-            return trial
-        trial = trial and fill(state, trial)
-        if trial is not None and (best is None or rank(trial) > rank(best)):
+        is_enough = trial is not None and _keeps(trial, limit)
+        trial = trial if is_enough else trial and fill(state, trial)
+        if trial is not None and (is_enough or best is None or rank(trial) > rank(best)):
             best, chosen = trial, spread
-    if state.has_lost_flash and not state.is_plain:
+        if is_enough:
+            break
+    if state.has_lost_flash and not state.is_plain and not (best and _keeps(best, limit)):
         # caches apart from their layers turned flash attention off: that takes much more memory, which was learned
         plain = state.on(state.devices)
         plain.be_plain()

@@ -18,7 +18,7 @@ from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import usable_devices
 from fitter.planning.request.request import Measure, Record, Request
 from fitter.planning.request.shared import remembered
-from fitter.planning.search import flash_attention, micro_batch
+from fitter.planning.search import choices, flash_attention, micro_batch
 from fitter.planning.search.context_choice import Answer, ContextChoice
 from fitter.planning.search.device_choice import Devices, in_better_order
 from fitter.planning.search.micro_batch import MicroBatches, is_little
@@ -66,7 +66,7 @@ def search(
         # a trial on the way may be better than the last one
         other = order.state.answer.best(request)
         best = best if other is None or is_little(other, best) else best_of((best, other), request)
-    for choice in order.choices_at(best.params.n_ctx):
+    for choice in order.choices_of(best):
         on_choice(choice)
     return best
 
@@ -99,12 +99,13 @@ class _SearchOrder:
         callbacks = Callbacks(noted, record, on_candidate, lambda choice: self._choices.append(choice), has_room)
         self.state = SearchState(request, usable_devices(request), callbacks)
 
-    def choices_at(self, n_ctx: int) -> list[Choice]:
-        """Return the choices by price at a context, of each subject the quickest."""
+    def choices_of(self, best: Trial) -> list[Choice]:
+        """Return the choices by price at the context of ``best``, of each subject its own, or else the quickest."""
         found: dict[str, Choice] = {}
-        for choice in self._choices_at.get(n_ctx, self._choices):
-            if choice.subject not in found or choice.seconds <= found[choice.subject].seconds:
-                found[choice.subject] = choice
+        said = self._choices_at.get(best.params.n_ctx, self._choices)
+        for choice in sorted(said, key=lambda choice: (choice.seconds != best.seconds, choice.seconds)):
+            if choice.subject != choices.WEIGHTS or choice.chosen == choices.style(self._request, best.placement):
+                found.setdefault(choice.subject, choice)
         return list(found.values())
 
     def at(self, n_ctx: int) -> Answer:
