@@ -78,7 +78,7 @@ def test_the_batch_holds_it(placement: Placement, n_ubatch: int, n_batch: int) -
     assert params_of(made, made.devices, placement, 4096).n_batch == n_batch
     fixed = replace(made, fixed=frozenset({"n_batch"}))
     assert params_of(fixed, made.devices, placement, 4096).n_batch == 2048
-    assert is_pipelined(made.devices, placement) is (n_batch == 4 * n_ubatch)
+    assert is_pipelined(made, made.devices, placement) is (n_batch == 4 * n_ubatch)
 
 
 @pytest.mark.parametrize(("prompt", "n_ubatch", "keeps"), [(8191, 2048, False), (8192, 2048, True), (100, 512, True)])

@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from itertools import combinations
 
 from fitter.llama.types import LAYOUT_DEVICE, Layout, LayoutEntry
+from fitter.model.tensors import Role, role_of
 
 _LAYER = re.compile(r"^blk\.(\d+)\.")
 _CACHE_LAYER = re.compile(r"_l(\d+)(?:$|\D)")
@@ -95,6 +96,12 @@ class Unit:
     def counts(self) -> Counter[int]:
         """The number of items of each size."""
         return Counter(self.sizes)
+
+    @cached_property
+    def dense(self) -> tuple[Item, ...]:
+        """Feed-forward weights that every token reads, beside experts: shared experts."""
+        roles = Role.FFN, Role.SHARED_EXPERT
+        return tuple(item for item in self.rest if role_of(item.names[0]) in roles) if self.items else ()
 
     @cached_property
     def all_items(self) -> tuple[Item, ...]:

@@ -16,6 +16,10 @@ from fitter.planning.placing.layer_sizes import HOST, Item, Unit
 from fitter.planning.placing.placement import Placement, caches_on, weights_on
 
 
+Bring = Literal["layers", "all", "dense"]
+"""Weights of a layer on the host that go to a device: the items that may leave it, ``all``, or ``Unit.dense``."""
+
+
 def pack_whole(units: Sequence[Unit], budgets: Sequence[int], first: int = 0) -> Placement | None:
     """Place all units from ``first`` on, whole, with the same slack on every device; ``None`` where they do not fit.
 
@@ -129,14 +133,14 @@ def bring_back(
     units: Sequence[Unit],
     budgets: Sequence[int],
     placement: Placement,
-    bring: Literal["layers", "all"],
+    bring: Bring,
     far: Collection[int] = (),
 ) -> Placement:
     """Fill the room that ``placement`` leaves on devices with weights of layers on the host, the last layer first.
 
     Args:
-        bring: the items of ``layers``, or ``all`` their weights. A layer's weights go together where they can, and next
-            to those of the layer after it; else single items where they fit.
+        bring: which weights. A layer's weights go together where they can, and next to those of the layer after it;
+            else single items where they fit.
         far: devices that get such weights only if they have a layer anyway.
     """
     gaps = _gaps(units, budgets, placement)
@@ -145,7 +149,8 @@ def bring_back(
     single: list[Item] = []
     target = HOST
     for unit in reversed(units[: placement.first]):
-        items, size = (unit.all_items, unit.all_bytes) if bring == "all" else (unit.items, unit.movable)
+        items = {"layers": unit.items, "all": unit.all_items, "dense": unit.dense}[bring]
+        size = sum(item.bytes for item in items)
         if target == HOST or gaps[target] < size:
             target = max(open_to, key=gaps.__getitem__, default=HOST)
         if target == HOST or gaps[target] < size:
@@ -159,15 +164,15 @@ def bring_back(
 
 
 def bring_first(
-    units: Sequence[Unit], budgets: Sequence[int], placement: Placement, far: Collection[int] = ()
+    units: Sequence[Unit], budgets: Sequence[int], placement: Placement, bring: Bring, far: Collection[int] = ()
 ) -> Placement:
-    """Bring layers with ``all`` weights before devices have items of their own layers, which get the room that is left.
+    """Bring weights of host layers before devices have items of their own layers, which get the room that is left.
 
-    Attention of a host layer may save more than experts.
+    Attention and shared experts of a host layer may save more than experts.
     """
     own = [item for unit in units[placement.first :] for item in unit.items]
     without = replace(placement, moved=tuple((item, HOST) for item in own))
-    brought = bring_back(units, budgets, without, "all", far).moved
+    brought = bring_back(units, budgets, without, bring, far).moved
     rest = {item for unit in units[: placement.first] for item in unit.rest}
     layers = {item.layer for item, _ in brought if item in rest}
     moved = [pair for pair in brought if pair[0].layer in layers]

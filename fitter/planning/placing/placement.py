@@ -59,6 +59,11 @@ class Placement:
         return Placement(self.first, tuple(self.counts[d] for d in devices), moved)
 
     @property
+    def is_spilled(self) -> bool:
+        """Whether layers or single tensors are on the host."""
+        return self.first > 0 or any(target == HOST for _, target in self.moved)
+
+    @property
     def idle(self) -> tuple[int, ...]:
         """Indices of devices that have neither a layer nor a tensor."""
         targets = {target for _, target in self.moved}

@@ -58,9 +58,19 @@ def with_micro_batch(request: Request, n_ubatch: int) -> Request:
     return replace(request, params=replace(request.params, n_ubatch=n_ubatch))
 
 
-def is_pipelined(devices: Sequence[DeviceLimit], placement: Placement) -> bool:
-    """Return whether several devices hold the whole model: llama.cpp has them work on several micro batches at once."""
-    return len(devices) - len(placement.idle) > 1 and not placement.first and not placement.moved
+def is_pipelined(request: Request, devices: Sequence[DeviceLimit], placement: Placement) -> bool:
+    """Return whether llama.cpp has several devices work on several micro batches at once (``llama_context``).
+
+    They must hold the whole model with its caches, and any tensor override ends it.
+    """
+    params, is_alone = request.params, len(devices) - len(placement.idle) < 2
+    return not (is_alone or placement.first or placement.moved or params.tensor_buft_overrides or not params.offload_kqv)
+
+
+def ends_pipeline(request: Request, devices: Sequence[DeviceLimit], placement: Placement) -> bool:
+    """Return whether devices with the whole model work on one micro batch at a time because of moved tensors alone."""
+    is_spilled = placement.is_spilled or not placement.moved
+    return not is_spilled and is_pipelined(request, devices, replace(placement, moved=()))
 
 
 def keeps_pipeline(request: Request, n_ubatch: int) -> bool:
@@ -70,7 +80,7 @@ def keeps_pipeline(request: Request, n_ubatch: int) -> bool:
 
 def loses_pipeline(request: Request, devices: Sequence[DeviceLimit], placement: Placement) -> bool:
     """Return whether the search chose a micro batch that is too large for devices to work on several at once."""
-    is_chosen = len(micro_batches(request)) > 1 and is_pipelined(devices, placement)
+    is_chosen = len(micro_batches(request)) > 1 and is_pipelined(request, devices, placement)
     return is_chosen and not keeps_pipeline(request, request.params.n_ubatch)
 
 
@@ -154,7 +164,7 @@ def params_of(request: Request, devices: Sequence[DeviceLimit], placement: Place
     names = tuple(devices[d].name for d in used)
     params = replace(request.params, n_ctx=n_ctx, devices=names)
     if "n_batch" not in request.fixed and "n_ubatch" not in request.fixed:
-        at_once = _IN_FLIGHT if is_pipelined(devices, placement) else 1
+        at_once = _IN_FLIGHT if is_pipelined(request, devices, placement) else 1
         params = replace(params, n_batch=max(params.n_batch, at_once * params.n_ubatch))
     if "n_gpu_layers" not in request.fixed:
         params = replace(params, n_gpu_layers=placement.n_gpu_layers)

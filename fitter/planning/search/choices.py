@@ -27,7 +27,7 @@ _CACHES_ON_HOST = "the KV cache of some layers on the host, as many of their wei
 
 def where_weights_go(request: Request, best: Trial, other: Placement | None, seconds: Seconds) -> Choice | None:
     """Describe the choice between a plan and the ``other`` way to place weights."""
-    if best.seconds is None:
+    if best.seconds is None or not best.placement.is_spilled:
         return None
     chosen = style(request, best.placement)
     if other is None or style(request, other) == chosen:

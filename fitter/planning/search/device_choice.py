@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from fitter.errors import LlamaCppError, TimeLimitError
 from fitter.llama.types import Layout
-from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.pricing.objective import is_worth_a_load, rank
 from fitter.planning.pricing.pricing import bound_of, host_only_everywhere
 from fitter.planning.pricing.trial import Trial
@@ -161,9 +160,8 @@ class Devices:
         if user_chose_devices(self._request) or not best.fits or best.seconds is None or not self._first.devices:
             return best
         is_far = self._is_far(best)
-        is_spilled = best.placement.first > 0 or any(target == HOST for _, target in best.placement.moved)
         has_idle = len(best.devices) - len(best.placement.idle) < len(self._first.devices)
-        if not is_far and not (is_spilled and has_idle):
+        if not is_far and not (best.placement.is_spilled and has_idle):
             return best
         for likely, state in self._untested(best):
             if likely is None or not self._beats(likely, best):

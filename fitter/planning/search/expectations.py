@@ -34,7 +34,7 @@ def expected_placement(state: SearchState, n_ctx: int, *, optimistic: bool = Fal
     placement = state.place_partial(state.situation(n_ctx, is_whole=False, optimistic=optimistic), spread)
     if placement is None or not (optimistic or _likely_leaves_host_room(state, placement, n_ctx)):
         return None
-    return placement
+    return None if state.loses_pipeline(placement) else placement
 
 
 def _likely_leaves_host_room(state: SearchState, placement: Placement, n_ctx: int) -> bool:

@@ -50,7 +50,7 @@ def alternative(
         is_worth = {True, False} <= set(seen) and (is_short or distance > 1 + GAIN)
     else:
         placement = best.placement
-        is_spilled = bool(best.devices) and bool(placement.first or placement.moved)
+        is_spilled = bool(best.devices) and placement.is_spilled
         is_near = distance <= (1 + GAIN if is_last else FAR)
         is_likely = is_spilled if is_last else placement.first > 0 and placement.n_gpu_layers > 0
         is_worth = not is_near and is_likely and True in seen and request.params.type_v in _FLOATS

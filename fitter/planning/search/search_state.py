@@ -63,6 +63,13 @@ class Answer:
         if trial.fits:
             self._trials.append(trial)
 
+    def has_pipeline(self, request: Request) -> bool:
+        """Whether devices work on several micro batches at once in a trial with the context of ``request`` or more."""
+        return any(
+            trial.params.n_ctx >= request.params.n_ctx and given.is_pipelined(request, trial.devices, trial.placement)
+            for trial in self._trials
+        )
+
     def best(self, request: Request) -> Trial | None:
         """Return the best trial. Any trial with a price is better than one without."""
         return best_of(self._trials, request) if self._trials else None
@@ -275,7 +282,9 @@ class SearchState:
     # trials
 
     def loses_pipeline(self, placement: Placement) -> bool:
-        """Whether the state's micro batch is too large for its devices to work on several at once."""
+        """Whether devices could work on several micro batches at once, and with ``placement`` they do not."""
+        if given.ends_pipeline(self.request, self.devices, placement):
+            return self.answer.has_pipeline(self.request)
         return given.loses_pipeline(self.request, self.devices, placement)
 
     def params_of(self, placement: Placement, n_ctx: int) -> Params:
