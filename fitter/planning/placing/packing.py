@@ -15,7 +15,6 @@ from fitter.planning.placing.boundaries import Sums, Times, partial_counts, spre
 from fitter.planning.placing.layer_sizes import HOST, Item, Unit
 from fitter.planning.placing.placement import Placement, caches_on, weights_on
 
-
 Bring = Literal["layers", "all", "dense"]
 """Weights of a layer on the host that go to a device: the items that may leave it, ``all``, or ``Unit.dense``."""
 

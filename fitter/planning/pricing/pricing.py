@@ -18,7 +18,7 @@ from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.pricing.prices import pinned_on
 from fitter.planning.request.constraints import context_of_a_sequence
-from fitter.planning.request.given import micro_batches, pinned_devices
+from fitter.planning.request.given import ends_pipeline, micro_batches, pinned_devices
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.speed.bound import lower_bound
 from fitter.planning.speed.cost import Estimate, Part, Work, Workload, price, seconds_of
@@ -226,6 +226,19 @@ def host_only_notes(
     return (
         f"{count} tensors ({human(size)}) of layers on {names} stay in host memory, and the host computes with them: "
         f"they {' or '.join(sorted(reasons))} there",
+    )
+
+
+def pipeline_notes(
+    request: Request, devices: Sequence[DeviceLimit], placement: Placement, params: Params
+) -> tuple[str, ...]:
+    """Note an override that moves nothing, and only keeps devices from working on several micro batches at once."""
+    is_still = all(placement.homes[item.layer] == target for item, target in placement.moved)
+    if not is_still or not ends_pipeline(request, devices, placement):
+        return ()
+    return (
+        f"-ot {params.tensor_buft_overrides[-1].pattern} moves nothing: any -ot ends llama.cpp's pipeline over "
+        "devices, whose compute buffers have no room",
     )
 
 

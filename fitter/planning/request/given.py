@@ -63,8 +63,9 @@ def is_pipelined(request: Request, devices: Sequence[DeviceLimit], placement: Pl
 
     They must hold the whole model with its caches, and any tensor override ends it.
     """
-    params, is_alone = request.params, len(devices) - len(placement.idle) < 2
-    return not (is_alone or placement.first or placement.moved or params.tensor_buft_overrides or not params.offload_kqv)
+    params, are_several = request.params, len(devices) - len(placement.idle) > 1
+    is_whole = not (placement.first or placement.moved or params.tensor_buft_overrides)
+    return are_several and is_whole and params.offload_kqv
 
 
 def ends_pipeline(request: Request, devices: Sequence[DeviceLimit], placement: Placement) -> bool:

@@ -24,6 +24,7 @@ from fitter.planning.pricing.pricing import (
     expert_cache_notes,
     host_only_everywhere,
     host_only_notes,
+    pipeline_notes,
     price_placement,
     reasons_of,
 )
@@ -420,6 +421,7 @@ class _Fit:
             bound = replace(bound, reasons=reasons_of(request, bound, at_plan, compute, kept, is_without_flash=is_off))
         placed = request, devices, placement, price.breakdown, layout
         notes = (*host_only_notes(*placed), *expert_cache_notes(*placed))
+        notes += pipeline_notes(request, devices, placement, trial.params)
         return Candidate(request, trial, price, tuple(choices[-3:]), bound, notes=notes, layout=smallest or layout)
 
     def _timed(self, loads: DummyLoads) -> DummyLoads:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from fitter.errors import LlamaCppCrashError
 from fitter.planning.pricing.objective import AS_QUICK, LITTLE_CONTEXT, longest_seconds, rank
@@ -22,6 +21,7 @@ from fitter.planning.search.expectations import (
     likely_fits_host,
 )
 from fitter.planning.search.search_state import SearchState
+from fitter.planning.search.variants import Answer
 
 _MISSES = 3
 """After so many wrong estimates the search bisects the contexts.
@@ -34,20 +34,6 @@ _MAX_CONTEXTS = 40
 
 _MAX_CRASHES = 8
 """At most so many contexts are tried below one at which llama.cpp aborts."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The best trial at one context.
-
-    Attributes:
-        distance: its time as a multiple of its lower bound.
-        state: the search on its devices, with the compute buffers that they need.
-    """
-
-    trial: Trial
-    distance: float
-    state: SearchState
 
 
 At = Callable[[int], Answer]
@@ -96,26 +82,26 @@ class ContextChoice:
         self._in_total = 0
         self._has_devices = bool(state.devices)
 
-    def best(self) -> Trial:
-        """Find the best trial at the largest context that the rule accepts, or the trial that lacks least."""
+    def best(self) -> Answer:
+        """Find the best answer at the largest context that the rule accepts, or the one that lacks least."""
         low, high = self._request.n_ctx_min, self._request.n_ctx_max
         if low == high:
-            return self._at(high).trial
+            return self._at(high)
         top = self._answer(high) if self._starts_high() else None
         if top and top.trial.fits and self._is_certain(top):
-            return top.trial
+            return top
         bottom = self._at(low)
         self._quickest, self._has_devices = self._seconds(bottom), bool(bottom.trial.devices)
         if not bottom.trial.fits:
-            return bottom.trial
+            return bottom
         if top and self._accepts(top):
-            return top.trial
+            return top
         if not bottom.trial.params.devices:
-            return self._most_on_host(bottom).trial
+            return self._most_on_host(bottom)
         if self._is_for_most:
-            return self._most(bottom, high).trial
+            return self._most(bottom, high)
         best = self._more_whole(bottom, high)
-        return (self._more_partial(best, high) if self._state.is_priced else self._more_in_total(best, high)).trial
+        return self._more_partial(best, high) if self._state.is_priced else self._more_in_total(best, high)
 
     def larger_than(self, best: Answer) -> Trial:
         """Find the best trial at the largest context that the rule accepts, with plans like ``best``."""
@@ -272,7 +258,9 @@ class ContextChoice:
         high = min(high, best.state.request.n_ctx_max)
         if expected_seconds(best.state, high) <= self._limit and (top := self._or_larger(best, high)) is not best:
             return top
-        return self._or_larger(best, self._largest_partial(best, high).trial.params.n_ctx)
+        found = self._largest_partial(best, high)
+        answer = self._or_larger(best, found.trial.params.n_ctx)
+        return answer if rank(answer.trial) > rank(found.trial) else found
 
     def _largest_partial(self, best: Answer, high: int) -> Answer:
         """Find the largest round context that the rule accepts with weights on the host and the devices of ``best``."""

@@ -10,8 +10,8 @@ without flash attention the host computes it.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
+from fitter.llama.types import FlashAttn
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import Request
@@ -26,37 +26,29 @@ def is_open(request: Request) -> bool:
     return request.params.flash_attn == "auto" and "flash_attn" not in request.fixed
 
 
-def alternative(
-    request: Request,
-    best: Trial,
-    distance: float,
-    seen: Collection[bool | None],
-    *,
-    with_flash: bool,
-    is_last: bool = True,
-) -> Request | None:
-    """Return the request with flash attention on or off, if that may be better than ``best``.
+def kinds(
+    request: Request, best: Trial, distance: float, seen: Collection[bool | None], *, is_last: bool = True
+) -> list[FlashAttn]:
+    """List the values of ``flash_attn`` that may be better than ``auto`` for ``best``.
 
     Args:
         distance: the time of ``best``, as a multiple of its bound.
         seen: the results of ``auto`` in all trials. Where it was on once, the devices can compute it.
-        with_flash: whether it is on.
         is_last: whether the context is decided. Before, only plans count that have caches on the host anyway: with all
             of them, Llama 3.1 8B on 4 GiB takes 34 loads instead of 6.
     """
-    if with_flash:
-        is_short = "n_ctx" not in request.fixed and best.params.n_ctx < request.n_ctx_max
-        # without this gpt-oss-20b on two 4090 at 2 Mi tokens is 29 % slower
-        is_worth = {True, False} <= set(seen) and (is_short or distance > 1 + GAIN)
-    else:
-        placement = best.placement
-        is_spilled = bool(best.devices) and placement.is_spilled
-        is_near = distance <= (1 + GAIN if is_last else FAR)
-        is_likely = is_spilled if is_last else placement.first > 0 and placement.n_gpu_layers > 0
-        is_worth = not is_near and is_likely and True in seen and request.params.type_v in _FLOATS
-    if not is_worth:
-        return None
-    return replace(request, params=replace(request.params, flash_attn="on" if with_flash else "off"))
+    found: list[FlashAttn] = []
+    placement = best.placement
+    is_short = "n_ctx" not in request.fixed and best.params.n_ctx < request.n_ctx_max
+    # without this gpt-oss-20b on two 4090 at 2 Mi tokens is 29 % slower
+    if {True, False} <= set(seen) and (is_short or distance > 1 + GAIN):
+        found.append("on")
+    is_spilled = bool(best.devices) and placement.is_spilled
+    is_near = distance <= (1 + GAIN if is_last else FAR)
+    is_likely = is_spilled if is_last else placement.first > 0 and placement.n_gpu_layers > 0
+    if not is_near and is_likely and True in seen and request.params.type_v in _FLOATS:
+        found.append("off")
+    return found
 
 
 def choice_of(chosen: Trial, other: Trial) -> Choice | None:

@@ -12,22 +12,22 @@ from contextlib import suppress
 from dataclasses import replace
 
 from fitter.errors import LlamaCppError, TimeLimitError
-from fitter.llama.types import Breakdown, Params
-from fitter.planning.pricing.objective import GAIN, best_of, rank
+from fitter.llama.types import Breakdown, FlashAttn, Params
+from fitter.planning.pricing.objective import best_of, rank
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import usable_devices
 from fitter.planning.request.request import Measure, Record, Request
 from fitter.planning.request.shared import remembered
-from fitter.planning.search import choices, flash_attention, micro_batch
-from fitter.planning.search.context_choice import Answer, ContextChoice
+from fitter.planning.search import choices, flash_attention
+from fitter.planning.search.context_choice import ContextChoice, best_at
 from fitter.planning.search.device_choice import Devices, in_better_order
-from fitter.planning.search.micro_batch import MicroBatches, is_little
 from fitter.planning.search.remote_devices import worth_their_network
 from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
+from fitter.planning.search.variants import Answer, Variants, choice_of, is_little
 from fitter.planning.speed.explain import Choice
 
-_MAX_OTHERS = 2
-"""So many other micro batches are tried at most where the one that promised most turns out slower."""
+_MAX_OTHERS = 5
+"""So many further variants are tried at most: it ends a search that errs."""
 
 
 def search(
@@ -57,9 +57,9 @@ def search(
             best = order.at(request.params.n_ctx).trial
         else:
             contexts = ContextChoice(order.state, order.at)
-            best = contexts.best()
-            if (improved := order.at_last(best)) is not None:
-                best = contexts.larger_than(improved)
+            answer = contexts.best()
+            improved = order.at_last(answer)
+            best = improved.trial if improved is answer else contexts.larger_than(improved)
     except CutShort as cut:
         best = cut.best
     if best.fits and best.seconds is not None:
@@ -85,15 +85,16 @@ class _SearchOrder:
         self._request = request
         self._choices: list[Choice] = []
         self._choices_at: dict[int, list[Choice]] = {}
-        self._states: dict[tuple[str, int], SearchState] = {}
-        self._answers: dict[int, Answer] = {}
+        self._states: dict[FlashAttn, SearchState] = {}
+        self._variants: dict[int, Variants] = {}
         self.is_last = "n_ctx" in request.fixed
         self._seen = set[bool | None]()
         loads = remembered(measure)
 
         def noted(params: Params) -> Breakdown:
             breakdown = loads(params)
-            self._seen.add(breakdown.flash_attn)
+            if params.flash_attn == "auto":
+                self._seen.add(breakdown.flash_attn)
             return breakdown
 
         callbacks = Callbacks(noted, record, on_candidate, lambda choice: self._choices.append(choice), has_room)
@@ -109,80 +110,57 @@ class _SearchOrder:
         return list(found.values())
 
     def at(self, n_ctx: int) -> Answer:
-        """Find the best trial at ``n_ctx``, with flash attention on or off where that is better."""
+        """Find the best trial at ``n_ctx`` of all variants."""
         self._seen.clear()
         self._choices = self._choices_at[n_ctx] = []
-        batches = MicroBatches(self.state.at(n_ctx))
-        best = _quickest(batches, n_ctx)
-        best = self._with_attention(batches.state(best.trial.params.n_ubatch), best, n_ctx)
-        best = self._answers[n_ctx] = MicroBatches(best.state).improved(best)
-        if choice := micro_batch.choice_of(best.trial, batches):
+        variants = self._variants[n_ctx] = Variants(self.state.at(n_ctx), lambda flash: self._with_flash(flash, n_ctx))
+        first = variants.next(None, ())
+        assert first is not None
+        best = self._improved(_best(first), variants)
+        if choice := choice_of(best.trial, variants):
             self._choices.append(choice)
         return best
 
-    def at_last(self, best: Trial) -> Answer | None:
-        """Improve the trial at the chosen context as if the user had set that; ``None`` where nothing is better."""
-        n_ctx, self.is_last = best.params.n_ctx, True
-        answer = self._answers.get(n_ctx)
-        if answer is None or answer.trial != best:
-            return None
-        state = self.state.at(n_ctx).with_micro_batch(best.params.n_ubatch)
-        improved = self._with_attention(state, answer, n_ctx)
-        return None if improved is answer else improved
+    def at_last(self, best: Answer) -> Answer:
+        """Improve the answer at the chosen context as if the user had set that."""
+        self.is_last = True
+        variants = self._variants.get(best.trial.params.n_ctx)
+        return best if variants is None else self._improved(best, variants)
 
-    def _with_attention(self, state: SearchState, best: Answer, n_ctx: int) -> Answer:
-        if not flash_attention.is_open(self._request) or not best.trial.fits or best.trial.seconds is None:
-            return best
-        if self._seen == {False}:
+    def _improved(self, best: Answer, variants: Variants) -> Answer:
+        """Ask for further variants while one promises a better trial."""
+        if self._seen == {False} and flash_attention.is_open(self._request) and best.trial.fits:
             # learn whether the devices can compute it at all
             with suppress(LlamaCppError, CutShort):
-                state.trial(state.default, n_ctx)
-        for with_flash in (True, False):
-            other = flash_attention.alternative(
-                state.request,
-                best.trial,
-                best.distance,
-                self._seen,
-                with_flash=with_flash,
-                is_last=self.is_last,
-            )
-            best = best if other is None else self._better_with(other, best, n_ctx)
+                best.state.trial(best.state.default, best.trial.params.n_ctx)
+        for _ in range(_MAX_OTHERS):
+            if (state := variants.next(best, self._kinds(best))) is None:
+                break
+            trials = [variants.measured(state)]
+            with suppress(LlamaCppError, TimeLimitError, CutShort):
+                trials.append(best_at(state))
+            trial = max(filter(None, trials), key=rank, default=best.trial)
+            if rank(trial) <= rank(best.trial):
+                continue
+            is_other = trial.params.flash_attn != best.trial.params.flash_attn
+            if is_other and (choice := flash_attention.choice_of(trial, best.trial)):
+                self._choices.append(choice)
+            share = (trial.seconds or 1.0) / (best.trial.seconds or 1.0)
+            best = Answer(trial, best.distance * share, state)
         return best
 
-    def _better_with(self, other: Request, best: Answer, n_ctx: int) -> Answer:
-        """Search for the request ``other``, with flash attention on or off; return the better answer."""
-        key = other.params.flash_attn, other.params.n_ubatch
-        if key not in self._states:
-            params = replace(self._request.params, flash_attn=key[0], n_ubatch=key[1])
-            self._states[key] = self.state.on(self.state.devices, replace(self._request, params=params))
-        state = self._states[key]
-        if key[0] == "off":
-            # the buffers that are known are smaller than without flash attention
-            likely = MicroBatches(state.at(n_ctx).with_buffers_of(best.state))
-            if best.trial.expected is None or not likely.may_take((1 - GAIN) * best.trial.expected, n_ctx):
-                return best
-        try:
-            here = state.at(n_ctx)
-            # without flash attention a buffer for scores grows with the micro batch
-            answer = _quickest(MicroBatches(here), n_ctx, can_grow=False) if key[0] == "off" else _best(here)
-        except (LlamaCppError, TimeLimitError, CutShort):
-            return best
-        if rank(answer.trial) <= rank(best.trial):
-            return best
-        if choice := flash_attention.choice_of(answer.trial, best.trial):
-            self._choices.append(choice)
-        return answer
+    def _kinds(self, best: Answer) -> list[FlashAttn]:
+        """List the values of ``flash_attn`` that may be better than in ``best``."""
+        kinds = [*dict.fromkeys((self._request.params.flash_attn, best.trial.params.flash_attn))]
+        if flash_attention.is_open(self._request) and best.trial.fits and best.trial.seconds is not None:
+            kinds += flash_attention.kinds(self._request, best.trial, best.distance, self._seen, is_last=self.is_last)
+        return [*dict.fromkeys(kinds)]
 
-
-def _quickest(batches: MicroBatches, n_ctx: int, *, can_grow: bool = True) -> Answer:
-    """Find the best trial at a context with the micro batch that promises most, or with another."""
-    best = _best(batches.quickest(n_ctx, can_grow=can_grow))
-    for _ in range(_MAX_OTHERS):
-        if (other := batches.another(best.trial, n_ctx)) is None:
-            break
-        with suppress(LlamaCppError, TimeLimitError, CutShort):
-            best = max(best, _best(other), key=lambda answer: rank(answer.trial))
-    return best
+    def _with_flash(self, flash: FlashAttn, n_ctx: int) -> SearchState:
+        if flash not in self._states:
+            params = replace(self._request.params, flash_attn=flash)
+            self._states[flash] = self.state.on(self.state.devices, replace(self._request, params=params))
+        return self._states[flash].at(n_ctx)
 
 
 def _best(state: SearchState) -> Answer:

@@ -1,4 +1,4 @@
-"""The micro batch that the search chooses: which ones it may choose, and that no other one is faster."""
+"""Variants: which ones a search asks for, micro batches above all, and that no other one is faster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fitter.llama.types import Params
+from fitter.llama.types import FlashAttn, Params
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.pricing import bound_of
 from fitter.planning.pricing.trial import Trial
@@ -16,9 +16,9 @@ from fitter.planning.request.given import is_pipelined, keeps_pipeline, micro_ba
 from fitter.planning.request.request import Request
 from fitter.planning.request.shared import remembered
 from fitter.planning.search.compute_buffers import LearnedCompute
-from fitter.planning.search.micro_batch import WORTH, MicroBatches, is_little, likely_seconds
 from fitter.planning.search.search_order import search
 from fitter.planning.search.search_state import Callbacks, SearchState
+from fitter.planning.search.variants import WORTH, Answer, Variant, Variants, is_little, likely_seconds
 from fitter.planning.speed.cost import Workload
 from fitter.planning.speed.explain import Choice
 from tests.support.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
@@ -127,23 +127,38 @@ def state_of(made: Request, model: SyntheticModel = DENSE) -> SearchState:
     return SearchState(made, made.devices, Callbacks(remembered(llama.measure), llama.record))
 
 
+def variants_of(made: Request, model: SyntheticModel = DENSE) -> Variants:
+    state = state_of(made, model)
+
+    def with_flash(flash: FlashAttn) -> SearchState:
+        return state.on(state.devices, replace(made, params=replace(made.params, flash_attn=flash)))
+
+    return Variants(state, with_flash)
+
+
+def asked_for(variants: Variants, trial: Trial | None = None) -> SearchState | None:
+    """The state of the variant that is asked for next; ``trial``: the best so far."""
+    best = trial and Answer(trial, 1.5, variants.state(Variant(trial.params.flash_attn, trial.params.n_ubatch)))
+    return variants.next(best, ["auto"])
+
+
 def test_the_search_begins_with_the_one_that_promises_most() -> None:
-    state = state_of(asked(700, model=MOE, prompt=8192), MOE)
-    assert MicroBatches(state).quickest(32768).request.params.n_ubatch > 512
-    assert MicroBatches(state).quickest(32768, can_grow=False).request.params.n_ubatch <= 512
+    first = asked_for(variants_of(asked(700, model=MOE, prompt=8192), MOE))
+    assert first is not None and first.request.params.n_ubatch > 512
 
 
-def test_a_smaller_one_is_tried_where_a_plan_takes_longer_than_it_promised() -> None:
-    batches = MicroBatches(state_of(asked(700)))
-    begun = batches.quickest(32768)
-    promised = batches.state(begun.request.params.n_ubatch)
-    trial = found(pinned(asked(700), begun.request.params.n_ubatch))
-    as_promised, much_longer = (replace(trial, seconds=seconds) for seconds in (1e-9, 1e9))
-    assert promised is begun and batches.another(as_promised, 32768) is None
-    tried = [batches.another(much_longer, 32768) for _ in range(8)]
+def test_another_is_tried_where_a_plan_takes_longer_than_it_promised() -> None:
+    variants = variants_of(asked(700))
+    begun = asked_for(variants)
+    assert begun is not None
+    n_ubatch = begun.request.params.n_ubatch
+    trial = found(pinned(asked(700), n_ubatch))
+    as_promised, much_longer = (replace(trial, seconds=seconds, expected=seconds) for seconds in (1e-9, 1e9))
+    assert asked_for(variants, as_promised) is None
+    tried = [asked_for(variants, much_longer) for _ in range(8)]
     sizes = [state.request.params.n_ubatch for state in tried if state is not None]
     assert sizes and len(set(sizes)) == len(sizes), "each once"
-    assert min(sizes) < begun.request.params.n_ubatch and begun.request.params.n_ubatch not in sizes
+    assert n_ubatch not in sizes
 
 
 @pytest.mark.parametrize(("mib", "is_expected"), [(97, True), (96, False)])
@@ -153,22 +168,30 @@ def test_a_device_without_layers_has_room_for_its_buffer(mib: int, is_expected: 
     state = state_of(asked(mib, model=model), model)
     state.trial(Placement(len(state.units(32768)), (0,)), 32768)
     state.trial(Placement(len(state.units(32768)) - 1, (1,)), 32768)
-    assert (likely_seconds(state, 32768) < math.inf) is is_expected
+    assert (likely_seconds(state) < math.inf) is is_expected
 
 
 def test_what_one_trial_did_not_measure_is_guessed_from_others() -> None:
-    batches = MicroBatches(state_of(asked(700)))
+    variants = variants_of(asked(700))
     whole, last_layer = Placement(0, (9,)), Placement(8, (1,))
     for n_ubatch, placement in ((512, whole), (2048, whole), (512, last_layer)):
-        assert batches.measure(n_ubatch, placement, 32768) is not None
-    assert batches.state(2048).buffers.knows(False), "as the last layer alone with 512 tokens, in proportion"
+        assert variants.measure(Variant("auto", n_ubatch), placement) is not None
+    buffers = variants.state(Variant("auto", 4096)).buffers
+    assert buffers.knows(False), "as the last layer alone with 512 tokens, in proportion"
+    sizes = [variants.state(Variant("auto", n)).buffers.room(limits(9000), 32768, True, [0]) for n in (512, 2048, 4096)]
+    (a,), (b,), (c,) = (room.with_caches for room in sizes)
+    assert a - b > 0 and 3 * (b - c) == 4 * (a - b), "by a line"
 
 
-def test_a_smaller_one_that_is_quick_enough_is_worth_a_search() -> None:
-    batches = MicroBatches(state_of(asked(1100)))
-    batches.quickest(32768)
-    seconds = likely_seconds(batches.state(512), 32768)
-    assert batches.may_take(seconds, 32768) and not batches.may_take(0.99 * seconds, 32768)
+def test_buffers_without_flash_attention_are_measured_before_it_is_asked_for() -> None:
+    variants = variants_of(asked(700))
+    begun = asked_for(variants)
+    assert begun is not None
+    trial = found(pinned(asked(700), begun.request.params.n_ubatch))
+    slow = replace(trial, seconds=1e9, expected=1e9)
+    state = variants.next(Answer(slow, 1.5, begun), ["off"])
+    assert state is not None and state.request.params.flash_attn == "off" and state.buffers.knows_any
+    assert variants.measured(state) is not None
 
 
 def test_the_choice_is_said() -> None:

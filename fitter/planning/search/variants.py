@@ -1,0 +1,282 @@
+"""Variants of a request at one context, and which of them to ask for next: the one that promises the least time.
+
+A variant has a micro batch (``n_ubatch``), and flash attention as llama.cpp decides or set. A larger micro batch makes
+prompts faster and takes more compute buffer. Each variant has a search state of its own, with compute buffers guessed
+from those that were measured: they grow by a line with the micro batch (``Buffers.guess``). Before a variant is
+searched for, a placement is measured with it, which mostly is one more context of a loaded model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fitter.errors import LlamaCppError
+from fitter.llama.types import FlashAttn
+from fitter.planning.placing.placement import Placement
+from fitter.planning.pricing.objective import GAIN
+from fitter.planning.pricing.trial import Trial
+from fitter.planning.request.given import micro_batches
+from fitter.planning.request.request import DeviceLimit
+from fitter.planning.search.capacity import is_too_large
+from fitter.planning.search.expectations import expected_placement, spill_styles
+from fitter.planning.search.proposals import most_saved_by, place_fastest
+from fitter.planning.search.search_state import SearchState
+from fitter.planning.speed.explain import Choice
+
+WORTH = GAIN / 2
+"""The share of its time that another micro batch must promise to save."""
+
+_LEAST_FOR_SPEED = 256
+"""Smaller micro batches are tried only where nothing fits: ``tests/data/speeds`` has no prompts of theirs."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The best trial of some variants at one context.
+
+    Attributes:
+        distance: its time as a multiple of its lower bound.
+        state: the search on its devices, with the compute buffers that they need.
+    """
+
+    trial: Trial
+    distance: float
+    state: SearchState
+
+
+class Variant(NamedTuple):
+    """What a variant sets: ``flash_attn`` and ``n_ubatch`` of ``Params``."""
+
+    flash_attn: FlashAttn
+    n_ubatch: int
+
+
+class Variants:
+    """Variants at one context, each asked for once.
+
+    Args:
+        state: the search state of the request as it came.
+        with_flash: makes the state with another ``flash_attn``.
+    """
+
+    def __init__(self, state: SearchState, with_flash: Callable[[FlashAttn], SearchState]) -> None:
+        params = state.request.params
+        self.first = Variant(params.flash_attn, params.n_ubatch)
+        self.first_seconds = math.inf
+        """Seconds that the first variant is expected to take; infinite if it is not known."""
+        self._n_ctx = params.n_ctx
+        self._sizes = micro_batches(state.request) if state.devices else (params.n_ubatch,)
+        self._with_flash = with_flash
+        self._states = {self.first: state}
+        self._measured: dict[Variant, Trial | None] = {}
+        self._asked = set[Variant]()
+
+    def next(self, best: Answer | None, flash: Sequence[FlashAttn]) -> SearchState | None:
+        """Return the state of the variant to ask for next; ``None`` where none promises a better trial than ``best``.
+
+        Args:
+            best: the best answer so far. All further variants are on its devices.
+            flash: the values of ``flash_attn`` that are open.
+        """
+        if best is None:
+            return self._begin()
+        self._move(best)
+        while True:
+            promised = dict(self._promised(best, flash))
+            if not promised:
+                return self._against_the_odds(best)
+            chosen = min(promised, key=lambda variant: (variant.n_ubatch < _LEAST_FOR_SPEED, promised[variant]))
+            if chosen in self._measured:
+                return self._ask(chosen)
+            is_other = chosen.flash_attn != best.trial.params.flash_attn
+            placement = _first_placement(self.state(chosen)) if is_other else best.trial.placement
+            if placement is None or self.measure(chosen, placement) is None:
+                self._asked.add(chosen)
+
+    def state(self, variant: Variant) -> SearchState:
+        """Return the state of a variant, whose compute buffers are guessed until it is asked for."""
+        if variant not in self._states:
+            before = self._states.get(self.first._replace(flash_attn=variant.flash_attn))
+            of_flash = before or self._with_flash(variant.flash_attn)
+            if of_flash.devices != self._devices:
+                of_flash = of_flash.on(self._devices)
+            is_same = of_flash.request.params.n_ubatch == variant.n_ubatch
+            self._states[variant] = of_flash if is_same else of_flash.with_micro_batch(variant.n_ubatch)
+        state = self._states[variant]
+        if variant not in self._measured and variant != self.first:
+            alike = [each for each in self._measured if each.flash_attn == variant.flash_attn]
+            # without flash attention buffers are larger, so that this is a guess to begin with
+            known = {each.n_ubatch: self._states[each].buffers for each in alike or self._measured}
+            if known:
+                state.buffers.guess(variant.n_ubatch, known)
+        return state
+
+    def measure(self, variant: Variant, placement: Placement) -> Trial | None:
+        """Measure a placement with a variant; ``None`` where llama.cpp refuses it."""
+        state = self.state(variant)
+        with suppress(LlamaCppError):
+            self._measured[variant] = state.trial(placement, self._n_ctx)
+            return self._measured[variant]
+        return None
+
+    def measured(self, state: SearchState) -> Trial | None:
+        """Return what was measured with a variant before it was asked for."""
+        params = state.request.params
+        return self._measured.get(Variant(params.flash_attn, params.n_ubatch))
+
+    @property
+    def _devices(self) -> tuple[DeviceLimit, ...]:
+        return self._states[self.first].devices
+
+    def _ask(self, variant: Variant) -> SearchState:
+        self._asked.add(variant)
+        state = self.state(variant)
+        self._measured.setdefault(variant, None)
+        return state
+
+    def _move(self, best: Answer) -> None:
+        """Go on on the devices of ``best``, where only its own compute buffers are known."""
+        if best.state.devices == self._devices:
+            return
+        here = Variant(best.trial.params.flash_attn, best.trial.params.n_ubatch)
+        self._states = {self.first: self._states[self.first].on(best.state.devices), here: best.state}
+        self._measured = {here: best.trial}
+
+    def _begin(self) -> SearchState:
+        """Return the state with the micro batch that promises the least time, by a load or two."""
+        start = self.state(self.first)
+        if len(self._sizes) < 2:
+            return self._ask(self.first)
+        start.prices()
+        placement = _first_placement(start)
+        if placement is None or self.measure(self.first, placement) is None:
+            return self._ask(self.first)
+        expected = expected_placement(start, self._n_ctx)
+        best, least = self.first, math.inf if expected is None else start.seconds(expected)
+        self.first_seconds = least
+
+        def may_save(size: int) -> bool:
+            return expected is None or self._may_save(self.first._replace(n_ubatch=size), self.first, expected, least)
+
+        larger, smaller = ([*filter(may_save, sizes)] for sizes in self._others(self.first.n_ubatch))
+        if larger or smaller:
+            first = self.first.n_ubatch
+            second = min(max(larger), 4 * first) if larger else max(min(smaller), first // 4)
+            self.measure(self.first._replace(n_ubatch=second), placement)
+        for sizes in (larger, smaller):
+            for size in sizes if best == self.first else ():
+                variant = self.first._replace(n_ubatch=size)
+                seconds = likely_seconds(self.state(variant)) if may_save(size) else math.inf
+                if seconds < least * (1 - WORTH):
+                    best, least = variant, seconds
+                elif math.isfinite(least):
+                    break
+        return self._ask(best)
+
+    def _others(self, n_ubatch: int) -> tuple[list[int], list[int]]:
+        """List the larger and the smaller micro batches, the nearest first."""
+        return [size for size in self._sizes if size > n_ubatch], [
+            size for size in self._sizes[::-1] if size < n_ubatch
+        ]
+
+    def _promised(self, best: Answer, flash: Iterable[FlashAttn]) -> Iterable[tuple[Variant, float]]:
+        """Yield the variants that promise a better trial than ``best``, each with its expected seconds."""
+        trial = best.trial
+        here = Variant(trial.params.flash_attn, trial.params.n_ubatch)
+        for kind in flash:
+            is_other = kind != here.flash_attn
+            least = math.inf
+            if trial.fits and trial.expected is not None:
+                least = trial.expected * (1 - (GAIN if is_other else WORTH))
+            for sizes in ([here.n_ubatch], *self._others(here.n_ubatch)):
+                for size in sizes:
+                    variant = Variant(kind, size)
+                    if variant in self._asked:
+                        continue
+                    seconds = self._likely(variant, here, trial, least)
+                    if seconds < least:
+                        yield variant, seconds
+                    elif trial.fits:
+                        # farther ones promise still less
+                        break
+
+    def _likely(self, variant: Variant, here: Variant, trial: Trial, least: float) -> float:
+        if variant.flash_attn != here.flash_attn:
+            is_known = any(each.flash_attn == variant.flash_attn for each in self._measured)
+            if variant.flash_attn == "on" and not is_known:
+                # nothing that was measured tells its buffers
+                return 0.0 if variant.n_ubatch == here.n_ubatch else math.inf
+        elif trial.fits and not self._may_save(variant, here, trial.placement, least / (1 - WORTH)):
+            return math.inf
+        return likely_seconds(self.state(variant))
+
+    def _may_save(self, variant: Variant, here: Variant, placement: Placement, least: float) -> bool:
+        """Whether another micro batch may save time over ``least``, from what it does to a placement that fits.
+
+        A larger one leaves less room. What a smaller one frees holds weights, twice as useful as an average byte.
+        """
+        if variant.n_ubatch < min(self.first.n_ubatch, _LEAST_FOR_SPEED):
+            return False
+        state, start = self.state(variant), self.state(here)
+        if state.loses_pipeline(placement):
+            return False
+        seconds = state.seconds(placement)
+        if variant.n_ubatch < here.n_ubatch:
+            is_whole = not (placement.first or placement.moved)
+            rooms = (each.room(self._n_ctx, is_whole).with_caches for each in (state, start))
+            freed = sum(max(0, more - less) for more, less in zip(*rooms, strict=True))
+            seconds -= 2 * most_saved_by(start.situation(self._n_ctx, is_whole), placement, freed)
+        return seconds < least * (1 - WORTH)
+
+    def _against_the_odds(self, best: Answer) -> SearchState | None:
+        """Return the state of the smallest usual micro batch where only smaller ones were expected to fit.
+
+        Corrections may find a way.
+        """
+        if not best.trial.params.n_ubatch < _LEAST_FOR_SPEED <= self.first.n_ubatch:
+            return None
+        usual = (self.first._replace(n_ubatch=size) for size in self._sizes if size >= _LEAST_FOR_SPEED)
+        variant = next((each for each in usual if each not in self._asked), None)
+        is_open = variant is not None and not any(each.n_ubatch >= _LEAST_FOR_SPEED for each in self._asked)
+        return self._ask(variant) if variant is not None and is_open else None
+
+
+def is_little(trial: Trial, than: Trial) -> bool:
+    """Whether ``trial`` has another micro batch than ``than``, and saves too little time for it."""
+    if trial.params.n_ubatch == than.params.n_ubatch or trial.params.n_ctx > than.params.n_ctx:
+        return False
+    return trial.seconds is not None and than.seconds is not None and trial.seconds > than.seconds * (1 - WORTH)
+
+
+def choice_of(chosen: Trial, variants: Variants) -> Choice | None:
+    """Describe the choice of another micro batch than the first of ``variants``."""
+    n_ubatch, first, seconds = chosen.params.n_ubatch, variants.first.n_ubatch, variants.first_seconds
+    if chosen.seconds is None or n_ubatch == first or not chosen.seconds < seconds < math.inf:
+        return None
+    return Choice("the micro batch", f"-ub {n_ubatch}", chosen.seconds, f"-ub {first}", seconds)
+
+
+def likely_seconds(state: SearchState) -> float:
+    """Estimate as ``expected_seconds``; infinite also where a device without layers has no room for its buffer."""
+    n_ctx = state.request.params.n_ctx
+    placement = expected_placement(state, n_ctx)
+    if placement is None:
+        return math.inf
+    # without layers, too, the first device has a buffer to compute prompts with the host's weights
+    is_idle = len(placement.idle) == len(state.devices)
+    has_room = not is_idle or min(state.room(n_ctx, is_whole=False).without[:1], default=0) >= 0
+    return state.seconds(placement) if has_room else math.inf
+
+
+def _first_placement(state: SearchState) -> Placement | None:
+    """Return the placement that a search measures first."""
+    n_ctx = state.request.params.n_ctx
+    if not is_too_large(state, n_ctx):
+        at = state.situation(n_ctx, is_whole=True)
+        return (place_fastest(at) if state.chooses_split else None) or state.default
+    spread = spill_styles(state, n_ctx)[0]
+    return state.place_partial(state.situation(n_ctx, is_whole=False), spread)

@@ -1,0 +1,70 @@
+"""What users set by hand, in public reports that were replayed, is no faster than the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fitter
+from fitter.llama.client import Worker
+from fitter.llama.worker.remembered_loads import RememberingWorker
+
+QWEN = f"config://{Path(__file__).resolve().parents[1] / 'data' / 'configs' / 'qwen36-27b.json'}"
+WITH_DRAFTS = {"type_k": "q8_0", "type_v": "q8_0", "spec_type": "draft-mtp", "program": "llama-server"}
+SAME = 1.01
+
+ROWS = {
+    "all layers on two cards, no room for the pipeline": (
+        f"{QWEN}:Q8_0",
+        {"gpus": "2x rtx-3090", "n_ctx": 262144, "n_ubatch": 4096, "n_batch": 4096, "type_k": "q8_0", "type_v": "q8_0"},
+        {"n_gpu_layers": 66, "tensor_split": (32, 34), "override_tensor": ["^blk.60.ffn_(down|gate|up).weight$=CUDA0"]},
+    ),
+    "the same with drafts of its own": (
+        f"{QWEN}:Q8_0",
+        {"gpus": "2x rtx-3090", "n_ctx": 262144, "n_ubatch": 1024, "n_seq_max": 1, **WITH_DRAFTS},
+        {"n_gpu_layers": 66, "tensor_split": (35, 31), "override_tensor": ["^blk.64.ffn_down.weight$=CPU"]},
+    ),
+    "a window of contexts without room for the pipeline": (
+        f"{QWEN}:Q5_K_M",
+        {"gpus": "2x rtx-5070-ti", "n_ctx": 204800, "n_seq_max": 1, **WITH_DRAFTS},
+        {"n_gpu_layers": 66, "tensor_split": (36, 30), "override_tensor": ["^blk.64.ffn_down.weight$=CPU"]},
+    ),
+    "shared experts of host layers": (
+        "shape://llama-4-scout",
+        {"gpus": "rtx-3060-12gb", "n_ctx": 262144, "prompt": 2048},
+        {"n_gpu_layers": 13, "override_tensor": ["ffn_.*_shexp=CUDA0", "ffn_.*_exps=CPU"]},
+    ),
+    "experts of 20 layers on the host": (
+        "shape://gemma-4-26b-a4b",
+        {"gpus": "rtx-4070", "n_ctx": 100096, "margin": 512 << 20, "n_seq_max": 2, "swa_full": True, "prompt": 2048},
+        {"n_cpu_moe": 20},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with RememberingWorker(is_alone=True) as worker:
+        yield worker
+
+
+@pytest.mark.parametrize(("model", "asked", "by_hand"), ROWS.values(), ids=ROWS)
+def test_none_is_faster(model: str, asked: dict[str, Any], by_hand: dict[str, Any], worker: Worker) -> None:
+    plan = fitter.fit(model, **asked, worker=worker)
+    other = fitter.fit(model, **asked, **by_hand, worker=worker)
+    assert plan.fits and plan.estimate is not None
+    # what else a plan may choose is chosen in both
+    assert other.fits and other.estimate is not None
+    assert plan.estimate.seconds <= SAME * other.estimate.seconds
+
+
+def test_a_tensor_where_it_is_ends_the_pipeline(worker: Worker) -> None:
+    model, asked, _ = ROWS["all layers on two cards, no room for the pipeline"]
+    plan = fitter.fit(model, **asked, worker=worker)
+    (override,) = plan.params.tensor_buft_overrides
+    assert override.buffer_type == "CUDA1" and plan.params.n_gpu_layers == plan.n_layer + 1
+    assert any("pipeline" in note and override.pattern in note for note in plan.notes)
+    assert not any("pipeline" in note for note in fitter.fit(model, **{**asked, "n_ctx": 8192}, worker=worker).notes)
