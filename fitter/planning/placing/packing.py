@@ -15,8 +15,9 @@ from fitter.planning.placing.boundaries import Sums, Times, partial_counts, spre
 from fitter.planning.placing.layer_sizes import HOST, Item, Unit
 from fitter.planning.placing.placement import Placement, caches_on, weights_on
 
-Bring = Literal["layers", "all", "dense"]
-"""Weights of a layer on the host that go to a device: the items that may leave it, ``all``, or ``Unit.dense``."""
+Bring = Literal["layers", "all", "dense", "rest"]
+"""Weights of layers on the host that go to a device: items that may leave their ``layers``, ``all``, ``Unit.dense``, or
+the ``rest``: all but the first, ``Unit.dense`` before attention."""
 
 
 def pack_whole(units: Sequence[Unit], budgets: Sequence[int], first: int = 0) -> Placement | None:
@@ -146,20 +147,28 @@ def bring_back(
     open_to = [d for d in range(len(gaps)) if placement.counts[d] or d not in far]
     moved = list(placement.moved)
     single: list[Item] = []
-    target = HOST
-    for unit in reversed(units[: placement.first]):
-        items = {"layers": unit.items, "all": unit.all_items, "dense": unit.dense}[bring]
-        size = sum(item.bytes for item in items)
-        if target == HOST or gaps[target] < size:
-            target = max(open_to, key=gaps.__getitem__, default=HOST)
-        if target == HOST or gaps[target] < size:
-            single += unit.items
-            continue
-        gaps[target] -= size
-        moved += [(item, target) for item in items]
+    for kind in ("dense", "others") if bring == "rest" else (bring,):
+        target = HOST
+        for unit in reversed(units[: placement.first]):
+            items, size = _brought(unit, kind)
+            if target == HOST or gaps[target] < size:
+                target = max(open_to, key=gaps.__getitem__, default=HOST)
+            if target != HOST and gaps[target] >= size:
+                gaps[target] -= size
+                moved += [(item, target) for item in items]
+            elif kind in ("layers", "all"):
+                single += unit.items
     moved += _placed(single, gaps, placement, open_to)
     moved.sort(key=lambda pair: (pair[1], pair[0].layer, pair[0].stem))
     return replace(placement, moved=tuple(moved))
+
+
+def _brought(unit: Unit, kind: str) -> tuple[tuple[Item, ...], int]:
+    """Return the weights of a kind, and their bytes."""
+    items = unit.all_items if kind == "all" else unit.items if kind == "layers" else unit.dense
+    if kind == "others":
+        items = tuple(item for item in unit.rest if item not in unit.dense)
+    return items, sum(item.bytes for item in items)
 
 
 def bring_first(

@@ -7,12 +7,15 @@ computes. So they are learned apart.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from fitter.llama.types import Breakdown
 from fitter.planning.request.request import SHARED_ROW, DeviceLimit
 from fitter.planning.search.room import Cached, Room
+
+_K = TypeVar("_K")
 
 _BESIDE = "beside the devices of "
 
@@ -26,10 +29,13 @@ class LearnedCompute:
 
     _points: dict[str, dict[int, int]] = field(default_factory=dict)
     _corrected: set[tuple[str, int]] = field(default_factory=set)
+    is_guess: bool = False
+    """Whether nothing was measured: ``with_micro_batch`` made it."""
 
     def learn(self, device: str, n_ctx: int, compute: int) -> None:
         """Learn a measurement. The second one at a context replaces the first, whose placement was only a guess. From
         then on the largest counts, so that placements that differ by a tensor do not correct each other for ever."""
+        self.is_guess = False
         points = self._points.setdefault(device, {})
         if (device, n_ctx) in self._corrected:
             compute = max(compute, points[n_ctx])
@@ -40,7 +46,8 @@ class LearnedCompute:
     def copy(self, renamed: Mapping[str, str]) -> LearnedCompute:
         """Copy, with devices renamed from key to value of ``renamed``."""
         points = {renamed.get(device, device): dict(by_context) for device, by_context in self._points.items()}
-        return LearnedCompute(points, {(renamed.get(device, device), n_ctx) for device, n_ctx in self._corrected})
+        corrected = {(renamed.get(device, device), n_ctx) for device, n_ctx in self._corrected}
+        return LearnedCompute(points, corrected, self.is_guess)
 
     def with_micro_batch(self, n_ubatch: int, mine: int, other: LearnedCompute, others: int) -> LearnedCompute:
         """Estimate the bytes with another micro batch, by a line through those with ``mine`` and with ``others``.
@@ -59,12 +66,18 @@ class LearnedCompute:
         for points in (self._points, other._points):
             for device, by_context in points.items():
                 contexts.setdefault(device, set()).update(by_context)
-        return LearnedCompute({device: {n_ctx: size(device, n_ctx) for n_ctx in at} for device, at in contexts.items()})
+        guessed = {device: {n_ctx: size(device, n_ctx) for n_ctx in at} for device, at in contexts.items()}
+        return LearnedCompute(guessed, is_guess=True)
 
     @property
     def knows_any(self) -> bool:
-        """Whether anything was measured."""
+        """Whether anything was measured or guessed."""
         return bool(self._points)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether anything was measured."""
+        return self.knows_any and not self.is_guess
 
     def at(self, device: str, n_ctx: int) -> int | None:
         """Estimate compute bytes; ``None`` without a measurement."""
@@ -99,8 +112,12 @@ class Buffers:
         return any(learned.knows_any for learned in self._by_kind.values())
 
     def knows(self, is_whole: bool) -> bool:
-        """Whether a placement of this kind was measured."""
+        """Whether a placement of this kind was measured, with this micro batch or another."""
         return self._by_kind[is_whole].knows_any
+
+    def has_measured(self, is_whole: bool) -> bool:
+        """Whether a placement of this kind was measured."""
+        return self._by_kind[is_whole].is_measured
 
     def learn(
         self,
@@ -158,18 +175,10 @@ class Buffers:
         self._without_attention = {what: learned.copy(renamed) for what, learned in other._without_attention.items()}
 
     def guess(self, n_ubatch: int, measured: Mapping[int, Buffers]) -> None:
-        """Estimate all buffers but the shared ones with a micro batch from those with the two nearest ones."""
-        near, *rest = sorted(measured, key=lambda size: abs(size - n_ubatch))
-        far = rest[0] if rest else near
-        mine, others = measured[near], measured[far]
-        self._by_kind = {
-            kind: learned.with_micro_batch(n_ubatch, near, others._by_kind[kind], far)
-            for kind, learned in mine._by_kind.items()
-        }
-        self._without_attention = {
-            what: learned.with_micro_batch(n_ubatch, near, others._without_attention[what], far)
-            for what, learned in mine._without_attention.items()
-        }
+        """Estimate the buffers that were not measured, but the shared ones, from those with the two nearest ones."""
+        others = measured.items()
+        _guess(self._by_kind, n_ubatch, [(size, other._by_kind) for size, other in others])
+        _guess(self._without_attention, n_ubatch, [(size, other._without_attention) for size, other in others])
 
     def room(
         self, devices: Sequence[DeviceLimit], n_ctx: int, is_whole: bool, off: Sequence[int], optimistic: bool = False
@@ -206,3 +215,17 @@ class Buffers:
             # the buffer of attention says nothing of it: a guess too low costs a load, one too high is not tried
             states = nothing or shared
         return compute, compute if states is None else states, compute if nothing is None else nothing
+
+
+def _guess(
+    mine: MutableMapping[_K, LearnedCompute],
+    n_ubatch: int,
+    measured: Sequence[tuple[int, Mapping[_K, LearnedCompute]]],
+) -> None:
+    for kind, learned in mine.items():
+        known = [(size, other[kind]) for size, other in measured if other[kind].is_measured]
+        if learned.is_measured or not known:
+            continue
+        (near, at_near), *rest = sorted(known, key=lambda pair: abs(pair[0] - n_ubatch))
+        far, at_far = rest[0] if rest else (near, at_near)
+        mine[kind] = at_near.with_micro_batch(n_ubatch, near, at_far, far)

@@ -32,17 +32,16 @@ _NEAR = 4
 Without further steps in the same direction Qwen3 32B on a 2080 Ti and a 3060 (machine 15 of ``tools.search.depths``) is
 9 % slower."""
 
-_WAYS_TO_BRING: tuple[Bring, ...] = ("layers", "all")
-"""Ways to bring weights of host layers to devices.
+_WAYS_TO_BRING: dict[bool, tuple[Bring, ...]] = {False: ("layers", "all"), True: ("layers",)}
+"""Ways to bring weights of host layers to devices, and those that leave attention with its cache.
 
 Without ``all`` gpt-oss-20b on two 4090 at 2 Mi tokens takes 2.4 times as long; with it alone Llama 3.1 8B on 4 GiB at
 16,384 is 8 % slower."""
 
-
-_FIRST_TO_BRING: tuple[Bring, ...] = ("all", "dense")
+_FIRST_TO_BRING: dict[bool, tuple[Bring, ...]] = {False: ("all", "dense", "rest"), True: ("dense",)}
 """The same before devices have experts of their own layers.
 
-Without ``dense`` Llama 4 Scout on a 3060 at 262,144 takes 22 % longer."""
+Without ``dense`` Llama 4 Scout on a 3060 at 262,144 takes 22 % longer, without ``rest`` 3 %."""
 
 
 @dataclass(frozen=True)
@@ -132,10 +131,10 @@ def place_partial(at: Situation, spread: bool, *, is_plain: bool = False) -> Pla
     else:
         placement = pack(at.units, at.room.with_caches, spread=spread, first=at.first, apart=at.apart, times=at.times)
         placement = (placement and avoid_remote_tensors(at, _shifted(at, placement))) or _all_on_host(at)
-    is_priced = at.prices is not None and not is_plain
     if placement is None:
-        return (_bare_by_user(at) if is_priced else None) or _without_items_by_user(at)
-    return _without_pipeline(at, add_caches(at, swap_caches_for_weights(at, placement)) if is_priced else placement)
+        return (_bare_by_user(at) if at.prices and not is_plain else None) or _without_items_by_user(at)
+    placement = swap_caches_for_weights(at, placement, is_plain=is_plain)
+    return _without_pipeline(at, placement if is_plain else add_caches(at, placement))
 
 
 def _without_pipeline(at: Situation, placement: Placement) -> Placement:
@@ -210,10 +209,11 @@ def avoid_remote_tensors(at: Situation, placement: Placement) -> Placement:
     return min(placement, nearer, key=at.prices.seconds)
 
 
-def swap_caches_for_weights(at: Situation, placement: Placement) -> Placement:
+def swap_caches_for_weights(at: Situation, placement: Placement, *, is_plain: bool = False) -> Placement:
     """Move layers to the host if that is faster, so that tensors of any layer take the room of their caches.
 
-    Where caches are large, a layer's weights alone gain more on a device than the whole layer.
+    Where caches are large, a layer's weights alone gain more on a device than the whole layer. Attention stays with its
+    cache if the placement ``is_plain``.
     """
     if at.prices is None or _most_saved(at, at.prices, placement) < GAIN * at.prices.seconds(placement):
         return placement
@@ -222,7 +222,8 @@ def swap_caches_for_weights(at: Situation, placement: Placement) -> Placement:
     def attempt(first: int) -> float:
         tried.add(first)
         if first not in at.fillings:
-            at.fillings[first] = _fastest_filling(at, first) if 0 <= first < n_units else (math.inf, None)
+            is_there = 0 <= first < n_units
+            at.fillings[first] = _fastest_filling(at, first, is_plain=is_plain) if is_there else (math.inf, None)
         return at.fillings[first][0]
 
     if at.first is not None:
@@ -282,7 +283,7 @@ def most_saved_by(at: Situation, placement: Placement, room: int) -> float:
     return room * max(_saved_by_byte(at, at.prices, placement))
 
 
-def _fastest_filling(at: Situation, first: int) -> tuple[float, Placement | None]:
+def _fastest_filling(at: Situation, first: int, *, is_plain: bool) -> tuple[float, Placement | None]:
     """Place layers from ``first`` on on devices, and fill the room with weights of the others in each possible way."""
     assert at.prices is not None
     prices = at.prices.all
@@ -295,8 +296,8 @@ def _fastest_filling(at: Situation, first: int) -> tuple[float, Placement | None
     # hashing placements would take longer than comparing three
     filled: list[Placement] = []
     for each in (
-        *(bring_back(at.units, budgets, base, bring, far) for bring in _WAYS_TO_BRING),
-        *(bring_first(at.units, budgets, base, bring, far) for bring in _FIRST_TO_BRING),
+        *(bring_back(at.units, budgets, base, bring, far) for bring in _WAYS_TO_BRING[is_plain]),
+        *(bring_first(at.units, budgets, base, bring, far) for bring in _FIRST_TO_BRING[is_plain]),
     ):
         if each not in filled:
             filled.append(each)

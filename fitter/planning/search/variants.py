@@ -19,7 +19,7 @@ from fitter.llama.types import FlashAttn
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.pricing.trial import Trial
-from fitter.planning.request.given import micro_batches
+from fitter.planning.request.given import is_whole, micro_batches
 from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search.capacity import is_too_large
 from fitter.planning.search.expectations import expected_placement, spill_styles
@@ -90,7 +90,7 @@ class Variants:
             if not promised:
                 return self._against_the_odds(best)
             chosen = min(promised, key=lambda variant: (variant.n_ubatch < _LEAST_FOR_SPEED, promised[variant]))
-            if chosen in self._measured:
+            if self._is_known(chosen, best.trial):
                 return self._ask(chosen)
             is_other = chosen.flash_attn != best.trial.params.flash_attn
             placement = _first_placement(self.state(chosen)) if is_other else best.trial.placement
@@ -107,12 +107,12 @@ class Variants:
             is_same = of_flash.request.params.n_ubatch == variant.n_ubatch
             self._states[variant] = of_flash if is_same else of_flash.with_micro_batch(variant.n_ubatch)
         state = self._states[variant]
-        if variant not in self._measured and variant != self.first:
+        if variant not in self._asked:
             alike = [each for each in self._measured if each.flash_attn == variant.flash_attn]
-            # without flash attention buffers are larger, so that this is a guess to begin with
-            known = {each.n_ubatch: self._states[each].buffers for each in alike or self._measured}
-            if known:
-                state.buffers.guess(variant.n_ubatch, known)
+            if not alike and variant.flash_attn == "off":
+                # larger ones than with flash attention, so that this is a guess to begin with
+                alike = [*self._measured]
+            state.buffers.guess(variant.n_ubatch, {each.n_ubatch: self._states[each].buffers for each in alike})
         return state
 
     def measure(self, variant: Variant, placement: Placement) -> Trial | None:
@@ -131,6 +131,13 @@ class Variants:
     @property
     def _devices(self) -> tuple[DeviceLimit, ...]:
         return self._states[self.first].devices
+
+    def _is_known(self, variant: Variant, trial: Trial) -> bool:
+        """Whether compute buffers of a variant were measured with a placement like the one of ``trial``."""
+        if variant.flash_attn != trial.params.flash_attn:
+            return variant in self._measured
+        state = self._states[variant]
+        return state.buffers.has_measured(is_whole(state.request, trial.devices, trial.placement))
 
     def _ask(self, variant: Variant) -> SearchState:
         self._asked.add(variant)
@@ -200,8 +207,10 @@ class Variants:
                     seconds = self._likely(variant, here, trial, least)
                     if seconds < least:
                         yield variant, seconds
-                    elif trial.fits:
-                        # farther ones promise still less
+                    if trial.fits and (
+                        seconds >= least or (size > here.n_ubatch and not self._is_known(variant, trial))
+                    ):
+                        # farther ones promise less, or more is known of them when this one is measured
                         break
 
     def _likely(self, variant: Variant, here: Variant, trial: Trial, least: float) -> float:
@@ -212,6 +221,9 @@ class Variants:
                 return 0.0 if variant.n_ubatch == here.n_ubatch else math.inf
         elif trial.fits and not self._may_save(variant, here, trial.placement, least / (1 - WORTH)):
             return math.inf
+        elif trial.fits and variant.n_ubatch > here.n_ubatch and not self._is_known(variant, trial):
+            # a guess says little of a placement that leaves no room
+            return self.state(variant).seconds(trial.placement)
         return likely_seconds(self.state(variant))
 
     def _may_save(self, variant: Variant, here: Variant, placement: Placement, least: float) -> bool:
@@ -226,10 +238,10 @@ class Variants:
             return False
         seconds = state.seconds(placement)
         if variant.n_ubatch < here.n_ubatch:
-            is_whole = not (placement.first or placement.moved)
-            rooms = (each.room(self._n_ctx, is_whole).with_caches for each in (state, start))
+            in_whole = not (placement.first or placement.moved)
+            rooms = (each.room(self._n_ctx, in_whole).with_caches for each in (state, start))
             freed = sum(max(0, more - less) for more, less in zip(*rooms, strict=True))
-            seconds -= 2 * most_saved_by(start.situation(self._n_ctx, is_whole), placement, freed)
+            seconds -= 2 * most_saved_by(start.situation(self._n_ctx, in_whole), placement, freed)
         return seconds < least * (1 - WORTH)
 
     def _against_the_odds(self, best: Answer) -> SearchState | None:
