@@ -322,7 +322,7 @@ class Layout:
     @property
     def on_device(self) -> frozenset[str]:
         """Names of all tensors on the device."""
-        return frozenset(entry.name for entry in self.entries if entry.buffer_type == LAYOUT_DEVICE)
+        return frozenset([entry.name for entry in self.entries if entry.buffer_type == LAYOUT_DEVICE])
 
 
 class CacheTensor(NamedTuple):

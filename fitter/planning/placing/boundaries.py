@@ -49,15 +49,16 @@ class Sums:
         self.units = units
         self._times = times
         self._seconds = [list(accumulate(seconds, initial=0.0)) for seconds in times.units] if times else []
-        self.fixed = list(accumulate((unit.fixed for unit in units), initial=0))
-        self.need = list(accumulate((unit.need for unit in units), initial=0))
-        self.weights = list(accumulate((unit.weights for unit in units), initial=0))
+        # lists, not generators, here and below: searches make thousands of these sums
+        self.fixed = list(accumulate([unit.fixed for unit in units], initial=0))
+        self.need = list(accumulate([unit.need for unit in units], initial=0))
+        self.weights = list(accumulate([unit.weights for unit in units], initial=0))
 
     @cached_property
     def _counts(self) -> dict[int, list[int]]:
         """For each item size, largest first: the number of such items before each unit."""
         sizes = sorted({size for unit in self.units for size in unit.sizes}, reverse=True)
-        return {size: list(accumulate((unit.sizes.count(size) for unit in self.units), initial=0)) for size in sizes}
+        return {size: list(accumulate([unit.sizes.count(size) for unit in self.units], initial=0)) for size in sizes}
 
     def worth(self, device: int, start: int, stop: int, weights: int) -> float:
         """Rate a range with ``weights`` bytes on ``device``. Only differences mean anything; larger is better."""
@@ -105,7 +106,7 @@ class Sums:
             spilled = spill_one(units, over)
         else:
             spilled = spill_spread(units, gap) if apart is None else spill_exact(units, gap, apart)
-        return None if spilled is None else RangeOnDevice(weights - sum(item.bytes for item in spilled), spilled)
+        return None if spilled is None else RangeOnDevice(weights - sum([item.bytes for item in spilled]), spilled)
 
 
 def whole_counts(units: Sequence[Unit], budgets: Sequence[int], first: int) -> tuple[int, ...] | None:
@@ -125,9 +126,9 @@ def spread_counts(
     units: Sequence[Unit], budgets: Sequence[int], first: int, times: Times | None
 ) -> tuple[int, ...] | None:
     """Count units on each device for the most weights, or the least time, with all units from ``first`` on devices."""
-    need = sum(unit.need for unit in units[first:])
+    need = sum([unit.need for unit in units[first:]])
     total = sum(max(budget, 0) for budget in budgets)
-    movable = sum(unit.movable for unit in units[first:])
+    movable = sum([unit.movable for unit in units[first:]])
     if need > total:
         return None
     share = min(1.0, (total - need) / movable) if movable else 1.0

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import combinations
+from typing import NamedTuple
 
 from fitter.llama.types import LAYOUT_DEVICE, Layout, LayoutEntry
 from fitter.model.tensors import Role, role_of
@@ -23,21 +24,19 @@ HOST = -1
 """The host, where a device's index is expected."""
 
 
-@dataclass(frozen=True)
-class Item:
-    """Tensors of one layer that are placed together, apart from their layer: a weight with its bias and scales.
-
-    ``stem`` is their common name (``blk.3.ffn_up_exps``), ``suffixes`` the ends of their names (``weight``, ``bias``).
-    """
-
+class _Item(NamedTuple):
     layer: int
     stem: str
     suffixes: tuple[str, ...]
     bytes: int
 
-    def __hash__(self) -> int:
-        # of all fields it would take longer than most of what it is for
-        return hash(self.stem)
+
+class Item(_Item):
+    """Tensors of one layer that are placed together, apart from their layer: a weight with its bias and scales.
+
+    ``stem`` is their common name (``blk.3.ffn_up_exps``), ``suffixes`` the ends of their names (``weight``, ``bias``).
+    A tuple, since searches compare and sort some hundred thousand of them.
+    """
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -98,20 +97,13 @@ class Unit:
         return Counter(self.sizes)
 
     @cached_property
-    def dense(self) -> tuple[Item, ...]:
-        """Feed-forward weights that every token reads, beside experts: shared experts."""
-        roles = Role.FFN, Role.SHARED_EXPERT
-        return tuple(item for item in self.rest if role_of(item.names[0]) in roles) if self.items else ()
+    def brought(self) -> dict[str, tuple[tuple[Item, ...], int]]:
+        """Kinds of weights that go to a device together, with their bytes, where the layer is on the host.
 
-    @cached_property
-    def all_items(self) -> tuple[Item, ...]:
-        """All weights that can be placed apart."""
-        return (*self.items, *self.rest)
-
-    @cached_property
-    def all_bytes(self) -> int:
-        """Bytes of ``all_items``."""
-        return sum(item.bytes for item in self.all_items)
+        ``layers`` are the items, ``all`` all weights. ``dense`` are feed-forward weights that every token reads, beside
+        experts (shared experts), and ``others`` the rest.
+        """
+        return _brought(self.items, self.rest)
 
     @cached_property
     def choices(self) -> tuple[tuple[int, tuple[Item, ...]], ...]:
@@ -128,6 +120,17 @@ class Unit:
     def need(self) -> int:
         """The least bytes that a device must hold to have this layer."""
         return self.fixed + self.cache
+
+
+# layers at another context have the same weights
+@lru_cache(maxsize=1024)
+def _brought(items: tuple[Item, ...], rest: tuple[Item, ...]) -> dict[str, tuple[tuple[Item, ...], int]]:
+    is_dense = [bool(items) and role_of(item.names[0]) in (Role.FFN, Role.SHARED_EXPERT) for item in rest]
+    dense, others = (
+        tuple(item for item, is_so in zip(rest, is_dense, strict=True) if is_so is of) for of in (True, False)
+    )
+    kinds = {"layers": items, "all": (*items, *rest), "dense": dense, "others": others}
+    return {kind: (each, sum([item.bytes for item in each])) for kind, each in kinds.items()}
 
 
 def _stays(_: str) -> bool:

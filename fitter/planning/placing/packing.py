@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, repeat
+from operator import attrgetter
 from typing import Literal
 
 from fitter.planning.placing.boundaries import Sums, Times, partial_counts, spread_counts, whole_counts
@@ -16,8 +17,11 @@ from fitter.planning.placing.layer_sizes import HOST, Item, Unit
 from fitter.planning.placing.placement import Placement, caches_on, weights_on
 
 Bring = Literal["layers", "all", "dense", "rest"]
-"""Weights of layers on the host that go to a device: items that may leave their ``layers``, ``all``, ``Unit.dense``, or
-the ``rest``: all but the first, ``Unit.dense`` before attention."""
+"""Weights of layers on the host that go to a device: a kind of ``Unit.brought``, or the ``rest``, which are ``dense``
+weights and then ``others``."""
+
+
+_LARGEST_FIRST = attrgetter("order")
 
 
 def pack_whole(units: Sequence[Unit], budgets: Sequence[int], first: int = 0) -> Placement | None:
@@ -125,7 +129,7 @@ def pack(
         if part is None:
             return None
         spilled += part.spilled
-    gaps = _gaps(units, budgets, replace(placement, moved=tuple((item, HOST) for item in spilled)))
+    gaps = _gaps(units, budgets, replace(placement, moved=tuple(zip(spilled, repeat(HOST)))))
     return replace(placement, moved=tuple(_placed(spilled, gaps, placement, _with_layers(placement, far))))
 
 
@@ -143,32 +147,11 @@ def bring_back(
             else single items where they fit.
         far: devices that get such weights only if they have a layer anyway.
     """
-    gaps = _gaps(units, budgets, placement)
-    open_to = [d for d in range(len(gaps)) if placement.counts[d] or d not in far]
-    moved = list(placement.moved)
-    single: list[Item] = []
-    for kind in ("dense", "others") if bring == "rest" else (bring,):
-        target = HOST
-        for unit in reversed(units[: placement.first]):
-            items, size = _brought(unit, kind)
-            if target == HOST or gaps[target] < size:
-                target = max(open_to, key=gaps.__getitem__, default=HOST)
-            if target != HOST and gaps[target] >= size:
-                gaps[target] -= size
-                moved += [(item, target) for item in items]
-            elif kind in ("layers", "all"):
-                single += unit.items
-    moved += _placed(single, gaps, placement, open_to)
-    moved.sort(key=lambda pair: (pair[1], pair[0].layer, pair[0].stem))
-    return replace(placement, moved=tuple(moved))
-
-
-def _brought(unit: Unit, kind: str) -> tuple[tuple[Item, ...], int]:
-    """Return the weights of a kind, and their bytes."""
-    items = unit.all_items if kind == "all" else unit.items if kind == "layers" else unit.dense
-    if kind == "others":
-        items = tuple(item for item in unit.rest if item not in unit.dense)
-    return items, sum(item.bytes for item in items)
+    gaps, open_to = _gaps(units, budgets, placement), _open_to(placement, far)
+    moved, single = _brought(units, gaps, placement.first, bring, open_to)
+    return replace(
+        placement, moved=tuple(sorted((*placement.moved, *moved, *_placed(single, gaps, placement, open_to))))
+    )
 
 
 def bring_first(
@@ -178,18 +161,40 @@ def bring_first(
 
     Attention and shared experts of a host layer may save more than experts.
     """
-    own = [item for unit in units[placement.first :] for item in unit.items]
-    without = replace(placement, moved=tuple((item, HOST) for item in own))
-    brought = bring_back(units, budgets, without, bring, far).moved
-    rest = {item for unit in units[: placement.first] for item in unit.rest}
-    layers = {item.layer for item, _ in brought if item in rest}
-    moved = [pair for pair in brought if pair[0].layer in layers]
-    left = [budget - sum(item.bytes for item, at in moved if at == d) for d, budget in enumerate(budgets)]
-    packed = pack(units, left, spread=True, counts=placement.counts)
-    if packed is None:
-        return placement
-    moved = sorted((*packed.moved, *moved), key=lambda pair: (pair[1], pair[0].layer, pair[0].stem))
-    return replace(packed, moved=tuple(moved))
+    ranges = placement.ranges()
+    gaps = [budget - sum([unit.need for unit in units[a:b]]) for budget, (a, b) in zip(budgets, ranges, strict=True)]
+    before = list(gaps)
+    moved, _ = _brought(units, gaps, placement.first, bring, _open_to(placement, far))
+    left = [budget - (size - gap) for budget, size, gap in zip(budgets, before, gaps, strict=True)]
+    packed = pack(units, left, spread=True, counts=placement.counts) if moved else None
+    return placement if packed is None else replace(packed, moved=tuple(sorted((*packed.moved, *moved))))
+
+
+def _open_to(placement: Placement, far: Collection[int]) -> list[int]:
+    return [d for d, count in enumerate(placement.counts) if count or d not in far]
+
+
+def _brought(
+    units: Sequence[Unit], gaps: list[int], first: int, bring: Bring, open_to: Sequence[int]
+) -> tuple[list[tuple[Item, int]], list[Item]]:
+    """Bring weights of layers before ``first`` that fit together; return them, and single items of the others.
+
+    Takes from ``gaps``.
+    """
+    moved: list[tuple[Item, int]] = []
+    single: list[Item] = []
+    for kind in ("dense", "others") if bring == "rest" else (bring,):
+        target = HOST
+        for unit in reversed(units[:first]):
+            items, size = unit.brought[kind]
+            if target == HOST or gaps[target] < size:
+                target = max(open_to, key=gaps.__getitem__, default=HOST)
+            if target != HOST and gaps[target] >= size:
+                gaps[target] -= size
+                moved += zip(items, repeat(target))
+            elif kind in ("layers", "all"):
+                single += unit.items
+    return moved, single
 
 
 def _gaps(units: Sequence[Unit], budgets: Sequence[int], placement: Placement) -> list[int]:
@@ -210,14 +215,14 @@ def _pack_bare(
     stripped = units[first : first + bare]
     if not all(unit.can_be_bare for unit in stripped):
         return None
-    others = [*units[:first], *(unit.bare for unit in stripped), *units[first + bare :]]
+    others = [*units[:first], *[unit.bare for unit in stripped], *units[first + bare :]]
     placement = pack(others, budgets, spread=True, first=first, counts=counts, apart=apart, far=far, times=times)
     if placement is None:
         return None
-    rest = tuple((item, HOST) for unit in stripped for item in unit.rest)
+    rest = [(item, HOST) for unit in stripped for item in unit.rest]
     items = [item for unit in stripped for item in unit.items]
     moved = (*placement.moved, *rest)
-    gaps = _gaps(units, budgets, replace(placement, moved=(*moved, *((item, HOST) for item in items))))
+    gaps = _gaps(units, budgets, replace(placement, moved=(*moved, *zip(items, repeat(HOST)))))
     return replace(placement, moved=(*moved, *_placed(items, gaps, placement, _with_layers(placement, far))))
 
 
@@ -233,15 +238,15 @@ def _placed(
     Items that stay with their layer on the host are left out.
     """
     moved = []
-    largest = max((gaps[d] for d in open_to), default=-1)
-    for item in sorted(spilled, key=lambda item: item.order):
+    largest = max([gaps[d] for d in open_to], default=-1)
+    for item in sorted(spilled, key=_LARGEST_FIRST):
         target = HOST
         if item.bytes <= largest:
-            target = min((d for d in open_to if gaps[d] >= item.bytes), key=gaps.__getitem__)
+            target = min([d for d in open_to if gaps[d] >= item.bytes], key=gaps.__getitem__)
             gaps[target] -= item.bytes
             largest = max([gaps[d] for d in open_to])
         elif item.layer < placement.first:
             continue
         moved.append((item, target))
-    moved.sort(key=lambda pair: (pair[1], pair[0].layer, pair[0].stem))
+    moved.sort()
     return moved

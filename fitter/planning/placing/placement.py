@@ -55,7 +55,7 @@ class Placement:
     def on(self, devices: Sequence[int]) -> Placement:
         """Leave out all devices but these indices. The others must hold nothing."""
         index_of = {d: i for i, d in enumerate(devices)}
-        moved = tuple((item, index_of.get(target, HOST)) for item, target in self.moved)
+        moved = tuple([(item, index_of.get(target, HOST)) for item, target in self.moved])
         return Placement(self.first, tuple(self.counts[d] for d in devices), moved)
 
     @property

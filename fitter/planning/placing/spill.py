@@ -65,7 +65,7 @@ def spill_spread(units: Sequence[Unit], gap: int) -> tuple[Item, ...]:
         leaving, entering = exchange
         gap -= entering.movable - leaving.movable
         whole[whole.index(leaving)], rest[rest.index(entering)] = entering, leaving
-    return (*spilled, *(item for unit in rest for item in unit.items))
+    return (*spilled, *[item for unit in rest for item in unit.items])
 
 
 def spill_exact(units: Sequence[Unit], gap: int, apart: int) -> tuple[Item, ...]:
@@ -74,12 +74,12 @@ def spill_exact(units: Sequence[Unit], gap: int, apart: int) -> tuple[Item, ...]
     The number of each size that stays is exact, where there are few sizes. Then few layers are chosen to lose items.
     """
     best = spill_spread(units, gap)
-    movable = sum(unit.movable for unit in units)
-    value = movable - sum(item.bytes for item in best) - apart * len({item.layer for item in best})
-    counts = Counter(size for unit in units for size in unit.sizes)
+    movable = sum([unit.movable for unit in units])
+    value = movable - sum([item.bytes for item in best]) - apart * len({item.layer for item in best})
+    counts = Counter([size for unit in units for size in unit.sizes])
     if math.prod(count + 1 for count in counts.values()) > _MAX_CHOICES:
         return best
-    in_a_layer = {size: max(unit.counts[size] for unit in units) for size in counts}
+    in_a_layer = {size: max([unit.counts[size] for unit in units]) for size in counts}
     for size, choice in sorted(_fills(sorted(counts.items(), reverse=True), gap), reverse=True)[:_MAX_FILLS_TRIED]:
         if size - apart <= value:
             break

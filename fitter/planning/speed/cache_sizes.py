@@ -58,7 +58,7 @@ def resized(layout: Layout, window: int, windowed: Collection[int], before: Para
         old, new = (each.type_v if entry.name.startswith("cache_v") else each.type_k for each in (before, after))
         return round(entry.bytes * cells * CACHE_BYTES.get(new, 2) / CACHE_BYTES.get(old, 2))
 
-    entries = (entry._replace(bytes=size(entry)) if entry.kind == "context" else entry for entry in layout.entries)
+    entries = [entry._replace(bytes=size(entry)) if entry.kind == "context" else entry for entry in layout.entries]
     return replace(layout, entries=tuple(entries), n_ctx=after.n_ctx)
 
 

@@ -261,12 +261,12 @@ class Work:
         """Equal layers, by identity, and their numbers: hashing them would cost as much as it saves."""
         counts = Counter(map(id, self.layers))
         layers = {id(layer): layer for layer in self.layers}
-        return tuple((layers[key], count) for key, count in counts.items())
+        return tuple([(layers[key], count) for key, count in counts.items()])
 
     @functools.cached_property
     def homes(self) -> tuple[int, ...]:
         """The places that the graph goes through, in order."""
-        return tuple(home for home, _ in itertools.groupby(layer.home for layer in self.layers))
+        return tuple([home for home, _ in itertools.groupby([layer.home for layer in self.layers])])
 
 
 @dataclass(frozen=True)
@@ -677,7 +677,7 @@ def predicted_prompt_splits(work: Work) -> int:
 
     llama.cpp makes about twelve for a layer on the host, and three for its feed-forward part alone.
     """
-    return 2 + hops(work) + sum(count * layer.prompt_splits for layer, count in work.counted)
+    return 2 + hops(work) + sum([count * layer.prompt_splits for layer, count in work.counted])
 
 
 def hops(work: Work, remote: Collection[int] = ()) -> int:
@@ -744,15 +744,17 @@ def price(
 def price_at(work: Work, at: Setting) -> Estimate:
     """Estimate as ``price`` does, in a setting that is the same for all placements of a model."""
     parts: dict[str, list[float]] = {}
+    for layer, count in work.counted:
+        for name, seconds in at.parts_of(layer):
+            part = parts.setdefault(name, [0.0, 0.0])
+            part[0] += seconds.prompt * count
+            part[1] += seconds.generation * count
 
     def add(name: str, seconds: Seconds, count: float = 1) -> None:
         part = parts.setdefault(name, [0.0, 0.0])
         part[0] += seconds.prompt * count
         part[1] += seconds.generation * count
 
-    for layer, count in work.counted:
-        for name, seconds in at.parts_of(layer):
-            add(name, seconds, count)
     names = at.names
     remote = [d for d, device in enumerate(at.devices) if device.is_remote]
     for d, count in visits(work, remote).items():
@@ -767,10 +769,10 @@ def price_at(work: Work, at: Setting) -> Estimate:
     # the fixed cost of layers includes the first split, which every model has
     add("graph splits", Seconds(max(0, prompt_splits - 1), max(0, splits - 1)) * at.costs.split)
     add("device hops", Seconds(at.costs.hop + activations, at.costs.hop), passed_on)
-    shares = tuple(Part(name, of_prompt / at.batch, of_step) for name, (of_prompt, of_step) in parts.items())
-    prompt, generation = float_sum(part.prompt for part in shares), float_sum(part.generation for part in shares)
+    shares = [Part(name, of_prompt / at.batch, of_step) for name, (of_prompt, of_step) in parts.items()]
+    prompt, generation = float_sum([part.prompt for part in shares]), float_sum([part.generation for part in shares])
     in_all = seconds_of(at.workload, prompt, generation)
-    return Estimate(prompt, generation, in_all, tuple(part for part in shares if part.prompt or part.generation))
+    return Estimate(prompt, generation, in_all, tuple([part for part in shares if part.prompt or part.generation]))
 
 
 def seconds_of(workload: Workload, prompt: float, generation: float) -> float:

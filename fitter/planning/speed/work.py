@@ -75,6 +75,7 @@ class Pieces:
         is_mapped: Whether host weights are mapped from their file.
         host_only: Tensors that llama.cpp keeps on the host.
         moe_cache_size: Bytes of a cache of experts on the devices.
+        made: Layers that ``layer`` has made.
     """
 
     facts: ModelFacts
@@ -87,7 +88,7 @@ class Pieces:
     is_mapped: bool = False
     host_only: HostOnlyTensors = NO_HOST_ONLY
     moe_cache_size: int = 0
-    _made: dict[tuple[int, int, Apart], Layer] = field(default_factory=dict, init=False, repr=False, compare=False)
+    made: dict[tuple[int, int, Apart], Layer] = field(default_factory=dict, init=False, repr=False, compare=False)
     _alike: dict[tuple[int, int, Apart], Layer] = field(default_factory=dict, init=False, repr=False, compare=False)
     _whole: dict[int, tuple[Layer, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -100,14 +101,14 @@ class Pieces:
             apart: Tensors with other places.
         """
         key = (index, home, apart)
-        if key not in self._made:
+        if key not in self.made:
             # layers of a kind become one object, which is priced once
             kind = self._kinds[index], home, tuple((tuple(map(in_layer, names)), place) for names, place in apart)
             if kind not in self._alike:
                 places = {name: place for names, place in apart for name in names}
                 self._alike[kind] = self._make(index, home, places)
-            self._made[key] = self._alike[kind]
-        return self._made[key]
+            self.made[key] = self._alike[kind]
+        return self.made[key]
 
     @cached_property
     def _kinds(self) -> tuple[int, ...]:
@@ -330,7 +331,9 @@ def work_of(pieces: Pieces, placement: Placement, n_splits: tuple[int, int] | No
         is_output = unit == pieces.facts.n_layer
         if unit < output or is_output:
             index = output if is_output else unit
-            layers[index] = pieces.layer(index, homes[unit], tuple(apart))
+            key = index, homes[unit], tuple(apart)
+            # most of them are there: a call of its own would take as long as all else
+            layers[index] = pieces.made.get(key) or pieces.layer(*key)
     return pieces.work(tuple(layers), n_splits, placement.counts)
 
 
