@@ -84,7 +84,13 @@ class Variants:
         """
         if best is None:
             return self._begin()
-        self._move(best)
+        if not best.trial.devices or not self._devices:
+            return None
+        if best.trial.devices == best.state.devices:
+            self._move(best)
+        else:
+            # the last layer alone, or upstream's rules: other placements say nothing of it
+            flash = [kind for kind in flash if kind != best.trial.params.flash_attn]
         while True:
             promised = dict(self._promised(best, flash))
             if not promised:
