@@ -4,7 +4,8 @@
 
 No card added, no memory freed, no limit raised, no faster host or link, no lever and no slot less makes a plan worse;
 half the context is no slower, and twice of it no faster; a plan with all that it chose set by the user, one after the
-other, stays the same; equal cards with other names get the same plan; a plan that leaves a device idle could not use it
+other, stays the same; no option that only narrows a search (-nkvo, -fa, -cmoe, -ncmoe) makes one faster, or takes less
+time than the bound; equal cards with other names get the same plan; a plan that leaves a device idle could not use it
 for a layer; no plan is worse than upstream's own that keeps the margins (asked on every fourth machine, for that takes
 most of the time); no plan is beyond twice its bound without the reason.
 The exit status is 1 where one is not kept.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import sys
 import tempfile
@@ -52,6 +54,8 @@ def check(machine: Machine, asking: Asking, with_upstream: bool = False) -> Chec
             broken.append(f"{relation.what}: {said}")
         if relation.is_held and (said := worse(relation.plan, other)):
             broken.append(f"{relation.what} is better: {said}")
+        if relation.is_held and other.n_ctx == plan.n_ctx and (other.seconds or math.inf) < (plan.bound or 0.0):
+            broken.append(f"{relation.what} is below the bound: {other.seconds:.3f} s of {plan.bound:.3f}")
     if gpus := renamed(machine):
         asked += 1
         other = asking.fit(machine, gpus)

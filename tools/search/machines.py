@@ -89,7 +89,7 @@ class Machine:
     def arguments(self) -> list[str]:
         """The words after ``fitter MODEL`` that ask for the same."""
         names = {"n_seq_max": "-np", "n_ctx": "-c", "type_k": "-ctk", "type_v": "-ctv", "host_memory": "--host-memory"}
-        names |= {"prompt": "--prompt", "n_ubatch": "-ub"}
+        names |= {"prompt": "--prompt", "n_ubatch": "-ub", "flash_attn": "-fa", "n_cpu_moe": "-ncmoe"}
         words = [word for card in self.cards for word in ("--gpu", card.spec)]
         for name, value in self.options.items():
             if name == "kv_unified":

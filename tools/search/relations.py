@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tools.search.machines import Machine, better
+from tools.search.machines import MOE, Machine, better
 from tools.search.outcomes import Outcome
 
 
@@ -31,6 +32,19 @@ class Relation:
     is_excused: bool = False
 
 
+def narrowed(machine: Machine) -> list[tuple[str, dict[str, object]]]:
+    """Draw two options that only narrow a search, each with the keywords of ``fitter.fit``."""
+    rng = random.Random(f"narrower than {machine.number}")
+    found: list[tuple[str, dict[str, object]]] = [("-nkvo", {"offload_kqv": False}), ("-fa on", {"flash_attn": "on"})]
+    if "type_v" not in machine.options:
+        # llama.cpp has no quantized V cache without it
+        found.append(("-fa off", {"flash_attn": "off"}))
+    if machine.shape in MOE:
+        n_layers = rng.choice((5, 10, 20, 30, 40))
+        found += [("-cmoe", {"cpu_moe": True}), (f"-ncmoe {n_layers}", {"n_cpu_moe": n_layers})]
+    return rng.sample(found, 2)
+
+
 def relations(machine: Machine, plan: Outcome) -> Iterator[Relation]:
     """List the relations of a machine with its ``plan``."""
     for what, more in better(machine):
@@ -46,6 +60,9 @@ def relations(machine: Machine, plan: Outcome) -> Iterator[Relation]:
     yield Relation(
         "twice the context", machine.having(n_ctx=twice), replace(plan, n_ctx=twice), is_free=False, is_held=True
     )
+    at_its_context = machine.having(n_ctx=plan.n_ctx)
+    for what, words in narrowed(machine):
+        yield Relation(what, at_its_context.having(**words), plan, is_free=False, is_held=True)
     pinned: dict[str, object] = {}
     for name, value in plan.pins.items():
         if value not in (None, []):

@@ -42,7 +42,7 @@ from fitter.planning.request.shared import (
 )
 from fitter.planning.request.shared_margin import within_pools
 from fitter.planning.request.summary import DeviceUse, HostUse, ModelSummary, Search, SharedUse
-from fitter.planning.search import scratch
+from fitter.planning.search import flash_attention, scratch
 from fitter.planning.search.alternatives import SHARE, SHARE_OF_FAILURE, Budget, alternatives
 from fitter.planning.search.levers import Candidate, changed_params, changes, concessions, improve
 from fitter.planning.search.load_calls import DummyLoads as DummyLoads
@@ -413,7 +413,8 @@ class _Fit:
         bound = None
         if not changes(request):
             kept = host_only_everywhere(request, devices, placement, price.breakdown, layout)
-            seconds, is_off = objective_seconds(request, price.estimate), price.breakdown.flash_attn is False
+            seconds = objective_seconds(request, price.estimate)
+            is_off = price.breakdown.flash_attn is False or flash_attention.may_be_off(request)
             bound = bound_of(request, smallest or layout, seconds, None, kept, is_without_flash=is_off)
         if bound is not None and bound.is_far:
             compute = latest | {device.name: price.breakdown.on(device.name).compute for device in devices}

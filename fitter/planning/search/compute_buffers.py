@@ -7,7 +7,7 @@ computes. So they are learned apart.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -49,10 +49,13 @@ class LearnedCompute:
         corrected = {(renamed.get(device, device), n_ctx) for device, n_ctx in self._corrected}
         return LearnedCompute(points, corrected, self.is_guess)
 
-    def with_micro_batch(self, n_ubatch: int, mine: int, other: LearnedCompute, others: int) -> LearnedCompute:
+    def with_micro_batch(
+        self, n_ubatch: int, mine: int, other: LearnedCompute, others: int, more: Callable[[int], int]
+    ) -> LearnedCompute:
         """Estimate the bytes with another micro batch, by a line through those with ``mine`` and with ``others``.
 
-        Where one of the two was not measured, they are in proportion to the micro batch.
+        Where one of the two was not measured, they are in proportion to the micro batch. ``more``: further bytes of a
+        device at a context.
         """
 
         def size(device: str, n_ctx: int) -> int:
@@ -66,7 +69,10 @@ class LearnedCompute:
         for points in (self._points, other._points):
             for device, by_context in points.items():
                 contexts.setdefault(device, set()).update(by_context)
-        guessed = {device: {n_ctx: size(device, n_ctx) for n_ctx in at} for device, at in contexts.items()}
+        guessed = {
+            device: {n_ctx: size(device, n_ctx) + (0 if device == "host" else more(n_ctx)) for n_ctx in at}
+            for device, at in contexts.items()
+        }
         return LearnedCompute(guessed, is_guess=True)
 
     @property
@@ -174,11 +180,16 @@ class Buffers:
         self._by_kind = {is_whole: learned.copy(renamed) for is_whole, learned in other._by_kind.items()}
         self._without_attention = {what: learned.copy(renamed) for what, learned in other._without_attention.items()}
 
-    def guess(self, n_ubatch: int, measured: Mapping[int, Buffers]) -> None:
-        """Estimate the buffers that were not measured, but the shared ones, from those with the two nearest ones."""
+    def guess(
+        self, n_ubatch: int, measured: Mapping[int, Buffers], more: Callable[[int], int] = lambda n_ctx: 0
+    ) -> None:
+        """Estimate the buffers that were not measured, but the shared ones, from those with the two nearest ones.
+
+        ``more``: further bytes of each device at a context.
+        """
         others = measured.items()
-        _guess(self._by_kind, n_ubatch, [(size, other._by_kind) for size, other in others])
-        _guess(self._without_attention, n_ubatch, [(size, other._without_attention) for size, other in others])
+        _guess(self._by_kind, n_ubatch, [(size, other._by_kind) for size, other in others], more)
+        _guess(self._without_attention, n_ubatch, [(size, other._without_attention) for size, other in others], more)
 
     def room(
         self, devices: Sequence[DeviceLimit], n_ctx: int, is_whole: bool, off: Sequence[int], optimistic: bool = False
@@ -221,6 +232,7 @@ def _guess(
     mine: MutableMapping[_K, LearnedCompute],
     n_ubatch: int,
     measured: Sequence[tuple[int, Mapping[_K, LearnedCompute]]],
+    more: Callable[[int], int],
 ) -> None:
     for kind, learned in mine.items():
         known = [(size, other[kind]) for size, other in measured if other[kind].is_measured]
@@ -228,4 +240,4 @@ def _guess(
             continue
         (near, at_near), *rest = sorted(known, key=lambda pair: abs(pair[0] - n_ubatch))
         far, at_far = rest[0] if rest else (near, at_near)
-        mine[kind] = at_near.with_micro_batch(n_ubatch, near, at_far, far)
+        mine[kind] = at_near.with_micro_batch(n_ubatch, near, at_far, far, more)

@@ -26,6 +26,11 @@ def is_open(request: Request) -> bool:
     return request.params.flash_attn == "auto" and "flash_attn" not in request.fixed
 
 
+def may_be_off(request: Request) -> bool:
+    """Whether a plan may do without it."""
+    return is_open(request) and request.params.type_v in _FLOATS
+
+
 def kinds(
     request: Request, best: Trial, distance: float, seen: Collection[bool | None], *, is_last: bool = True
 ) -> list[FlashAttn]:
@@ -43,10 +48,10 @@ def kinds(
     # without this gpt-oss-20b on two 4090 at 2 Mi tokens is 29 % slower
     if {True, False} <= set(seen) and (is_short or distance > 1 + GAIN):
         found.append("on")
-    is_spilled = bool(best.devices) and placement.is_spilled
-    is_near = distance <= (1 + GAIN if is_last else FAR)
-    is_likely = is_spilled if is_last else placement.first > 0 and placement.n_gpu_layers > 0
-    if not is_near and is_likely and True in seen and request.params.type_v in _FLOATS:
+    is_likely = (
+        placement.is_spilled if is_last else placement.first > 0 and placement.n_gpu_layers > 0 and distance > FAR
+    )
+    if is_likely and True in seen and may_be_off(request):
         found.append("off")
     return found
 

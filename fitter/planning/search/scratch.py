@@ -40,19 +40,24 @@ def scores_of(request: Request, params: Params, breakdown: Breakdown) -> dict[st
     """
     if breakdown.flash_attn is not False or params.type_v == "f32":
         return {}
-    n_streams = 1 if params.kv_unified else params.n_seq_max
-    n_tokens, n_cells = min(params.n_ubatch, params.n_batch), breakdown.n_ctx // n_streams
-    window = 0 if params.swa_full else request.facts.window
-
-    def cells(layer: LayerFacts) -> int:
-        return min(n_cells, window + n_tokens) if layer.is_windowed and window else n_cells
-
-    scores = max((layer.n_head * cells(layer) for layer in request.facts.layers), default=0) * n_tokens
+    scores = n_scores(request, params, breakdown.n_ctx)
     return {
         device.name: scores * _figures()["bytes_per_score"]
         for device in request.devices
         if device.buffer_type.startswith(_BACKENDS) and breakdown.on(device.name).context
     }
+
+
+def n_scores(request: Request, params: Params, n_ctx: int) -> int:
+    """Count the scores that attention of a layer has for a micro batch, without flash attention."""
+    n_streams = 1 if params.kv_unified else params.n_seq_max
+    n_tokens, n_cells = min(params.n_ubatch, params.n_batch), n_ctx // n_streams
+    window = 0 if params.swa_full else request.facts.window
+
+    def cells(layer: LayerFacts) -> int:
+        return min(n_cells, window + n_tokens) if layer.is_windowed and window else n_cells
+
+    return max((layer.n_head * cells(layer) for layer in request.facts.layers), default=0) * n_tokens
 
 
 def beyond_margins(request: Request, params: Params, breakdown: Breakdown) -> Breakdown:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from fitter.errors import LlamaCppError
@@ -24,6 +25,7 @@ from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search.capacity import is_too_large
 from fitter.planning.search.expectations import expected_placement, spill_styles
 from fitter.planning.search.proposals import most_saved_by, place_fastest
+from fitter.planning.search.scratch import n_scores
 from fitter.planning.search.search_state import SearchState
 from fitter.planning.speed.explain import Choice
 
@@ -84,12 +86,10 @@ class Variants:
         """
         if best is None:
             return self._begin()
-        if not best.trial.devices or not self._devices:
-            return None
         if best.trial.devices == best.state.devices:
             self._move(best)
-        else:
-            # the last layer alone, or upstream's rules: other placements say nothing of it
+        if best.trial.devices != best.state.devices or not best.trial.devices:
+            # the last layer alone, upstream's rules, or no device: micro batches say nothing
             flash = [kind for kind in flash if kind != best.trial.params.flash_attn]
         while True:
             promised = dict(self._promised(best, flash))
@@ -115,10 +115,12 @@ class Variants:
         state = self._states[variant]
         if variant not in self._asked:
             alike = [each for each in self._measured if each.flash_attn == variant.flash_attn]
+            known = {each.n_ubatch: self._states[each].buffers for each in alike}
             if not alike and variant.flash_attn == "off":
-                # larger ones than with flash attention, so that this is a guess to begin with
-                alike = [*self._measured]
-            state.buffers.guess(variant.n_ubatch, {each.n_ubatch: self._states[each].buffers for each in alike})
+                known = {each.n_ubatch: self._states[each].buffers for each in self._measured}
+                state.buffers.guess(variant.n_ubatch, known, partial(_of_scores, state))
+            elif known:
+                state.buffers.guess(variant.n_ubatch, known)
         return state
 
     def measure(self, variant: Variant, placement: Placement) -> Trial | None:
@@ -288,6 +290,11 @@ def likely_seconds(state: SearchState) -> float:
     is_idle = len(placement.idle) == len(state.devices)
     has_room = not is_idle or min(state.room(n_ctx, is_whole=False).without[:1], default=0) >= 0
     return state.seconds(placement) if has_room else math.inf
+
+
+def _of_scores(state: SearchState, n_ctx: int) -> int:
+    """Estimate the bytes by which a compute buffer is larger without flash attention: scores are 32-bit numbers."""
+    return 4 * n_scores(state.request, state.request.params, n_ctx)
 
 
 def _first_placement(state: SearchState) -> Placement | None:
