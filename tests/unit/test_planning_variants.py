@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fitter.llama.types import FlashAttn, Params
+from fitter.llama.types import Params
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.pricing import bound_of
 from fitter.planning.pricing.trial import Trial
@@ -18,7 +18,16 @@ from fitter.planning.request.shared import remembered
 from fitter.planning.search.compute_buffers import LearnedCompute
 from fitter.planning.search.search_order import search
 from fitter.planning.search.search_state import Callbacks, SearchState
-from fitter.planning.search.variants import WORTH, Answer, Variant, Variants, is_little, likely_seconds
+from fitter.planning.search.variants import (
+    WORTH,
+    Answer,
+    Kind,
+    Variant,
+    Variants,
+    is_little,
+    likely_seconds,
+    variant_of,
+)
 from fitter.planning.speed.cost import Workload
 from fitter.planning.speed.explain import Choice
 from tests.support.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
@@ -130,16 +139,16 @@ def state_of(made: Request, model: SyntheticModel = DENSE) -> SearchState:
 def variants_of(made: Request, model: SyntheticModel = DENSE) -> Variants:
     state = state_of(made, model)
 
-    def with_flash(flash: FlashAttn) -> SearchState:
-        return state.on(state.devices, replace(made, params=replace(made.params, flash_attn=flash)))
+    def of_kind(kind: Kind) -> SearchState:
+        return state.on(state.devices, replace(made, params=replace(made.params, **kind._asdict())))
 
-    return Variants(state, with_flash)
+    return Variants(state, of_kind)
 
 
 def asked_for(variants: Variants, trial: Trial | None = None) -> SearchState | None:
     """The state of the variant that is asked for next; ``trial``: the best so far."""
-    best = trial and Answer(trial, 1.5, variants.state(Variant(trial.params.flash_attn, trial.params.n_ubatch)))
-    return variants.next(best, ["auto"])
+    best = trial and Answer(trial, 1.5, variants.state(variant_of(trial.params)))
+    return variants.next(best, [Kind("auto")])
 
 
 def test_the_search_begins_with_the_one_that_promises_most() -> None:
@@ -175,10 +184,12 @@ def test_what_one_trial_did_not_measure_is_guessed_from_others() -> None:
     variants = variants_of(asked(700))
     whole, last_layer = Placement(0, (9,)), Placement(8, (1,))
     for n_ubatch, placement in ((512, whole), (2048, whole), (512, last_layer)):
-        assert variants.measure(Variant("auto", n_ubatch), placement) is not None
-    buffers = variants.state(Variant("auto", 4096)).buffers
+        assert variants.measure(Variant(Kind("auto"), n_ubatch), placement) is not None
+    buffers = variants.state(Variant(Kind("auto"), 4096)).buffers
     assert buffers.knows(False), "as the last layer alone with 512 tokens, in proportion"
-    sizes = [variants.state(Variant("auto", n)).buffers.room(limits(9000), 32768, True, [0]) for n in (512, 2048, 4096)]
+    sizes = [
+        variants.state(Variant(Kind("auto"), n)).buffers.room(limits(9000), 32768, True, [0]) for n in (512, 2048, 4096)
+    ]
     (a,), (b,), (c,) = (room.with_caches for room in sizes)
     assert a - b > 0 and 3 * (b - c) == 4 * (a - b), "by a line"
 
@@ -189,7 +200,7 @@ def test_buffers_without_flash_attention_are_measured_before_it_is_asked_for() -
     assert begun is not None
     trial = found(pinned(asked(700), begun.request.params.n_ubatch))
     slow = replace(trial, seconds=1e9, expected=1e9)
-    state = variants.next(Answer(slow, 1.5, begun), ["off"])
+    state = variants.next(Answer(slow, 1.5, begun), [Kind("off")])
     assert state is not None and state.request.params.flash_attn == "off" and state.buffers.knows_any
     assert variants.measured(state) is not None
 

@@ -17,6 +17,9 @@ from fitter.planning.search.room import Cached, Room
 
 _K = TypeVar("_K")
 
+More = Callable[[str, int, bool], int]
+"""Returns further bytes of a device or the host at a context, with caches of attention or without."""
+
 _BESIDE = "beside the devices of "
 
 
@@ -50,12 +53,15 @@ class LearnedCompute:
         return LearnedCompute(points, corrected, self.is_guess)
 
     def with_micro_batch(
-        self, n_ubatch: int, mine: int, other: LearnedCompute, others: int, more: Callable[[int], int]
+        self, n_ubatch: int, mine: int, other: LearnedCompute, others: int, more: More, has_caches: bool = True
     ) -> LearnedCompute:
         """Estimate the bytes with another micro batch, by a line through those with ``mine`` and with ``others``.
 
-        Where one of the two was not measured, they are in proportion to the micro batch. ``more``: further bytes of a
-        device at a context.
+        Where one of the two was not measured, they are in proportion to the micro batch.
+
+        Args:
+            more: adds bytes.
+            has_caches: whether devices compute with caches of attention.
         """
 
         def size(device: str, n_ctx: int) -> int:
@@ -70,7 +76,7 @@ class LearnedCompute:
             for device, by_context in points.items():
                 contexts.setdefault(device, set()).update(by_context)
         guessed = {
-            device: {n_ctx: size(device, n_ctx) + (0 if device == "host" else more(n_ctx)) for n_ctx in at}
+            device: {n_ctx: size(device, n_ctx) + more(device, n_ctx, has_caches) for n_ctx in at}
             for device, at in contexts.items()
         }
         return LearnedCompute(guessed, is_guess=True)
@@ -180,16 +186,12 @@ class Buffers:
         self._by_kind = {is_whole: learned.copy(renamed) for is_whole, learned in other._by_kind.items()}
         self._without_attention = {what: learned.copy(renamed) for what, learned in other._without_attention.items()}
 
-    def guess(
-        self, n_ubatch: int, measured: Mapping[int, Buffers], more: Callable[[int], int] = lambda n_ctx: 0
-    ) -> None:
-        """Estimate the buffers that were not measured, but the shared ones, from those with the two nearest ones.
-
-        ``more``: further bytes of each device at a context.
-        """
+    def guess(self, n_ubatch: int, measured: Mapping[int, Buffers], more: More) -> None:
+        """Estimate the buffers that were not measured, but the shared ones, from those with the two nearest ones."""
         others = measured.items()
         _guess(self._by_kind, n_ubatch, [(size, other._by_kind) for size, other in others], more)
-        _guess(self._without_attention, n_ubatch, [(size, other._without_attention) for size, other in others], more)
+        without = [(size, other._without_attention) for size, other in others]
+        _guess(self._without_attention, n_ubatch, without, more, has_caches=False)
 
     def room(
         self, devices: Sequence[DeviceLimit], n_ctx: int, is_whole: bool, off: Sequence[int], optimistic: bool = False
@@ -232,7 +234,9 @@ def _guess(
     mine: MutableMapping[_K, LearnedCompute],
     n_ubatch: int,
     measured: Sequence[tuple[int, Mapping[_K, LearnedCompute]]],
-    more: Callable[[int], int],
+    more: More,
+    *,
+    has_caches: bool = True,
 ) -> None:
     for kind, learned in mine.items():
         known = [(size, other[kind]) for size, other in measured if other[kind].is_measured]
@@ -240,4 +244,4 @@ def _guess(
             continue
         (near, at_near), *rest = sorted(known, key=lambda pair: abs(pair[0] - n_ubatch))
         far, at_far = rest[0] if rest else (near, at_near)
-        mine[kind] = at_near.with_micro_batch(n_ubatch, near, at_far, far, more)
+        mine[kind] = at_near.with_micro_batch(n_ubatch, near, at_far, far, more, has_caches)

@@ -28,6 +28,8 @@ def expected_placement(state: SearchState, n_ctx: int, *, optimistic: bool = Fal
     """Propose the placement of ``expected_plan``."""
     if not state.can_price:
         return None
+    if not state.devices:
+        return state.default
     if state.buffers.knows(True) and (whole := _whole_placement(state, n_ctx)):
         return whole
     spread = spill_styles(state, n_ctx)[0]

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from fitter.llama.types import FlashAttn
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import Request
+from fitter.planning.search.variants import Kind
 from fitter.planning.speed.explain import FAR, Choice
 
 _FLOATS = ("f32", "f16", "bf16")
@@ -33,8 +33,8 @@ def may_be_off(request: Request) -> bool:
 
 def kinds(
     request: Request, best: Trial, distance: float, seen: Collection[bool | None], *, is_last: bool = True
-) -> list[FlashAttn]:
-    """List the values of ``flash_attn`` that may be better than ``auto`` for ``best``.
+) -> list[Kind]:
+    """List kinds of attention that may be better than as the request has it, for ``best``.
 
     Args:
         distance: the time of ``best``, as a multiple of its bound.
@@ -42,18 +42,19 @@ def kinds(
         is_last: whether the context is decided. Before, only plans count that have caches on the host anyway: with all
             of them, Llama 3.1 8B on 4 GiB takes 34 loads instead of 6.
     """
-    found: list[FlashAttn] = []
-    placement = best.placement
+    placement, flash = best.placement, [request.params.flash_attn]
     is_short = "n_ctx" not in request.fixed and best.params.n_ctx < request.n_ctx_max
-    # without this gpt-oss-20b on two 4090 at 2 Mi tokens is 29 % slower
-    if {True, False} <= set(seen) and (is_short or distance > 1 + GAIN):
-        found.append("on")
-    is_likely = (
-        placement.is_spilled if is_last else placement.first > 0 and placement.n_gpu_layers > 0 and distance > FAR
-    )
-    if is_likely and True in seen and may_be_off(request):
-        found.append("off")
-    return found
+    if is_open(request):
+        # without this gpt-oss-20b on two 4090 at 2 Mi tokens is 29 % slower
+        if {True, False} <= set(seen) and (is_short or distance > 1 + GAIN):
+            flash.append("on")
+        is_likely = placement.is_spilled if is_last else placement.first > 0 and best.devices and distance > FAR
+        if is_likely and True in seen and may_be_off(request):
+            flash.append("off")
+    # caches of layers on devices, too, are on the host, which leaves room for their weights
+    is_worth = is_last and placement.first > 0 and best.devices and best.params.offload_kqv
+    offload = [True, False] if is_worth and "offload_kqv" not in request.fixed else [request.params.offload_kqv]
+    return [Kind(each, is_there) for is_there in offload for each in flash]
 
 
 def choice_of(chosen: Trial, other: Trial) -> Choice | None:

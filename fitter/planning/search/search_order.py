@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from fitter.errors import LlamaCppError, TimeLimitError
-from fitter.llama.types import Breakdown, FlashAttn, Params
+from fitter.llama.types import Breakdown, Params
 from fitter.planning.pricing.objective import best_of, rank
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import usable_devices
@@ -23,7 +23,7 @@ from fitter.planning.search.context_choice import ContextChoice, best_at
 from fitter.planning.search.device_choice import Devices, in_better_order
 from fitter.planning.search.remote_devices import worth_their_network
 from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
-from fitter.planning.search.variants import Answer, Variants, choice_of, is_little
+from fitter.planning.search.variants import Answer, Kind, Variants, choice_of, is_little, variant_of
 from fitter.planning.speed.explain import Choice
 
 _MAX_OTHERS = 5
@@ -85,7 +85,7 @@ class _SearchOrder:
         self._request = request
         self._choices: list[Choice] = []
         self._choices_at: dict[int, list[Choice]] = {}
-        self._states: dict[FlashAttn, SearchState] = {}
+        self._states: dict[Kind, SearchState] = {}
         self._variants: dict[int, Variants] = {}
         self.is_last = "n_ctx" in request.fixed
         self._seen = set[bool | None]()
@@ -113,7 +113,7 @@ class _SearchOrder:
         """Find the best trial at ``n_ctx`` of all variants."""
         self._seen.clear()
         self._choices = self._choices_at[n_ctx] = []
-        variants = self._variants[n_ctx] = Variants(self.state.at(n_ctx), lambda flash: self._with_flash(flash, n_ctx))
+        variants = self._variants[n_ctx] = Variants(self.state.at(n_ctx), lambda kind: self._of_kind(kind, n_ctx))
         first = variants.next(None, ())
         assert first is not None
         best = self._improved(_best(first), variants)
@@ -149,18 +149,18 @@ class _SearchOrder:
             best = Answer(trial, best.distance * share, state)
         return best
 
-    def _kinds(self, best: Answer) -> list[FlashAttn]:
-        """List the values of ``flash_attn`` that may be better than in ``best``."""
-        kinds = [*dict.fromkeys((self._request.params.flash_attn, best.trial.params.flash_attn))]
-        if flash_attention.is_open(self._request) and best.trial.fits and best.trial.seconds is not None:
+    def _kinds(self, best: Answer) -> list[Kind]:
+        """List the kinds of attention that may be better than in ``best``."""
+        kinds = [variant_of(self._request.params).kind, variant_of(best.trial.params).kind]
+        if best.trial.fits and best.trial.seconds is not None:
             kinds += flash_attention.kinds(self._request, best.trial, best.distance, self._seen, is_last=self.is_last)
         return [*dict.fromkeys(kinds)]
 
-    def _with_flash(self, flash: FlashAttn, n_ctx: int) -> SearchState:
-        if flash not in self._states:
-            params = replace(self._request.params, flash_attn=flash)
-            self._states[flash] = self.state.on(self.state.devices, replace(self._request, params=params))
-        return self._states[flash].at(n_ctx)
+    def _of_kind(self, kind: Kind, n_ctx: int) -> SearchState:
+        if kind not in self._states:
+            params = replace(self._request.params, flash_attn=kind.flash_attn, offload_kqv=kind.offload_kqv)
+            self._states[kind] = self.state.on(self.state.devices, replace(self._request, params=params))
+        return self._states[kind].at(n_ctx)
 
 
 def _best(state: SearchState) -> Answer:

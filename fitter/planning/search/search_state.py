@@ -114,6 +114,7 @@ class SearchState:
         self._sizes: dict[int, tuple[dict[int, tuple[Unit, ...]], dict[int, Layout]]]
         self._sizes = previous._sizes if previous else {}
         self._units, self._layouts = self._sizes.setdefault(params.n_ubatch if has_window else 0, ({}, {}))
+        self._without_caches: dict[int, tuple[Unit, ...]] = {}
         self._situations: dict[tuple[object, ...], Situation] = {}
         self._partial: dict[tuple[object, ...], Placement | None] = {}
         self._fastest_first: dict[int, int] = previous._fastest_first if previous else {}
@@ -160,7 +161,7 @@ class SearchState:
     # sizes
 
     def units(self, n_ctx: int, is_whole: bool = True) -> tuple[Unit, ...]:
-        """Sizes of layers and their caches at ``n_ctx``; estimated from a recorded context.
+        """Sizes of layers and their caches on devices at ``n_ctx``; estimated from a recorded context.
 
         Unless the model ``is_whole`` on devices, a layer has its part of a cache of experts: llama.cpp splits it as
         the layers, and makes none without experts on the host.
@@ -169,6 +170,10 @@ class SearchState:
             pinned = dict.fromkeys(self.request.too_large, HOST) | self.request.pinned
             self._units[n_ctx] = units_of(self._layout(n_ctx), self.request.n_layer, self.request.is_movable, pinned)
         units = self._units[n_ctx]
+        if not self.request.params.offload_kqv:
+            if n_ctx not in self._without_caches:
+                self._without_caches[n_ctx] = tuple(replace(unit, cache=0, state=0) for unit in units)
+            units = self._without_caches[n_ctx]
         each = 0 if is_whole else self.request.params.moe_cache_size // len(units)
         return tuple(replace(unit, fixed=unit.fixed + each) for unit in units) if each else units
 

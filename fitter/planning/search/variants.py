@@ -1,9 +1,10 @@
 """Variants of a request at one context, and which of them to ask for next: the one that promises the least time.
 
-A variant has a micro batch (``n_ubatch``), and flash attention as llama.cpp decides or set. A larger micro batch makes
-prompts faster and takes more compute buffer. Each variant has a search state of its own, with compute buffers guessed
-from those that were measured: they grow by a line with the micro batch (``Buffers.guess``). Before a variant is
-searched for, a placement is measured with it, which mostly is one more context of a loaded model.
+A variant has a micro batch (``n_ubatch``), flash attention as llama.cpp decides or set, and caches with their layers or
+on the host. A larger micro batch makes prompts faster and takes more compute buffer. Each variant has a search state of
+its own, with compute buffers guessed from those that were measured: they grow by a line with the micro batch
+(``Buffers.guess``). Before a variant is searched for, a placement is measured with it, which mostly is one more context
+of a loaded model.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from functools import partial
 from typing import NamedTuple
 
 from fitter.errors import LlamaCppError
-from fitter.llama.types import FlashAttn
+from fitter.llama.types import FlashAttn, Params
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import is_whole, micro_batches
 from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search.capacity import is_too_large
+from fitter.planning.search.compute_buffers import Buffers
 from fitter.planning.search.expectations import expected_placement, spill_styles
 from fitter.planning.search.proposals import most_saved_by, place_fastest
 from fitter.planning.search.scratch import n_scores
@@ -50,10 +52,17 @@ class Answer:
     state: SearchState
 
 
-class Variant(NamedTuple):
-    """What a variant sets: ``flash_attn`` and ``n_ubatch`` of ``Params``."""
+class Kind(NamedTuple):
+    """How attention is computed: ``flash_attn`` and ``offload_kqv`` of ``Params``."""
 
     flash_attn: FlashAttn
+    offload_kqv: bool = True
+
+
+class Variant(NamedTuple):
+    """What a variant sets: a kind of attention, and ``n_ubatch`` of ``Params``."""
+
+    kind: Kind
     n_ubatch: int
 
 
@@ -62,27 +71,27 @@ class Variants:
 
     Args:
         state: the search state of the request as it came.
-        with_flash: makes the state with another ``flash_attn``.
+        of_kind: makes the state with another kind of attention.
     """
 
-    def __init__(self, state: SearchState, with_flash: Callable[[FlashAttn], SearchState]) -> None:
+    def __init__(self, state: SearchState, of_kind: Callable[[Kind], SearchState]) -> None:
         params = state.request.params
-        self.first = Variant(params.flash_attn, params.n_ubatch)
+        self.first = variant_of(params)
         self.first_seconds = math.inf
         """Seconds that the first variant is expected to take; infinite if it is not known."""
         self._n_ctx = params.n_ctx
         self._sizes = micro_batches(state.request) if state.devices else (params.n_ubatch,)
-        self._with_flash = with_flash
+        self._of_kind = of_kind
         self._states = {self.first: state}
         self._measured: dict[Variant, Trial | None] = {}
         self._asked = set[Variant]()
 
-    def next(self, best: Answer | None, flash: Sequence[FlashAttn]) -> SearchState | None:
+    def next(self, best: Answer | None, kinds: Sequence[Kind]) -> SearchState | None:
         """Return the state of the variant to ask for next; ``None`` where none promises a better trial than ``best``.
 
         Args:
             best: the best answer so far. All further variants are on its devices.
-            flash: the values of ``flash_attn`` that are open.
+            kinds: the kinds of attention that are open.
         """
         if best is None:
             return self._begin()
@@ -90,15 +99,15 @@ class Variants:
             self._move(best)
         if best.trial.devices != best.state.devices or not best.trial.devices:
             # the last layer alone, upstream's rules, or no device: micro batches say nothing
-            flash = [kind for kind in flash if kind != best.trial.params.flash_attn]
+            kinds = [kind for kind in kinds if kind != variant_of(best.trial.params).kind]
         while True:
-            promised = dict(self._promised(best, flash))
+            promised = dict(self._promised(best, kinds))
             if not promised:
                 return self._against_the_odds(best)
-            chosen = min(promised, key=lambda variant: (variant.n_ubatch < _LEAST_FOR_SPEED, promised[variant]))
+            chosen = min(promised, key=lambda variant: self._order(variant, promised[variant]))
             if self._is_known(chosen, best.trial):
                 return self._ask(chosen)
-            is_other = chosen.flash_attn != best.trial.params.flash_attn
+            is_other = chosen.kind != variant_of(best.trial.params).kind
             placement = _first_placement(self.state(chosen)) if is_other else best.trial.placement
             if placement is None or self.measure(chosen, placement) is None:
                 self._asked.add(chosen)
@@ -106,22 +115,27 @@ class Variants:
     def state(self, variant: Variant) -> SearchState:
         """Return the state of a variant, whose compute buffers are guessed until it is asked for."""
         if variant not in self._states:
-            before = self._states.get(self.first._replace(flash_attn=variant.flash_attn))
-            of_flash = before or self._with_flash(variant.flash_attn)
-            if of_flash.devices != self._devices:
-                of_flash = of_flash.on(self._devices)
-            is_same = of_flash.request.params.n_ubatch == variant.n_ubatch
-            self._states[variant] = of_flash if is_same else of_flash.with_micro_batch(variant.n_ubatch)
+            of_kind = self._states.get(self.first._replace(kind=variant.kind)) or self._of_kind(variant.kind)
+            if of_kind.devices != self._devices:
+                of_kind = of_kind.on(self._devices)
+            is_same = of_kind.request.params.n_ubatch == variant.n_ubatch
+            self._states[variant] = of_kind if is_same else of_kind.with_micro_batch(variant.n_ubatch)
         state = self._states[variant]
         if variant not in self._asked:
-            alike = [each for each in self._measured if each.flash_attn == variant.flash_attn]
-            known = {each.n_ubatch: self._states[each].buffers for each in alike}
-            if not alike and variant.flash_attn == "off":
-                known = {each.n_ubatch: self._states[each].buffers for each in self._measured}
-                state.buffers.guess(variant.n_ubatch, known, partial(_of_scores, state))
-            elif known:
-                state.buffers.guess(variant.n_ubatch, known)
+            known, is_larger = self._buffers_like(variant.kind)
+            state.buffers.guess(variant.n_ubatch, known, partial(_of_scores, state) if is_larger else _nothing)
         return state
+
+    def _buffers_like(self, kind: Kind) -> tuple[dict[int, Buffers], bool]:
+        """Return measured buffers by micro batch, most like those of a kind, and whether the kind's are larger."""
+        as_asked, has_flash = self.first.kind.flash_attn, kind.flash_attn != "off"
+        # nothing that was measured tells buffers with flash attention where llama.cpp had turned it off
+        others = [] if kind.flash_attn == "on" else [kind._replace(flash_attn=as_asked), self.first.kind]
+        for like in (kind, *others):
+            known = {each.n_ubatch: self._states[each].buffers for each in self._measured if each.kind == like}
+            if known:
+                return known, not has_flash and like.flash_attn != "off"
+        return {}, False
 
     def measure(self, variant: Variant, placement: Placement) -> Trial | None:
         """Measure a placement with a variant; ``None`` where llama.cpp refuses it."""
@@ -133,16 +147,22 @@ class Variants:
 
     def measured(self, state: SearchState) -> Trial | None:
         """Return what was measured with a variant before it was asked for."""
-        params = state.request.params
-        return self._measured.get(Variant(params.flash_attn, params.n_ubatch))
+        return self._measured.get(variant_of(state.request.params))
 
     @property
     def _devices(self) -> tuple[DeviceLimit, ...]:
         return self._states[self.first].devices
 
+    def _is_for_speed(self, variant: Variant) -> bool:
+        return variant.n_ubatch >= min(self.first.n_ubatch, _LEAST_FOR_SPEED)
+
+    def _order(self, variant: Variant, seconds: float) -> tuple[bool, float]:
+        is_as_asked = variant.kind.offload_kqv == self.first.kind.offload_kqv
+        return variant.n_ubatch < _LEAST_FOR_SPEED, seconds if is_as_asked else seconds * (1 + GAIN)
+
     def _is_known(self, variant: Variant, trial: Trial) -> bool:
         """Whether compute buffers of a variant were measured with a placement like the one of ``trial``."""
-        if variant.flash_attn != trial.params.flash_attn:
+        if variant.kind != variant_of(trial.params).kind:
             return variant in self._measured
         state = self._states[variant]
         return state.buffers.has_measured(is_whole(state.request, trial.devices, trial.placement))
@@ -157,7 +177,7 @@ class Variants:
         """Go on on the devices of ``best``, where only its own compute buffers are known."""
         if best.state.devices == self._devices:
             return
-        here = Variant(best.trial.params.flash_attn, best.trial.params.n_ubatch)
+        here = variant_of(best.trial.params)
         self._states = {self.first: self._states[self.first].on(best.state.devices), here: best.state}
         self._measured = {here: best.trial}
 
@@ -198,19 +218,19 @@ class Variants:
             size for size in self._sizes[::-1] if size < n_ubatch
         ]
 
-    def _promised(self, best: Answer, flash: Iterable[FlashAttn]) -> Iterable[tuple[Variant, float]]:
+    def _promised(self, best: Answer, kinds: Iterable[Kind]) -> Iterable[tuple[Variant, float]]:
         """Yield the variants that promise a better trial than ``best``, each with its expected seconds."""
         trial = best.trial
-        here = Variant(trial.params.flash_attn, trial.params.n_ubatch)
-        for kind in flash:
-            is_other = kind != here.flash_attn
+        here = variant_of(trial.params)
+        for kind in kinds:
+            is_other = kind != here.kind
             least = math.inf
             if trial.fits and trial.expected is not None:
                 least = trial.expected * (1 - (GAIN if is_other else WORTH))
             for sizes in ([here.n_ubatch], *self._others(here.n_ubatch)):
                 for size in sizes:
                     variant = Variant(kind, size)
-                    if variant in self._asked:
+                    if variant in self._asked or (trial.fits and not self._is_for_speed(variant)):
                         continue
                     seconds = self._likely(variant, here, trial, least)
                     if seconds < least:
@@ -222,11 +242,12 @@ class Variants:
                         break
 
     def _likely(self, variant: Variant, here: Variant, trial: Trial, least: float) -> float:
-        if variant.flash_attn != here.flash_attn:
-            is_known = any(each.flash_attn == variant.flash_attn for each in self._measured)
-            if variant.flash_attn == "on" and not is_known:
+        if variant.kind != here.kind:
+            is_known = any(each.kind == variant.kind for each in self._measured)
+            if variant.kind.flash_attn == "on" and not is_known:
                 # nothing that was measured tells its buffers
                 return 0.0 if variant.n_ubatch == here.n_ubatch else math.inf
+            self.state(variant).prices()
         elif trial.fits and not self._may_save(variant, here, trial.placement, least / (1 - WORTH)):
             return math.inf
         elif trial.fits and variant.n_ubatch > here.n_ubatch and not self._is_known(variant, trial):
@@ -239,10 +260,8 @@ class Variants:
 
         A larger one leaves less room. What a smaller one frees holds weights, twice as useful as an average byte.
         """
-        if variant.n_ubatch < min(self.first.n_ubatch, _LEAST_FOR_SPEED):
-            return False
         state, start = self.state(variant), self.state(here)
-        if state.loses_pipeline(placement):
+        if not self._is_for_speed(variant) or state.loses_pipeline(placement):
             return False
         seconds = state.seconds(placement)
         if variant.n_ubatch < here.n_ubatch:
@@ -265,6 +284,11 @@ class Variants:
         return self._ask(variant) if variant is not None and is_open else None
 
 
+def variant_of(params: Params) -> Variant:
+    """Return the variant of ``params``."""
+    return Variant(Kind(params.flash_attn, params.offload_kqv), params.n_ubatch)
+
+
 def is_little(trial: Trial, than: Trial) -> bool:
     """Whether ``trial`` has another micro batch than ``than``, and saves too little time for it."""
     if trial.params.n_ubatch == than.params.n_ubatch or trial.params.n_ctx > than.params.n_ctx:
@@ -281,20 +305,31 @@ def choice_of(chosen: Trial, variants: Variants) -> Choice | None:
 
 
 def likely_seconds(state: SearchState) -> float:
-    """Estimate as ``expected_seconds``; infinite also where a device without layers has no room for its buffer."""
+    """Estimate as ``expected_seconds``; infinite also where the first device has no room for its buffer."""
     n_ctx = state.request.params.n_ctx
     placement = expected_placement(state, n_ctx)
     if placement is None:
         return math.inf
-    # without layers, too, the first device has a buffer to compute prompts with the host's weights
-    is_idle = len(placement.idle) == len(state.devices)
-    has_room = not is_idle or min(state.room(n_ctx, is_whole=False).without[:1], default=0) >= 0
-    return state.seconds(placement) if has_room else math.inf
+    # without layers, too, the first device has a buffer to compute prompts with the host's weights; without that device
+    # another one has it
+    if placement.is_spilled and 0 in placement.idle:
+        is_alone = len(placement.idle) == len(state.devices)
+        if not is_alone or state.room(n_ctx, is_whole=False).without[0] < 0:
+            return math.inf
+    return state.seconds(placement)
 
 
-def _of_scores(state: SearchState, n_ctx: int) -> int:
-    """Estimate the bytes by which a compute buffer is larger without flash attention: scores are 32-bit numbers."""
-    return 4 * n_scores(state.request, state.request.params, n_ctx)
+def _nothing(device: str, n_ctx: int, has_caches: bool) -> int:
+    return 0
+
+
+def _of_scores(state: SearchState, device: str, n_ctx: int, has_caches: bool) -> int:
+    """Estimate the bytes by which a compute buffer is larger without flash attention: scores are 32-bit numbers.
+
+    The first device has them even without caches, since it computes prompts of layers on the host.
+    """
+    is_there = has_caches or device == state.devices[0].name
+    return 4 * n_scores(state.request, state.request.params, n_ctx) if is_there else 0
 
 
 def _first_placement(state: SearchState) -> Placement | None:
