@@ -27,11 +27,12 @@ def trial(placement: Placement, flash_attn: bool, seconds: float = 2.0) -> Trial
     return Trial(placement, DEVICES, params, Breakdown((), (), params.n_ctx, flash_attn), (), seconds)
 
 
-def ways_of(asked: Request, best: Trial, distance: float, seen: Collection[bool | None]) -> list[Request]:
-    found = (
-        flash_attention.alternative(asked, best, distance, seen, with_flash=with_flash) for with_flash in (True, False)
-    )
-    return [each for each in found if each is not None]
+def ways_of(
+    asked: Request, best: Trial, distance: float, seen: Collection[bool | None], *, is_last: bool = True
+) -> list[str]:
+    """Other values of ``flash_attn`` that are asked for, with caches where they are."""
+    kinds = flash_attention.kinds(asked, best, distance, seen, is_last=is_last)
+    return [kind.flash_attn for kind in kinds if kind.offload_kqv and kind.flash_attn != asked.params.flash_attn]
 
 
 @pytest.mark.parametrize(
@@ -39,10 +40,10 @@ def ways_of(asked: Request, best: Trial, distance: float, seen: Collection[bool 
     [
         pytest.param(trial(ON_DEVICES, True), 9.0, {True}, [], id="it-is-on"),
         pytest.param(trial(ON_HOST, False), 9.0, {False}, [], id="it-never-was-on"),
-        pytest.param(trial(ON_HOST, False), 1 + GAIN, {True, False}, [], id="nothing-to-gain"),
+        pytest.param(trial(ON_HOST, False), 1 + GAIN, {True, False}, ["off"], id="near-its-bound"),
         pytest.param(trial(ON_HOST, False), 1.1, {True, False}, ["on", "off"], id="the-placement-turned-it-off"),
         pytest.param(trial(ON_DEVICES, True), 1.1, {True, False}, ["on"], id="in-another-trial"),
-        pytest.param(trial(ON_HOST, True), 1 + GAIN, {True}, [], id="caches-on-the-host-and-near"),
+        pytest.param(trial(ON_HOST, True), 1 + GAIN, {True}, ["off"], id="caches-on-the-host-and-near"),
         pytest.param(trial(ON_HOST, True), 1.1, {True}, ["off"], id="weights-on-the-host"),
         pytest.param(trial(ON_HOST, True), FAR + 0.1, {True}, ["off"], id="caches-on-the-host-and-far"),
         pytest.param(trial(NOWHERE, True), FAR + 0.1, {True}, ["off"], id="everything-on-the-host"),
@@ -50,9 +51,7 @@ def ways_of(asked: Request, best: Trial, distance: float, seen: Collection[bool 
     ],
 )
 def test_what_is_asked_for(best: Trial, distance: float, seen: Collection[bool | None], ways: list[str]) -> None:
-    found = list(ways_of(REQUEST, best, distance, seen))
-    assert [each.params.flash_attn for each in found] == ways
-    assert all(replace(each, params=REQUEST.params) == REQUEST for each in found)
+    assert ways_of(REQUEST, best, distance, seen) == ways
 
 
 @pytest.mark.parametrize(
@@ -64,33 +63,48 @@ def test_what_is_asked_for(best: Trial, distance: float, seen: Collection[bool |
     ],
 )
 def test_it_is_on_until_the_context_is_decided(placement: Placement, distance: float, is_asked: bool) -> None:
-    best = trial(placement, True)
-    found = flash_attention.alternative(REQUEST, best, distance, {True}, with_flash=False, is_last=False)
-    assert (found is not None) is is_asked
+    found = ways_of(REQUEST, trial(placement, True), distance, {True}, is_last=False)
+    assert found == (["off"] if is_asked else [])
+
+
+@pytest.mark.parametrize(
+    ("placement", "fixed", "is_last", "is_asked"),
+    [
+        pytest.param(ON_HOST, (), True, True, id="caches-on-the-host"),
+        pytest.param(ON_DEVICES, (), True, False, id="caches-on-devices"),
+        pytest.param(ON_HOST, ("offload_kqv",), True, False, id="the-users"),
+        pytest.param(ON_HOST, (), False, False, id="before-the-context-is-decided"),
+    ],
+)
+def test_all_caches_may_be_on_the_host(
+    placement: Placement, fixed: tuple[str, ...], is_last: bool, is_asked: bool
+) -> None:
+    asked = replace(REQUEST, fixed=frozenset(fixed))
+    kinds = flash_attention.kinds(asked, trial(placement, True), 2.0, {True}, is_last=is_last)
+    assert any(not kind.offload_kqv for kind in kinds) is is_asked
 
 
 def test_a_plan_with_too_little_context_may_get_more() -> None:
     best = trial(ON_DEVICES, True)
     short = replace(best, params=replace(best.params, n_ctx=REQUEST.n_ctx_max // 2))
-    assert [each.params.flash_attn for each in ways_of(REQUEST, short, 1.0, {True, False})] == ["on"]
+    assert ways_of(REQUEST, short, 1.0, {True, False}) == ["on"]
 
 
 def test_a_context_that_the_user_chose_is_not_too_little() -> None:
     asked = replace(REQUEST, fixed=frozenset({"n_ctx"}))
     best = trial(ON_DEVICES, True)
     short = replace(best, params=replace(best.params, n_ctx=REQUEST.n_ctx_max // 2))
-    assert not list(ways_of(asked, short, 1.0, {True, False}))
+    assert not ways_of(asked, short, 1.0, {True, False})
 
 
 @pytest.mark.parametrize("placement", [Placement(1, (4, 4)), Placement(8, (0, 1))], ids=["one-there", "one-here"])
 def test_a_single_layer_is_a_cache_on_the_host_or_a_device(placement: Placement) -> None:
-    found = ways_of(REQUEST, trial(placement, True), FAR + 0.1, {True})
-    assert [each.params.flash_attn for each in found] == ["off"]
+    assert ways_of(REQUEST, trial(placement, True), FAR + 0.1, {True}) == ["off"]
 
 
 def test_a_quantized_v_cache_needs_it() -> None:
     quantized = replace(REQUEST, params=replace(REQUEST.params, type_v="q8_0"))
-    assert not list(ways_of(quantized, trial(ON_HOST, True), 9.0, {True}))
+    assert not ways_of(quantized, trial(ON_HOST, True), 9.0, {True})
 
 
 @pytest.mark.parametrize(

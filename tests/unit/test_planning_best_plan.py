@@ -347,7 +347,8 @@ def test_a_plan_is_priced_by_what_it_was_measured_to_be(asked: Request, share: f
     assert plan.bound.reached == pytest.approx(of_objective)
     assert share * plan.estimate.seconds <= of_objective <= plan.estimate.seconds
     assert plan.bound.seconds <= of_objective * (1 + 1e-9) and not plan.bound.is_far and plan.bound.reasons == ()
-    is_spilled = bool(plan.params.tensor_buft_overrides) or plan.params.n_gpu_layers < DENSE.n_layer + 1
+    on_host = [override for override in plan.params.tensor_buft_overrides if override.buffer_type == "CPU"]
+    is_spilled = bool(on_host) or plan.params.n_gpu_layers < DENSE.n_layer + 1
     assert ("where the weights go" in [choice.subject for choice in plan.choices]) is is_spilled
 
 

@@ -140,7 +140,7 @@ STEPS: dict[str, tuple[SyntheticModel, tuple[int, ...], tuple[DeviceSpeed, ...],
         ((*BOTH, "CUDA2"), ("CUDA0", "CUDA2"), ("CUDA0", "CUDA2")),
     ),
     "a small one leaves": (
-        *(MODEL, (1000, 1250, 1050, 750), (CARD, SLOW_CARD, NARROW, NARROW), "generation", 32768),
+        *(MODEL, (750, 750, 900, 950), (CARD, SLOW_CARD, CARD, NARROW), "request", 32768),
         (ALL_FOUR, ("CUDA0", "CUDA2", "CUDA3"), ("CUDA0", "CUDA2", "CUDA3")),
     ),
     "one of two leaves where the others have nothing": (

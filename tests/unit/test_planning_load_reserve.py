@@ -52,7 +52,7 @@ def left_in_a_real_load(plan: Plan, name: str) -> int:
 MACHINES: dict[str, tuple[Request, Mapping[str, int], bool]] = {
     # how much more, and whether the plan is another one for it
     "one device": (request(MODEL, limits(900)), {"CUDA0": 30}, True),
-    "the first of two": (request(MODEL, limits(900, 500)), {"CUDA0": 30}, True),
+    "the first of two": (request(MODEL, limits(700, 500)), {"CUDA0": 30}, True),
     "the second of two": (request(MODEL, limits(900, 500)), {"CUDA1": 100}, True),
     "all of three": (request(MODEL, limits(400, 300, 500)), {"CUDA0": 16, "CUDA1": 16, "CUDA2": 16}, True),
     "with room for it": (request(MODEL, limits(8000)), {"CUDA0": 30}, False),

@@ -402,11 +402,11 @@ def test_layers_on_the_host_come_before_items_of_the_devices_own_layers() -> Non
     # without items the last two layers and the output take 45 bytes, and a layer of the host 80
     base = pack(units, [45 + 140], spread=True, first=2)
     assert base is not None and not base.moved
-    found = bring_first(units, [45 + 140], base)
+    found = bring_first(units, [45 + 140], base, "all")
     assert [(item.layer, item.bytes) for item, at in found.moved if at == HOST] == [(2, 20), (3, 30), (3, 20), (3, 20)]
     assert {item.layer for item, at in found.moved if at == 0} == {1} and weights_on(units, found) == [35 + 80 + 50]
     # no room
-    assert bring_first(units, [40], base) == base
+    assert bring_first(units, [40], base, "all") == base
 
 
 @pytest.mark.parametrize("bring", ["layers", "all"])
@@ -454,5 +454,5 @@ def test_compute_buffers_are_copied_by_the_part_that_a_device_has() -> None:
 
 def test_a_placement_on_some_of_its_devices() -> None:
     item = Item(1, "blk.1.ffn_up", ("weight",), 20)
-    placement = Placement(1, (0, 3, 0, 1), ((item, 3), (replace(item, layer=2), HOST)))
-    assert placement.on([1, 3]) == Placement(1, (3, 1), ((item, 1), (replace(item, layer=2), HOST)))
+    placement = Placement(1, (0, 3, 0, 1), ((item, 3), (Item(2, "blk.1.ffn_up", ("weight",), 20), HOST)))
+    assert placement.on([1, 3]) == Placement(1, (3, 1), ((item, 1), (Item(2, "blk.1.ffn_up", ("weight",), 20), HOST)))

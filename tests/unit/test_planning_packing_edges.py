@@ -131,9 +131,9 @@ def test_items_of_layers_that_cannot_come_whole_come_one_by_one() -> None:
     [pytest.param((), 1, id="none is far"), pytest.param((1,), None, id="it has no layer and is far")],
 )
 def test_nothing_is_brought_to_a_far_device_without_a_layer(far: tuple[int, ...], target: int | None) -> None:
-    found = bring_back(UNITS, [2 * WHOLE + 15, 20], Placement(2, (3, 0)), "items", far)
+    found = bring_back(UNITS, [2 * WHOLE + 15, 20], Placement(2, (3, 0)), "layers", far)
     assert [where for _, where in found.moved] == ([] if target is None else [target])
-    at_hand = bring_back(UNITS, [WHOLE, WHOLE + 15 + 20], Placement(2, (1, 2)), "items", far)
+    at_hand = bring_back(UNITS, [WHOLE, WHOLE + 15 + 20], Placement(2, (1, 2)), "layers", far)
     assert [where for _, where in at_hand.moved] == [1], "a far device that has a layer anyway"
 
 

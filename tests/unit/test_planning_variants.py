@@ -99,7 +99,7 @@ def test_experts_on_the_host_get_a_large_one() -> None:
     made = asked(700, model=MOE, prompt=8192)
     free, by_default = found(made, MOE), found(pinned(made, 512), MOE)
     assert free.fits and free.params.n_ubatch >= 1024
-    assert free.seconds and by_default.seconds and free.seconds < 0.95 * by_default.seconds
+    assert free.seconds and by_default.seconds and free.seconds < 0.98 * by_default.seconds
 
 
 def test_a_small_one_is_chosen_where_nothing_else_fits() -> None:
@@ -140,7 +140,8 @@ def variants_of(made: Request, model: SyntheticModel = DENSE) -> Variants:
     state = state_of(made, model)
 
     def of_kind(kind: Kind) -> SearchState:
-        return state.on(state.devices, replace(made, params=replace(made.params, **kind._asdict())))
+        params = replace(made.params, flash_attn=kind.flash_attn, offload_kqv=kind.offload_kqv)
+        return state.on(state.devices, replace(made, params=params))
 
     return Variants(state, of_kind)
 
@@ -195,10 +196,10 @@ def test_what_one_trial_did_not_measure_is_guessed_from_others() -> None:
 
 
 def test_buffers_without_flash_attention_are_measured_before_it_is_asked_for() -> None:
-    variants = variants_of(asked(700))
+    variants = variants_of(asked(9000))
     begun = asked_for(variants)
     assert begun is not None
-    trial = found(pinned(asked(700), begun.request.params.n_ubatch))
+    trial = found(pinned(asked(9000), begun.request.params.n_ubatch))
     slow = replace(trial, seconds=1e9, expected=1e9)
     state = variants.next(Answer(slow, 1.5, begun), [Kind("off")])
     assert state is not None and state.request.params.flash_attn == "off" and state.buffers.knows_any
@@ -244,7 +245,7 @@ def test_little_time_is_no_reason_for_another(n_ubatch: int, share: float, n_ctx
     ],
 )
 def test_cards_with_the_whole_model_keep_their_pipeline(made: Request, placement: Placement, is_lost: bool) -> None:
-    assert state_of(made).loses_pipeline(placement) is is_lost
+    assert state_of(made).loses_pipeline(placement, 32768) is is_lost
 
 
 @pytest.mark.parametrize(("n_ubatch", "is_answer"), [(512, True), (2048, False)])
@@ -270,6 +271,10 @@ def test_the_bound_has_the_largest() -> None:
     assert free.seconds == largest.seconds < default.seconds
 
 
+def _more(device: str, n_ctx: int, has_caches: bool) -> int:
+    return 7 if has_caches else 0
+
+
 @pytest.mark.parametrize(
     ("n_ubatch", "measured", "expected"),
     [
@@ -287,7 +292,13 @@ def test_buffers_of_others_lie_on_a_line(n_ubatch: int, measured: dict[int, int 
     for each, size in zip(learned, (here, there), strict=True):
         if size is not None:
             each.learn("CUDA0", 4096, size)
-    assert learned[0].with_micro_batch(n_ubatch, mine, learned[1], others).at("CUDA0", 4096) == expected
+    assert (
+        learned[0].with_micro_batch(n_ubatch, mine, learned[1], others, _more, True).at("CUDA0", 4096) == expected + 7
+    )
+    guess = learned[0].with_micro_batch(n_ubatch, mine, learned[1], others, _more, False)
+    assert guess.at("CUDA0", 4096) == expected and not guess.is_measured
+    guess.learn("CUDA0", 4096, 1)
+    assert guess.at("CUDA0", 4096) == 1 and guess.is_measured
 
 
 @pytest.mark.parametrize(

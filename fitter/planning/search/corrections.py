@@ -152,11 +152,11 @@ def settle_partial(state: SearchState, n_ctx: int, limit: float | None = None) -
             best, chosen = trial, spread
         if is_enough:
             break
-    if state.has_lost_flash and not state.is_plain and not (best and _keeps(best, limit)):
-        # caches apart from their layers turned flash attention off: that takes much more memory, which was learned
-        plain = state.on(state.devices)
-        plain.be_plain()
-        trial = settle_partial(plain, n_ctx, limit)
+    if state.has_lost_flash and not (state.is_plain or state.keeps_attention) and not (best and _keeps(best, limit)):
+        # caches apart from their attention turned flash attention off: that takes much more memory, which was learned
+        kept = state.on(state.devices)
+        kept.keep_attention()
+        trial = settle_partial(kept, n_ctx, limit)
         if trial is not None and (best is None or rank(trial) > rank(best)):
             return trial
     if best is not None and best.fits and best.seconds is not None and len(ways) > 1:

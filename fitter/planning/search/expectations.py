@@ -36,7 +36,7 @@ def expected_placement(state: SearchState, n_ctx: int, *, optimistic: bool = Fal
     placement = state.place_partial(state.situation(n_ctx, is_whole=False, optimistic=optimistic), spread)
     if placement is None or not (optimistic or _likely_leaves_host_room(state, placement, n_ctx)):
         return None
-    return None if state.loses_pipeline(placement) else placement
+    return None if state.loses_pipeline(placement, n_ctx) else placement
 
 
 def _likely_leaves_host_room(state: SearchState, placement: Placement, n_ctx: int) -> bool:
@@ -66,7 +66,7 @@ def _whole_placement(state: SearchState, n_ctx: int) -> Placement | None:
         state.prices()
     propose = place_fastest if state.chooses_split else place_whole
     placement = propose(state.situation(n_ctx, is_whole=True))
-    return None if placement is None or state.loses_pipeline(placement) else placement
+    return None if placement is None or state.loses_pipeline(placement, n_ctx) else placement
 
 
 def expected_partial(state: SearchState, n_ctx: int, spread: bool, *, is_plain: bool = False) -> float:

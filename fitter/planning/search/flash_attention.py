@@ -48,8 +48,8 @@ def kinds(
         # without this gpt-oss-20b on two 4090 at 2 Mi tokens is 29 % slower
         if {True, False} <= set(seen) and (is_short or distance > 1 + GAIN):
             flash.append("on")
-        is_likely = placement.is_spilled if is_last else placement.first > 0 and best.devices and distance > FAR
-        if is_likely and True in seen and may_be_off(request):
+        is_far = placement.first > 0 and placement.n_gpu_layers > 0 and distance > FAR
+        if (placement.is_spilled if is_last else is_far) and True in seen and may_be_off(request):
             flash.append("off")
     # caches of layers on devices, too, are on the host, which leaves room for their weights
     is_worth = is_last and placement.first > 0 and best.devices and best.params.offload_kqv

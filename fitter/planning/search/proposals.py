@@ -49,7 +49,7 @@ class Situation:
     """A placement problem: ``units`` at a context of ``n_ctx``, on ``devices`` with ``room``.
 
     ``prices`` tell which placement is faster. Without them, or where the host ``is_short`` of room, more bytes on
-    devices are better.
+    devices are better. Attention stays with its cache where the situation ``keeps_attention``.
     """
 
     request: Request
@@ -59,6 +59,7 @@ class Situation:
     room: Room
     prices: PriceList | None
     is_short: bool = False
+    keeps_attention: bool = False
     fillings: dict[int, tuple[float, Placement | None]] = field(default_factory=dict, compare=False, repr=False)
     """The fastest filling by its first layer on devices, and its seconds, as far as any was asked for."""
     near: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
@@ -133,8 +134,8 @@ def place_partial(at: Situation, spread: bool, *, is_plain: bool = False) -> Pla
         placement = (placement and avoid_remote_tensors(at, _shifted(at, placement))) or _all_on_host(at)
     if placement is None:
         return (_bare_by_user(at) if at.prices and not is_plain else None) or _without_items_by_user(at)
-    placement = swap_caches_for_weights(at, placement, is_plain=is_plain)
-    return _without_pipeline(at, placement if is_plain else add_caches(at, placement))
+    is_priced = at.prices is not None and not is_plain
+    return _without_pipeline(at, add_caches(at, swap_caches_for_weights(at, placement)) if is_priced else placement)
 
 
 def _without_pipeline(at: Situation, placement: Placement) -> Placement:
@@ -209,11 +210,10 @@ def avoid_remote_tensors(at: Situation, placement: Placement) -> Placement:
     return min(placement, nearer, key=at.prices.seconds)
 
 
-def swap_caches_for_weights(at: Situation, placement: Placement, *, is_plain: bool = False) -> Placement:
+def swap_caches_for_weights(at: Situation, placement: Placement) -> Placement:
     """Move layers to the host if that is faster, so that tensors of any layer take the room of their caches.
 
-    Where caches are large, a layer's weights alone gain more on a device than the whole layer. Attention stays with its
-    cache if the placement ``is_plain``.
+    Where caches are large, a layer's weights alone gain more on a device than the whole layer.
     """
     if at.prices is None or _most_saved(at, at.prices, placement) < GAIN * at.prices.seconds(placement):
         return placement
@@ -223,7 +223,7 @@ def swap_caches_for_weights(at: Situation, placement: Placement, *, is_plain: bo
         tried.add(first)
         if first not in at.fillings:
             is_there = 0 <= first < n_units
-            at.fillings[first] = _fastest_filling(at, first, is_plain=is_plain) if is_there else (math.inf, None)
+            at.fillings[first] = _fastest_filling(at, first) if is_there else (math.inf, None)
         return at.fillings[first][0]
 
     if at.first is not None:
@@ -283,7 +283,7 @@ def most_saved_by(at: Situation, placement: Placement, room: int) -> float:
     return room * max(_saved_by_byte(at, at.prices, placement))
 
 
-def _fastest_filling(at: Situation, first: int, *, is_plain: bool) -> tuple[float, Placement | None]:
+def _fastest_filling(at: Situation, first: int) -> tuple[float, Placement | None]:
     """Place layers from ``first`` on on devices, and fill the room with weights of the others in each possible way."""
     assert at.prices is not None
     prices = at.prices.all
@@ -296,8 +296,8 @@ def _fastest_filling(at: Situation, first: int, *, is_plain: bool) -> tuple[floa
     # hashing placements would take longer than comparing three
     filled: list[Placement] = []
     for each in (
-        *(bring_back(at.units, budgets, base, bring, far) for bring in _WAYS_TO_BRING[is_plain]),
-        *(bring_first(at.units, budgets, base, bring, far) for bring in _FIRST_TO_BRING[is_plain]),
+        *(bring_back(at.units, budgets, base, bring, far) for bring in _WAYS_TO_BRING[at.keeps_attention]),
+        *(bring_first(at.units, budgets, base, bring, far) for bring in _FIRST_TO_BRING[at.keeps_attention]),
     ):
         if each not in filled:
             filled.append(each)
@@ -310,7 +310,7 @@ def add_caches(at: Situation, placement: Placement) -> Placement:
     Attention is computed where the cache is: with long prompts, or a latent cache, that is most of a layer's time.
     """
     on_host = placement.first
-    if at.prices is None or at.first is not None or not on_host or not at.devices:
+    if at.prices is None or at.first is not None or not on_host or not at.devices or at.keeps_attention:
         return placement
     prices = at.prices
     best, best_seconds = placement, prices.seconds(placement)

@@ -63,10 +63,10 @@ class Answer:
         if trial.fits:
             self._trials.append(trial)
 
-    def has_pipeline(self, request: Request) -> bool:
-        """Whether devices work on several micro batches at once in a trial with the context of ``request`` or more."""
+    def has_pipeline(self, request: Request, n_ctx: int) -> bool:
+        """Whether devices work on several micro batches at once in a trial with a context of ``n_ctx`` or more."""
         return any(
-            trial.params.n_ctx >= request.params.n_ctx and given.is_pipelined(request, trial.devices, trial.placement)
+            trial.params.n_ctx >= n_ctx and given.is_pipelined(request, trial.devices, trial.placement)
             for trial in self._trials
         )
 
@@ -79,7 +79,8 @@ class SearchState:
     """State of a search on ``devices``.
 
     ``original_request`` is the request as it came; ``request`` has no more context than these devices take.
-    ``is_plain``: layers have their cache and their weights in one place.
+    ``is_plain``: layers have their cache and their weights in one place. ``keeps_attention``: the cache and the weights
+    of attention alone.
 
     Args:
         previous: another state, whose facts that do not depend on devices are taken over.
@@ -98,6 +99,7 @@ class SearchState:
         self.callbacks = callbacks
         self.is_priced = given.is_priced(original_request)
         self.is_plain: bool = previous.is_plain if previous else False
+        self.keeps_attention: bool = previous.keeps_attention if previous else False
         self.buffers: Buffers = Buffers(previous.buffers.shared if previous else None)
         self.has_lost_flash = False
         """Whether ``auto`` turned flash attention off in a trial that did not fit."""
@@ -157,6 +159,11 @@ class SearchState:
         if not self.is_plain:
             self.is_plain = True
             self.buffers.forget_partial()
+
+    def keep_attention(self) -> None:
+        """Keep attention with its cache from now on, and forget compute buffers of other placements."""
+        self.keeps_attention = True
+        self.buffers.forget_partial()
 
     # sizes
 
@@ -272,13 +279,21 @@ class SearchState:
         prices = self._prices if self.is_priced else None
         units, room = self.units(n_ctx, is_whole), room or self.room(n_ctx, is_whole, optimistic)
         return Situation(
-            self.request, self.devices, n_ctx, units, room, prices, self.is_plain, near=self._fastest_first
+            self.request,
+            self.devices,
+            n_ctx,
+            units,
+            room,
+            prices,
+            self.is_plain,
+            self.keeps_attention,
+            near=self._fastest_first,
         )
 
     def place_partial(self, at: Situation, spread: bool, *, is_plain: bool = False) -> Placement | None:
         """Call ``proposals.place_partial``, once for each room."""
         is_plain |= self.is_plain
-        key = at.n_ctx, at.units, at.room, is_plain, self._prices.spilled_flash
+        key = at.n_ctx, at.units, at.room, is_plain, at.keeps_attention, self._prices.spilled_flash
         at = self._situations.setdefault(key, at)
         if (key, spread) not in self._partial:
             self._partial[key, spread] = proposals.place_partial(at, spread, is_plain=is_plain)
@@ -286,10 +301,10 @@ class SearchState:
 
     # trials
 
-    def loses_pipeline(self, placement: Placement) -> bool:
+    def loses_pipeline(self, placement: Placement, n_ctx: int) -> bool:
         """Whether devices could work on several micro batches at once, and with ``placement`` they do not."""
         if given.ends_pipeline(self.request, self.devices, placement):
-            return self.answer.has_pipeline(self.request)
+            return self.answer.has_pipeline(self.request, n_ctx)
         return given.loses_pipeline(self.request, self.devices, placement)
 
     def params_of(self, placement: Placement, n_ctx: int) -> Params:
@@ -305,7 +320,7 @@ class SearchState:
             if trial.fits and (self._best is None or rank(trial) > rank(self._best)):
                 self._best = trial
                 self.callbacks.on_candidate(params)
-            if not self.loses_pipeline(placement):
+            if not self.loses_pipeline(placement, n_ctx):
                 self.answer.note(trial)
         self._last = self._trials[params]
         return self._last

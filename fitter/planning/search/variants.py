@@ -247,7 +247,10 @@ class Variants:
             if variant.kind.flash_attn == "on" and not is_known:
                 # nothing that was measured tells its buffers
                 return 0.0 if variant.n_ubatch == here.n_ubatch else math.inf
-            self.state(variant).prices()
+            state = self.state(variant)
+            state.prices()
+            if not state.devices:
+                return state.seconds(state.default)
         elif trial.fits and not self._may_save(variant, here, trial.placement, least / (1 - WORTH)):
             return math.inf
         elif trial.fits and variant.n_ubatch > here.n_ubatch and not self._is_known(variant, trial):
@@ -261,7 +264,7 @@ class Variants:
         A larger one leaves less room. What a smaller one frees holds weights, twice as useful as an average byte.
         """
         state, start = self.state(variant), self.state(here)
-        if not self._is_for_speed(variant) or state.loses_pipeline(placement):
+        if not self._is_for_speed(variant) or state.loses_pipeline(placement, self._n_ctx):
             return False
         seconds = state.seconds(placement)
         if variant.n_ubatch < here.n_ubatch:
