@@ -83,6 +83,11 @@ class Situation:
         """Whether layers have recurrent states."""
         return any(unit.state for unit in self.units)
 
+    @cached_property
+    def budgets(self) -> tuple[int, ...]:
+        """Room of each device beside layers with their caches, if devices have any."""
+        return self.room.with_caches if any(unit.cache for unit in self.units) else self.room.without
+
     @property
     def first(self) -> int | None:
         """The first layer on devices, where the user sets how many are there."""
@@ -130,7 +135,7 @@ def place_partial(at: Situation, spread: bool, *, is_plain: bool = False) -> Pla
     if "tensor_split" in at.request.fixed:
         placement = _split_by_user(at)
     else:
-        placement = pack(at.units, at.room.with_caches, spread=spread, first=at.first, apart=at.apart, times=at.times)
+        placement = pack(at.units, at.budgets, spread=spread, first=at.first, apart=at.apart, times=at.times)
         placement = (placement and avoid_remote_tensors(at, _shifted(at, placement))) or _all_on_host(at)
     if placement is None:
         return (_bare_by_user(at) if at.prices and not is_plain else None) or _without_items_by_user(at)
@@ -159,7 +164,7 @@ def _shifted(at: Situation, placement: Placement) -> Placement:
             counts[left] += step
             counts[left + 1] -= step
             if min(counts) >= 0:
-                moved = pack(at.units, at.room.with_caches, spread=True, counts=counts, apart=at.apart)
+                moved = pack(at.units, at.budgets, spread=True, counts=counts, apart=at.apart)
                 found += [moved] if moved else []
     return min(found, key=at.prices.seconds)
 
@@ -168,7 +173,7 @@ def _split_by_user(at: Situation) -> Placement | None:
     choices = range(len(at.units), 0, -1) if at.first is None else (len(at.units) - at.first,)
     for n_gpu_layers in choices:
         counts = at.counts(len(at.units) - n_gpu_layers)
-        placement = pack(at.units, at.room.with_caches, spread=True, counts=counts, apart=at.apart)
+        placement = pack(at.units, at.budgets, spread=True, counts=counts, apart=at.apart)
         if placement and (at.request.is_expert_model or at.first is not None or not placement.moved):
             return placement
     return _all_on_host(at)
@@ -201,7 +206,7 @@ def avoid_remote_tensors(at: Situation, placement: Placement) -> Placement:
     far = {target for _, target in placement.moved if target != HOST and at.prices.all.is_remote(target)}
     if not far:
         return placement
-    nearer = pack(at.units, at.room.with_caches, spread=True, counts=placement.counts, apart=at.apart, far=far)
+    nearer = pack(at.units, at.budgets, spread=True, counts=placement.counts, apart=at.apart, far=far)
     if nearer is None:
         return placement
     host = at.request.host
@@ -338,5 +343,5 @@ def _with_bare(at: Situation, first: int, bare: int) -> Placement | None:
 
 
 def _pack_bare(at: Situation, first: int, bare: int) -> Placement | None:
-    budgets, counts = at.room.with_caches, at.counts(first)
+    budgets, counts = at.budgets, at.counts(first)
     return pack(at.units, budgets, spread=True, first=first, counts=counts, apart=at.apart, bare=bare, times=at.times)

@@ -128,13 +128,15 @@ class Variants:
 
     def _buffers_like(self, kind: Kind) -> tuple[dict[int, Buffers], bool]:
         """Return measured buffers by micro batch, most like those of a kind, and whether the kind's are larger."""
-        as_asked, has_flash = self.first.kind.flash_attn, kind.flash_attn != "off"
+        as_asked = self.first.kind.flash_attn
         # nothing that was measured tells buffers with flash attention where llama.cpp had turned it off
         others = [] if kind.flash_attn == "on" else [kind._replace(flash_attn=as_asked), self.first.kind]
         for like in (kind, *others):
-            known = {each.n_ubatch: self._states[each].buffers for each in self._measured if each.kind == like}
-            if known:
-                return known, not has_flash and like.flash_attn != "off"
+            trials = {each: trial for each, trial in self._measured.items() if each.kind == like}
+            if trials:
+                has_scores = any(trial and trial.breakdown.flash_attn is False for trial in trials.values())
+                known = {each.n_ubatch: self._states[each].buffers for each in trials}
+                return known, kind.flash_attn == "off" and not has_scores
         return {}, False
 
     def measure(self, variant: Variant, placement: Placement) -> Trial | None:
