@@ -16,7 +16,6 @@ from fitter.planning.pricing.objective import (
     best_of,
     best_pair,
     does_as_well,
-    is_worth_a_correction,
     is_worth_a_load,
     justifies_concession,
     lacks_less,
@@ -185,13 +184,8 @@ def test_does_as_well(found: Trial, expected: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "load", "correction"),
-    [
-        pytest.param(9.94, True, True, id="six-thousandths"),
-        pytest.param(9.96, False, True, id="four-thousandths"),
-        pytest.param(9.99, False, False, id="one-thousandth"),
-    ],
+    ("seconds", "is_worth"),
+    [pytest.param(9.94, True, id="six-thousandths"), pytest.param(9.96, False, id="four-thousandths")],
 )
-def test_what_is_worth_another_load(seconds: float, load: bool, correction: bool) -> None:
-    assert is_worth_a_load(seconds, 10.0) is load
-    assert is_worth_a_correction(seconds, 10.0) is correction
+def test_what_is_worth_another_load(seconds: float, is_worth: bool) -> None:
+    assert is_worth_a_load(seconds, 10.0) is is_worth

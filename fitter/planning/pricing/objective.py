@@ -22,10 +22,9 @@ LITTLE_CONTEXT = 1 / 8
 """More context by a smaller share is not worth more time: Llama 3.1 8B on 8 GiB would be 8 % slower for 2 % more."""
 
 WORTH_A_LOAD = 0.005
-"""Another way to place is tried if it is expected to save this share of the time."""
+"""Another placement is measured if it is expected to save this share of the time.
 
-WORTH_A_CORRECTION = 0.002
-"""The same for a correction of a placement that fits. With less, a fit takes a fifth longer for no real gain."""
+With 0.002 for corrections, the 66 cases of ``tools.cases`` take 2 % more loads and save 0.1 % of the time at most."""
 
 
 def objective_seconds(request: Request, estimate: Estimate) -> float:
@@ -94,13 +93,8 @@ def lacks_less(trial: Trial, than: Trial) -> bool:
 
 
 def is_worth_a_load(seconds: float, than: float) -> bool:
-    """Whether another way to place is expected to be fast enough to be tried."""
+    """Whether another placement is expected to be fast enough to be measured."""
     return seconds < than * (1 - WORTH_A_LOAD)
-
-
-def is_worth_a_correction(seconds: float, than: float) -> bool:
-    """Whether a correction of a fitting placement is expected to be fast enough to be measured."""
-    return seconds < than * (1 - WORTH_A_CORRECTION)
 
 
 def justifies_concession(request: Request, trial: Trial, than: Trial, *, gives_context: bool) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from fitter.errors import LlamaCppCrashError, LlamaCppError
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.placing.placement import Placement
-from fitter.planning.pricing.objective import is_worth_a_correction, is_worth_a_load, rank
+from fitter.planning.pricing.objective import is_worth_a_load, rank
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.search import choices
 from fitter.planning.search.expectations import expected_partial, spill_styles
@@ -109,7 +109,7 @@ def _gains(state: SearchState, placement: Placement, best: Trial | None) -> bool
     """Whether a correction of ``best`` promises enough to be measured. Without a fitting trial every one does."""
     if best is None or best.expected is None:
         return True
-    return is_worth_a_correction(state.seconds(placement), best.expected)
+    return is_worth_a_load(state.seconds(placement), best.expected)
 
 
 def settle_whole(state: SearchState, n_ctx: int) -> Trial | None:

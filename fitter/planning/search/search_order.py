@@ -7,6 +7,7 @@ the context, ``device_choice`` and ``remote_devices`` the devices. ``levers`` ma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -21,6 +22,7 @@ from fitter.planning.request.shared import remembered
 from fitter.planning.search import choices, flash_attention
 from fitter.planning.search.context_choice import ContextChoice, best_at
 from fitter.planning.search.device_choice import Devices, in_better_order
+from fitter.planning.search.proposals import READABLE, in_words
 from fitter.planning.search.remote_devices import worth_their_network
 from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
 from fitter.planning.search.variants import Answer, Kind, Variants, choice_of, is_little, variant_of
@@ -66,6 +68,8 @@ def search(
         # a trial on the way may be better than the last one
         other = order.state.answer.best(request)
         best = best if other is None or is_little(other, best) else best_of((best, other), request)
+    if best.fits and best.seconds is not None:
+        best = order.in_words(best)
     for choice in order.choices_of(best):
         on_choice(choice)
     return best
@@ -147,6 +151,20 @@ class _SearchOrder:
                 self._choices.append(choice)
             share = (trial.seconds or 1.0) / (best.trial.seconds or 1.0)
             best = Answer(trial, best.distance * share, state)
+        return best
+
+    def in_words(self, best: Trial) -> Trial:
+        """Return a trial whose placement is easier to read, if one takes hardly longer."""
+        n_ctx, variant = best.params.n_ctx, variant_of(best.params)
+        state = self._of_kind(variant.kind, n_ctx).on(best.devices)
+        if state.request.params.n_ubatch != variant.n_ubatch:
+            state = state.with_micro_batch(variant.n_ubatch)
+        at = state.situation(n_ctx, is_whole=False, room=state.room_left_by(best, is_whole=False))
+        for placement in in_words(at, best.placement):
+            with suppress(LlamaCppError, TimeLimitError, CutShort):
+                trial = state.trial(placement, n_ctx)
+                if trial.fits and (trial.seconds or math.inf) <= (1 + READABLE) * (best.seconds or 0.0):
+                    return trial
         return best
 
     def _kinds(self, best: Answer) -> list[Kind]:

@@ -1,0 +1,69 @@
+"""Placements that a person can read: whole runs of layers, and not single tensors of many, are elsewhere. Bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fitter.planning.placing.layer_sizes import HOST, Item, Unit
+from fitter.planning.placing.placement import Placement, caches_on, weights_on
+
+
+def in_runs(units: Sequence[Unit], budgets: Sequence[int], placement: Placement, *, whole: bool) -> Placement:
+    """Change which items are apart from their layers, so that runs of layers have all of them in one place.
+
+    Each device spills the items of its first layers (llama.cpp's ``--n-cpu-moe`` does so with experts), or of its last
+    ones where layers have recurrent states: llama.cpp's compute buffer is smaller then. Layers on the host have all the
+    weights on a device that most such layers have there, or none.
+
+    Args:
+        whole: spill only whole layers' items. Otherwise one layer of each device may spill a part of its items.
+    """
+    items = {item for unit in units for item in unit.items}
+    brought = _brought(placement)
+    kept = [pair for pair in placement.moved if pair[0].layer >= placement.first and pair[0] not in items]
+    moved = [*brought, *kept]
+    base = replace(placement, moved=tuple(moved))
+    over = _over(units, budgets, base)
+    is_late = any(unit.state for unit in units)
+    for (start, stop), lacking in zip(placement.ranges(), over, strict=True):
+        layers = [unit for unit in units[start:stop] if unit.items]
+        moved += [(item, HOST) for item in _run(layers[::-1] if is_late else layers, lacking, whole=whole)]
+    return replace(placement, moved=tuple(sorted(moved)))
+
+
+def is_within(units: Sequence[Unit], budgets: Sequence[int], placement: Placement) -> bool:
+    """Return whether every device has room for its weights and caches."""
+    return max(_over(units, budgets, placement), default=0) <= 0
+
+
+def _over(units: Sequence[Unit], budgets: Sequence[int], placement: Placement) -> list[int]:
+    used = zip(budgets, weights_on(units, placement), caches_on(units, placement), strict=True)
+    return [weights + cache - budget for budget, weights, cache in used]
+
+
+def _brought(placement: Placement) -> list[tuple[Item, int]]:
+    """List the weights of host layers on devices, of layers that have all there that most layers have."""
+    layers: dict[int, list[tuple[Item, int]]] = {}
+    for item, target in placement.moved:
+        if item.layer < placement.first and target != HOST:
+            layers.setdefault(item.layer, []).append((item, target))
+    kinds = {layer: frozenset([item.stem.split(".", 2)[2] for item, _ in pairs]) for layer, pairs in layers.items()}
+    if not kinds:
+        return []
+    ((usual, _),) = Counter(kinds.values()).most_common(1)
+    return [pair for layer, pairs in layers.items() for pair in pairs if kinds[layer] == usual]
+
+
+def _run(layers: Sequence[Unit], lacking: int, *, whole: bool) -> list[Item]:
+    """List the items of the first ``layers`` that free the ``lacking`` bytes."""
+    spilled: list[Item] = []
+    for unit in layers:
+        if lacking <= 0:
+            break
+        choices = [choice for choice in unit.choices if choice[0] >= lacking] if not whole else []
+        size, items = min(choices, key=lambda choice: choice[0], default=(unit.movable, unit.items))
+        spilled += items
+        lacking -= size
+    return spilled
