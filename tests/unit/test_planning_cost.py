@@ -370,7 +370,7 @@ def test_family(kind: str, capability: str, name: str, family: str) -> None:
 
 def test_a_family_says_what_differs() -> None:
     cuda = cost.Family(1e-5, 0.7, 0.6, 0.5, 0.4, 0.3)
-    host = cost.HostCosts(1e-6, 0.8, 1e9, 2e9, 3e9, 4e9, 6)
+    host = cost.HostCosts(1e-6, 0.8, 1e9, 2e9, 1e9, 1e9, 2e9, 3e9, 4e9, 6)
     graph = {"split": 1e-4, "hop": 1e-5, "pcie": 0.9, "pageable": 0.2, "min_bits": 3.0, "bare_splits": 5}
     families = {"cuda": asdict(cuda), "other": {"layer": 2e-5, "cache": 0.1}}
     found = cost.costs_of({"family": families, "host": asdict(host), "graph": graph})
@@ -411,7 +411,18 @@ PLAIN = cost.Costs(
         "cuda": cost.Family(layer=0.5, bandwidth=0.5, cache=0.25, quantized_cache=0.125, compute=0.5, attention=0.2),
         "remote": cost.Family(layer=0.7, bandwidth=1, cache=1, quantized_cache=1, compute=1, attention=1),
     },
-    cost.HostCosts(sync=0.01, bandwidth=0.5, attention=10, plain_attention=20, compute=4, lookup=2, threads=3),
+    cost.HostCosts(
+        sync=0.01,
+        bandwidth=0.5,
+        attention=10,
+        plain_attention=20,
+        prompt_attention=10,
+        quantized_prompt_attention=5,
+        plain_prompt_attention=20,
+        compute=4,
+        lookup=2,
+        threads=3,
+    ),
     split=10.0,
     hop=0.25,
     pcie=0.5,

@@ -58,8 +58,11 @@ class HostCosts:
         sync: Seconds per thread for each group of a layer's tensors on the host: threads wait for each other after
             every operation.
         bandwidth: Share of the host's bandwidth that reading weights reaches.
-        attention: FLOP per second and thread of flash attention.
+        attention: FLOP per second and thread of flash attention in generation.
         plain_attention: The same without flash attention.
+        prompt_attention: FLOP per second and thread of flash attention in a prompt.
+        quantized_prompt_attention: The same with a cache that is not of floats.
+        plain_prompt_attention: The same without flash attention.
         compute: The same for matrix products of a prompt.
         lookup: Weights per second and thread of types with tables (``work.LOOKED_UP``), slower than reading them.
         threads: Number of threads where it is unknown.
@@ -72,6 +75,9 @@ class HostCosts:
     bandwidth: float
     attention: float
     plain_attention: float
+    prompt_attention: float
+    quantized_prompt_attention: float
+    plain_prompt_attention: float
     compute: float
     lookup: float
     threads: int
@@ -603,6 +609,9 @@ def _attention_seconds(layer: Layer, attention: Attention, at: Setting) -> Secon
     prompt_seen, seen = attention.seen(at.prompt_live), attention.seen(at.generation_live)
     flops = attention.flops * prompt_seen * at.batch
     on_host = (costs.host.attention if attention.flash else costs.host.plain_attention) * at.threads
+    of_prompt = costs.host.plain_prompt_attention
+    if attention.flash:
+        of_prompt = costs.host.quantized_prompt_attention if attention.quantized else costs.host.prompt_attention
     cache = layer.home if layer.cache is None else layer.cache
     if cache == HOST and ((not attention.flash and layer.attends is None) or _computes_on_host(layer)):
         generation = attention.flops * seen / on_host
@@ -626,7 +635,7 @@ def _attention_seconds(layer: Layer, attention: Attention, at: Setting) -> Secon
         if cache == HOST:
             prompt += attention.kv_bytes * prompt_seen / at.link(place)
     else:
-        prompt = flops / on_host
+        prompt = flops / (of_prompt * at.threads)
     return Seconds(prompt, generation * at.workload.users)
 
 
