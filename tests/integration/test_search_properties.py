@@ -212,7 +212,7 @@ def test_a_device_that_would_borrow_attention_of_the_host_gets_fewer_layers(
     one = machine("nemotron-h-9b", ("rtx-2080-ti", 2827), n_ctx=65536)
     plan = asking.fit(one)
     assert 0 < plan.n_gpu_layers <= 15
-    assert (plan.seconds or 0.0) < 0.96 * (asking.fit(one, n_gpu_layers=17, flash_attn="on").seconds or 0.0)
+    assert (plan.seconds or 0.0) < 0.98 * (asking.fit(one, n_gpu_layers=17, flash_attn="on").seconds or 0.0)
 
 
 def test_weights_of_host_layers_are_tried_beside_the_most_layers(asking: Asking) -> None:
@@ -258,7 +258,7 @@ def test_caches_are_not_kept_apart_where_the_host_has_no_room_for_them(asking: A
 
 def test_a_plan_far_from_its_bound_says_why(asking: Asking) -> None:
     # no compute buffer has room on the only card
-    plan = asking.fit(machine("qwen3-30b-a3b", ("rx-6700-xt", 657), n_seq_max=256, margin=256 * MIB))
+    plan = asking.fit(machine("qwen3-30b-a3b", ("rx-7900-xtx", 900), n_seq_max=256, margin=256 * MIB, prompt=16384))
     assert plan.fits and plan.distance is not None and plan.distance > 2
     assert "compute" in plan.reasons
 

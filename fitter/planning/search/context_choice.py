@@ -97,7 +97,7 @@ class ContextChoice:
         if top and self._accepts(top):
             return top
         if not bottom.trial.params.devices:
-            return self._most_on_host(bottom, self._state)
+            return self._most_on_host(bottom)
         if self._is_for_most:
             return self._most(bottom, high)
         best = self._more_whole(bottom, high)
@@ -107,7 +107,7 @@ class ContextChoice:
         """Find the best trial at the largest context that the rule accepts, with plans like ``best``."""
         self._quickest = min(self._quickest, self._seconds(best))
         if not best.trial.devices:
-            return self._most_on_host(best, best.state).trial
+            return best.trial
         return self._largest_partial(best, min(self._request.n_ctx_max, best.state.request.n_ctx_max)).trial
 
     def _starts_high(self) -> bool:
@@ -164,9 +164,9 @@ class ContextChoice:
         answer = self._answer(n_ctx) if n_ctx > best.trial.params.n_ctx else None
         return answer if answer and self._accepts(answer) else best
 
-    def _most_on_host(self, best: Answer, state: SearchState) -> Answer:
+    def _most_on_host(self, best: Answer) -> Answer:
         """Find the answer at the largest context without devices, which have no room even at the smallest."""
-        state = state.on(())
+        state = self._state.on(())
 
         def attempt(n_ctx: int) -> bool:
             nonlocal best

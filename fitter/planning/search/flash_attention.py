@@ -49,7 +49,9 @@ def kinds(
         if {True, False} <= set(seen) and (is_short or distance > 1 + GAIN):
             flash.append("on")
         is_far = placement.first > 0 and placement.n_gpu_layers > 0 and distance > FAR
-        if (placement.is_spilled if is_last else is_far) and True in seen and may_be_off(request):
+        # without devices it stays as llama.cpp decides: how processors compare was measured on one (host_attention.csv)
+        is_spilled = placement.is_spilled and bool(best.devices)
+        if (is_spilled if is_last else is_far) and True in seen and may_be_off(request):
             flash.append("off")
     # caches of layers on devices, too, are on the host, which leaves room for their weights
     is_worth = is_last and placement.first > 0 and best.devices and best.params.offload_kqv

@@ -192,11 +192,4 @@ def _best(state: SearchState) -> Answer:
     best = devices.on_others(best)
     best = devices.with_the_last_layer(best)
     best = devices.with_few_layers(best)
-    state = devices.state_of(best)
-    if best.fits and best.seconds is None and state.is_priced and not best.devices:
-        # whether flash attention is worth it depends on the host alone
-        state.prices()
-        best = replace(
-            best, seconds=state.seconds(best.placement, best.breakdown), expected=state.seconds(best.placement)
-        )
-    return Answer(best, devices.distance(best), state)
+    return Answer(best, devices.distance(best), devices.state_of(best))
