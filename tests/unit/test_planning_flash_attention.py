@@ -63,7 +63,7 @@ def test_it_is_on_where_auto_would_turn_it_off(model: SyntheticModel, mib: int, 
         return
     (choice,) = said
     auto, _ = run(FlashLlama(model, limits(mib), refusal=LlamaCppError("no")), **context)
-    assert (choice.chosen, choice.seconds) == ("on for every layer", trial.seconds)
+    assert (choice.chosen, choice.seconds) == ("on for every layer", pytest.approx(trial.seconds))
     assert (choice.runner_up, choice.runner_up_seconds) == ("auto, which turns it off", auto.seconds)
 
 
