@@ -95,6 +95,7 @@ class Asking:
             pins={
                 "n_ctx": params.n_ctx,
                 "flash_attn": params.flash_attn,
+                "offload_kqv": params.offload_kqv,
                 "devices": list(names),
                 "n_gpu_layers": params.n_gpu_layers,
                 "tensor_split": params.tensor_split,
