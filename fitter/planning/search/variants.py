@@ -237,9 +237,9 @@ class Variants:
                     seconds = self._likely(variant, here, trial, least)
                     if seconds < least:
                         yield variant, seconds
-                    if trial.fits and (
-                        seconds >= least or (size > here.n_ubatch and not self._is_known(variant, trial))
-                    ):
+                    is_larger = size > here.n_ubatch
+                    is_less = seconds >= least and (is_larger or not is_other)
+                    if trial.fits and (is_less or (is_larger and not self._is_known(variant, trial))):
                         # farther ones promise less, or more is known of them when this one is measured
                         break
 
