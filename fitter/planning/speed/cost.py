@@ -216,15 +216,24 @@ class Layer:
     def splits(self) -> int:
         """Graph splits of generation for weights in other places than the layer, which is not bare."""
         apart = {weights.place for weights in self.weights if not weights.is_host_only} - {self.home}
-        return 2 * len(apart) + self._splits_of_kept
+        return 2 * len(apart) + self._splits_of_kept + 7 * self._is_lent
 
     @functools.cached_property
     def prompt_splits(self) -> int:
         """Graph splits of a prompt with streamed host weights."""
-        if self.home == HOST:
-            return 12
         is_apart = any(weights.place == HOST and not weights.is_host_only for weights in self.weights)
+        if self.home == HOST:
+            return 2 + 4 * is_apart if self._is_lent else 12
         return 3 * is_apart + self._splits_of_kept
+
+    @property
+    def _is_lent(self) -> bool:
+        """Whether a device has weights of attention of a layer whose cache is on the host.
+
+        llama.cpp counts 10 splits of such a layer of Qwen3 32B in generation and 2 in a prompt; of Llama 4 Scout, whose
+        experts stay on the host, 8.7 and 5.8.
+        """
+        return self.home == HOST and self.attends is not None
 
     @property
     def _splits_of_kept(self) -> int:
@@ -665,7 +674,8 @@ def _projections(layer: Layer) -> Weights | None:
 def predicted_splits(work: Work, bare_splits: int) -> int:
     """Predict the graph splits of generation: one, and one for every change of place in graph order.
 
-    Tensors apart from their layer make two splits, and so does a host cache. The token embedding is on the host.
+    Tensors apart from their layer make two splits, and a host cache three, without flash attention four: with ``-nkvo``
+    gpt-oss-20b has 3.7 and 5.7 for each layer, Llama 4 Scout 2. The token embedding is on the host.
 
     Args:
         work: The placed model.
@@ -676,7 +686,7 @@ def predicted_splits(work: Work, bare_splits: int) -> int:
         # norms, queries, keys, attention, the output of a bare layer: there and back for each
         of_layer = bare_splits if layer.is_bare else layer.splits
         if layer.attention and layer.cache not in (None, layer.home):
-            of_layer += 2
+            of_layer += 3 if layer.attention.flash else 4
         splits += count * of_layer
     return splits
 
@@ -684,9 +694,13 @@ def predicted_splits(work: Work, bare_splits: int) -> int:
 def predicted_prompt_splits(work: Work) -> int:
     """Predict the graph splits of a prompt with streamed host weights: one for each streamed tensor.
 
-    llama.cpp makes about twelve for a layer on the host, and three for its feed-forward part alone.
+    llama.cpp makes about twelve for a layer on the host, and three for its feed-forward part or its cache alone.
     """
-    return 2 + hops(work) + sum([count * layer.prompt_splits for layer, count in work.counted])
+    splits = 2 + hops(work)
+    for layer, count in work.counted:
+        has_host_cache = bool(layer.attention) and layer.cache not in (None, layer.home)
+        splits += count * (layer.prompt_splits + 3 * has_host_cache)
+    return splits
 
 
 def hops(work: Work, remote: Collection[int] = ()) -> int:
