@@ -330,7 +330,7 @@ PRICED: dict[str, tuple[Request, float]] = {
     "layers leave": (request(DENSE, limits(900), fixed=("flash_attn",)), 1.0),
     "two devices": (request(DENSE, limits(900, 500)), 1.0),
     "generation": (replace(request(DENSE, limits(900, 500)), objective="generation"), 0.85),
-    "prompt": (replace(request(DENSE, limits(900, 500)), objective="prompt"), 0.02),
+    "prompt": (replace(request(DENSE, limits(900, 500)), objective="prompt"), 0.01),
 }
 
 

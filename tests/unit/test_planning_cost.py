@@ -324,6 +324,7 @@ def test_a_cache_without_weights_costs_the_splits_of_the_data_file() -> None:
         ([layer(0)] * 32, 2),
         ([layer(HOST)] * 13 + [layer(0)] * 19, 159),
         ([layer(0, HOST)] * 10 + [layer(0)] * 22, 32),
+        ([layer(0, cache=HOST)] * 32, 66),
         ([layer(0)] * 17 + [layer(1)] * 15, 3),
         ([layer(0)] * 3 + [layer(0, HOST)] * 28 + [layer(1, HOST)] * 30, 207),
     ],
@@ -333,6 +334,16 @@ def test_predicted_splits_of_a_prompt(layers: list[Layer], measured: int) -> Non
     assert cost.predicted_prompt_splits(placed) == pytest.approx(measured, rel=0.2)
     splits = next(part for part in priced(placed, (FAST, FAST)).parts if part.name == "graph splits")
     assert splits.prompt * 512 == pytest.approx((cost.predicted_prompt_splits(placed) - 1) * cost.default().split)
+
+
+def test_weights_of_a_layer_whose_cache_is_on_the_host() -> None:
+    """Measured: 7, 10 and 12 splits a layer in generation, 3, 2 and 2 in a prompt (Llama 3.1 8B, Qwen3 8B, Gemma 3)."""
+    lent = replace(layer(0), home=HOST, attends=0)
+    assert 7 * 32 <= cost.predicted_splits(work(*[lent] * 32), 10) <= 12 * 32
+    assert 2 * 32 <= cost.predicted_prompt_splits(work(*[lent] * 32)) <= 3 * 32 + 2
+    # experts that stay there: 8.7 and 5.8 (Llama 4 Scout)
+    experts = replace(lent, weights=(lent.weights[0], Weights(HOST, 0.3 * GB, 0.6e9, True)))
+    assert cost.predicted_prompt_splits(work(*[experts] * 32)) == pytest.approx(5.8 * 32, rel=0.15)
 
 
 def test_measured_splits_count() -> None:

@@ -674,8 +674,7 @@ def _projections(layer: Layer) -> Weights | None:
 def predicted_splits(work: Work, bare_splits: int) -> int:
     """Predict the graph splits of generation: one, and one for every change of place in graph order.
 
-    Tensors apart from their layer make two splits, and a host cache three, without flash attention four: with ``-nkvo``
-    gpt-oss-20b has 3.7 and 5.7 for each layer, Llama 4 Scout 2. The token embedding is on the host.
+    Tensors apart from their layer make two splits, and so does a host cache. The token embedding is on the host.
 
     Args:
         work: The placed model.
@@ -686,7 +685,7 @@ def predicted_splits(work: Work, bare_splits: int) -> int:
         # norms, queries, keys, attention, the output of a bare layer: there and back for each
         of_layer = bare_splits if layer.is_bare else layer.splits
         if layer.attention and layer.cache not in (None, layer.home):
-            of_layer += 3 if layer.attention.flash else 4
+            of_layer += 2
         splits += count * of_layer
     return splits
 
@@ -694,12 +693,12 @@ def predicted_splits(work: Work, bare_splits: int) -> int:
 def predicted_prompt_splits(work: Work) -> int:
     """Predict the graph splits of a prompt with streamed host weights: one for each streamed tensor.
 
-    llama.cpp makes about twelve for a layer on the host, and three for its feed-forward part or its cache alone.
+    llama.cpp makes about twelve for a layer on the host, three for its feed-forward part alone, two for its cache.
     """
     splits = 2 + hops(work)
     for layer, count in work.counted:
         has_host_cache = bool(layer.attention) and layer.cache not in (None, layer.home)
-        splits += count * (layer.prompt_splits + 3 * has_host_cache)
+        splits += count * (layer.prompt_splits + 2 * has_host_cache)
     return splits
 
 
