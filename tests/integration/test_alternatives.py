@@ -33,7 +33,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         pytest.param(
             "llama-3.1-8b", {"gpus": ["8GiB"], "n_ctx": 131072, "host_memory": "4GiB"}, {"-c"}, id="nothing fits"
         ),
-        pytest.param("gemma3-12b", {"gpus": ["8GiB"], "n_ctx": 6144}, {"-np"}, id="sliding windows"),
+        pytest.param("gemma3-12b", {"gpus": ["9GiB"], "n_ctx": 8192}, {"-np"}, id="sliding windows"),
     ],
 )  # fmt: skip
 def test_a_fit_with_the_words_is_as_said(

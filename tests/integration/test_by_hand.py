@@ -35,7 +35,7 @@ ROWS = {
     "shared experts of host layers": (
         "shape://llama-4-scout",
         {"gpus": "rtx-3060-12gb", "n_ctx": 262144, "prompt": 2048},
-        {"n_gpu_layers": 13, "override_tensor": ["ffn_.*_shexp=CUDA0", "ffn_.*_exps=CPU"]},
+        {"n_gpu_layers": 13, "override_tensor": ["ffn_.*_shexp=CUDA0", "ffn_.*_exps=CPU"], "flash_attn": "auto"},
     ),
     "experts of 20 layers on the host": (
         "shape://gemma-4-26b-a4b",
@@ -68,3 +68,13 @@ def test_a_tensor_where_it_is_ends_the_pipeline(worker: Worker) -> None:
     assert override.buffer_type == "CUDA1" and plan.params.n_gpu_layers == plan.n_layer + 1
     assert any("pipeline" in note and override.pattern in note for note in plan.notes)
     assert not any("pipeline" in note for note in fitter.fit(model, **{**asked, "n_ctx": 8192}, worker=worker).notes)
+
+
+def test_where_the_users_caches_are_stays(worker: Worker) -> None:
+    asked: dict[str, Any] = {"gpus": "rtx-3080", "n_seq_max": 256, "n_ctx": 1048576, "type_k": "q8_0", "type_v": "q8_0"}
+    free, kept, away = (
+        fitter.fit("shape://llama-3.1-8b", **asked, **words, prompt=2048, worker=worker)
+        for words in ({}, {"offload_kqv": True}, {"offload_kqv": False})
+    )
+    assert (free.params.offload_kqv, kept.params.offload_kqv, away.params.offload_kqv) == (False, True, False)
+    assert free.estimate and kept.estimate and free.estimate.seconds < 0.98 * kept.estimate.seconds

@@ -176,7 +176,8 @@ def test_attention_of_host_layers_is_brought_beside_the_users_layers(asking: Ask
 def test_weights_of_host_layers_are_brought_beside_the_last_layer(asking: Asking) -> None:
     # machine 5328: with the output alone on the card, no cache seemed to give way to them
     one = machine("llama-3.1-8b", ("rtx-3080", None), n_seq_max=256, n_ctx=1048576)
-    plan = asking.fit(one, type_k="q8_0", type_v="q8_0")
+    free, plan = (asking.fit(one, type_k="q8_0", type_v="q8_0", **words) for words in ({}, {"offload_kqv": True}))
+    assert (free.seconds or 0.0) <= (plan.seconds or 0.0)
     assert plan.n_gpu_layers == 1 and plan.pins["override_tensor"] and (plan.seconds or 0.0) < 80
 
 
@@ -194,7 +195,7 @@ def test_a_plan_is_found_again_without_its_overrides(asking: Asking, number: int
     plan = asking.fit(one)
     pins = {name: value for name, value in plan.pins.items() if value is not None and name != "override_tensor"}
     assert plan.n_gpu_layers and plan.pins["override_tensor"]
-    for names in (["n_ctx", "flash_attn", "devices", "n_gpu_layers"], [*pins]):
+    for names in (["n_ctx", "flash_attn", "offload_kqv", "devices", "n_gpu_layers"], [*pins]):
         assert not worse(asking.fit(one, **{name: pins[name] for name in names}), plan)
 
 

@@ -42,7 +42,20 @@ from fitter.planning.speed.model_facts import facts_of
 _FFN_WEIGHT = re.compile(r"\.ffn_(up|down|gate|gate_up)\.")
 
 _KEPT = frozenset(
-    {"n_ctx", "n_gpu_layers", "n_batch", "n_ubatch", "type_k", "type_v", "op_offload", "flash_attn", "moe_cache_size"}
+    {
+        *(
+            "n_ctx",
+            "n_gpu_layers",
+            "n_batch",
+            "n_ubatch",
+            "type_k",
+            "type_v",
+            "op_offload",
+            "offload_kqv",
+            "flash_attn",
+        ),
+        "moe_cache_size",
+    }
 )
 """Keywords that a fit keeps if the user sets them."""
 
