@@ -77,4 +77,4 @@ def test_where_the_users_caches_are_stays(worker: Worker) -> None:
         for words in ({}, {"offload_kqv": True}, {"offload_kqv": False})
     )
     assert (free.params.offload_kqv, kept.params.offload_kqv, away.params.offload_kqv) == (False, True, False)
-    assert free.estimate and kept.estimate and free.estimate.seconds < 0.98 * kept.estimate.seconds
+    assert free.estimate and kept.estimate and free.estimate.seconds < kept.estimate.seconds
