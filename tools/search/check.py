@@ -54,7 +54,11 @@ def check(machine: Machine, asking: Asking, with_upstream: bool = False) -> Chec
             broken.append(f"{relation.what}: {said}")
         if relation.is_held and (said := worse(relation.plan, other)):
             broken.append(f"{relation.what} is better: {said}")
-        if relation.is_held and other.n_ctx == plan.n_ctx and (other.seconds or math.inf) < (plan.bound or 0.0):
+        if (
+            relation.is_held
+            and other.n_ctx == plan.n_ctx
+            and (other.seconds or math.inf) < (1 - 1e-9) * (plan.bound or 0.0)
+        ):
             broken.append(f"{relation.what} is below the bound: {other.seconds:.3f} s of {plan.bound:.3f}")
     if gpus := renamed(machine):
         asked += 1

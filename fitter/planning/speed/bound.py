@@ -279,9 +279,12 @@ class _Places:
         )
 
     def copied(self, attention: Attention) -> float:
-        """Compute the least seconds of a layer, without weights, if a device attends to its cache on the host."""
+        """Compute the least seconds of a layer, without weights, if a device has a projection and the host the cache.
+
+        The device attends, or without flash attention the host, if the layer counts as the device's.
+        """
         at = self._at
-        seconds = [math.inf]
+        seconds = [math.inf, *(self._on_device(d, attention, True, 0.0) for d in self._devices)]
         for d in self._devices:
             for first in self._devices:
                 setting = at.on((at.devices[first], at.devices[d]))
