@@ -32,12 +32,12 @@ class Relation:
     is_excused: bool = False
 
 
-def narrowed(machine: Machine) -> list[tuple[str, dict[str, object]]]:
+def narrowed(machine: Machine, plan: Outcome) -> list[tuple[str, dict[str, object]]]:
     """Draw two options that only narrow a search, each with the keywords of ``fitter.fit``."""
     rng = random.Random(f"narrower than {machine.number}")
     found: list[tuple[str, dict[str, object]]] = [("-nkvo", {"offload_kqv": False}), ("-fa on", {"flash_attn": "on"})]
-    if "type_v" not in machine.options:
-        # llama.cpp has no quantized V cache without it
+    if "type_v" not in machine.options and plan.pins["devices"]:
+        # llama.cpp has no quantized V cache without it; plans without devices leave it to llama.cpp
         found.append(("-fa off", {"flash_attn": "off"}))
     if machine.shape in MOE:
         n_layers = rng.choice((5, 10, 20, 30, 40))
@@ -61,7 +61,7 @@ def relations(machine: Machine, plan: Outcome) -> Iterator[Relation]:
         "twice the context", machine.having(n_ctx=twice), replace(plan, n_ctx=twice), is_free=False, is_held=True
     )
     at_its_context = machine.having(n_ctx=plan.n_ctx)
-    for what, words in narrowed(machine):
+    for what, words in narrowed(machine, plan):
         yield Relation(what, at_its_context.having(**words), plan, is_free=False, is_held=True)
     pinned: dict[str, object] = {}
     for name, value in plan.pins.items():

@@ -172,7 +172,7 @@ class _SearchOrder:
         kinds = [variant_of(self._request.params).kind, variant_of(best.trial.params).kind]
         if best.trial.fits and best.trial.seconds is not None:
             kinds += flash_attention.kinds(self._request, best.trial, best.distance, self._seen, is_last=self.is_last)
-        elif self.is_last and best.trial.devices and "offload_kqv" not in self._request.fixed and self.state.is_priced:
+        elif not best.trial.fits and self.is_last and self.state.can_price and "offload_kqv" not in self._request.fixed:
             # with all caches on the host, devices have room for more weights, and the host may have it for caches
             kinds.append(kinds[0]._replace(offload_kqv=False))
         return [*dict.fromkeys(kinds)]

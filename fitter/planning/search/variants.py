@@ -227,8 +227,9 @@ class Variants:
         for kind in kinds:
             is_other = kind != here.kind
             least = math.inf
-            if trial.fits and trial.expected is not None:
-                least = trial.expected * (1 - (GAIN if is_other else WORTH))
+            if trial.fits and trial.expected is not None and trial.seconds is not None:
+                # what an estimate misses in one kind of attention, such as splits of graphs, another kind may not have
+                least = trial.seconds * (1 - GAIN) if is_other else trial.expected * (1 - WORTH)
             for sizes in ([here.n_ubatch], *self._others(here.n_ubatch)):
                 for size in sizes:
                     variant = Variant(kind, size)
