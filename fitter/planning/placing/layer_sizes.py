@@ -84,12 +84,12 @@ class Unit:
     @cached_property
     def movable(self) -> int:
         """Weights that can leave their layer."""
-        return sum(item.bytes for item in self.items)
+        return sum([item.bytes for item in self.items])
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Size of each item, in order. Layers with equal sizes are alike."""
-        return tuple(item.bytes for item in self.items)
+        return tuple([item.bytes for item in self.items])
 
     @cached_property
     def counts(self) -> Counter[int]:
@@ -109,7 +109,7 @@ class Unit:
     def choices(self) -> tuple[tuple[int, tuple[Item, ...]], ...]:
         """Every subset of the items, with its bytes."""
         subsets = [subset for size in range(len(self.items) + 1) for subset in combinations(self.items, size)]
-        return tuple((sum(item.bytes for item in items), items) for items in subsets)
+        return tuple([(sum([item.bytes for item in items]), items) for items in subsets])
 
     @cached_property
     def weights(self) -> int:
@@ -127,7 +127,7 @@ class Unit:
 def _brought(items: tuple[Item, ...], rest: tuple[Item, ...]) -> dict[str, tuple[tuple[Item, ...], int]]:
     is_dense = [bool(items) and role_of(item.names[0]) in (Role.FFN, Role.SHARED_EXPERT) for item in rest]
     dense, others = (
-        tuple(item for item, is_so in zip(rest, is_dense, strict=True) if is_so is of) for of in (True, False)
+        tuple([item for item, is_so in zip(rest, is_dense, strict=True) if is_so is of]) for of in (True, False)
     )
     kinds = {"layers": items, "all": (*items, *rest), "dense": dense, "others": others}
     return {kind: (each, sum([item.bytes for item in each])) for kind, each in kinds.items()}

@@ -50,13 +50,17 @@ def resized(layout: Layout, window: int, windowed: Collection[int], before: Para
         after: Parameters with another context, type of cache or number of sequences.
     """
 
+    cells = {
+        of_layer: cells_of(after.n_ctx, after, of_layer) / cells_of(layout.n_ctx, before, of_layer)
+        for of_layer in {0, window}
+    }
+
     def size(entry: LayoutEntry) -> int:
         if is_state(entry.name):
             return entry.bytes * after.n_seq_max // before.n_seq_max
         of_layer = window if cache_layer(entry.name, -1) in windowed else 0
-        cells = cells_of(after.n_ctx, after, of_layer) / cells_of(layout.n_ctx, before, of_layer)
         old, new = (each.type_v if entry.name.startswith("cache_v") else each.type_k for each in (before, after))
-        return round(entry.bytes * cells * CACHE_BYTES.get(new, 2) / CACHE_BYTES.get(old, 2))
+        return round(entry.bytes * cells[of_layer] * CACHE_BYTES.get(new, 2) / CACHE_BYTES.get(old, 2))
 
     entries = [entry._replace(bytes=size(entry)) if entry.kind == "context" else entry for entry in layout.entries]
     return replace(layout, entries=tuple(entries), n_ctx=after.n_ctx)

@@ -103,7 +103,7 @@ class Pieces:
         key = (index, home, apart)
         if key not in self.made:
             # layers of a kind become one object, which is priced once
-            kind = self._kinds[index], home, tuple((tuple(map(in_layer, names)), place) for names, place in apart)
+            kind = self._kinds[index], home, tuple([(tuple(map(in_layer, names)), place) for names, place in apart])
             if kind not in self._alike:
                 places = {name: place for names, place in apart for name in names}
                 self._alike[kind] = self._make(index, home, places)
