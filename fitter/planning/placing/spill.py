@@ -53,7 +53,7 @@ def spill_spread(units: Sequence[Unit], gap: int) -> tuple[Item, ...]:
     while rest:
         alike = {unit.sizes: unit for unit in reversed(rest)}
         (size, staying), unit = max(
-            ((choice, unit) for unit in alike.values() for choice in unit.choices if choice[0] <= gap),
+            [(choice, unit) for unit in alike.values() for choice in unit.choices if choice[0] <= gap],
             key=lambda pair: pair[0][0],
         )
         if not staying:
