@@ -21,7 +21,7 @@ SLOW = pytest.mark.slow
 SLOWER = {5006, 5120, 5126}
 """Twice the context is 3 % faster, ``-nkvo`` 26 %, and ``-fa off`` 3 %: of 94 machines, the others hold."""
 BETWEEN_DEPTHS = {121, 221, 278}
-"""Plans at a depth between those that are fastest, 4 % and 26 % behind others over all depths, and 2 % with ``-ub 256``."""
+"""Plans that are 4 % and 26 % behind others over all depths, and 2 % behind ``-ub 256``."""
 TOO_SMALL = {1, 94, 173, 182, 251, 252, 257, 260, 275}
 QUICK = (5, 9, 21, 33, 47, 54, 64)
 NUMBERS = (*QUICK, *(pytest.param(number, marks=SLOW) for number in (50, 75, 376, 392, 440)))
