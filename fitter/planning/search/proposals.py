@@ -51,7 +51,9 @@ READABLE = 0.01
 
 
 _STEPS = (-2, -1, 1, 2)
-"""So many layers move between neighbours to make a placement easier to read."""
+"""So many layers move between neighbours to make a placement easier to read.
+
+With none, Llama 3.3 70B on two 3090 at 32,768 tokens names its layers one by one."""
 
 
 @dataclass(frozen=True)

@@ -172,10 +172,15 @@ class _SearchOrder:
         kinds = [variant_of(self._request.params).kind, variant_of(best.trial.params).kind]
         if best.trial.fits and best.trial.seconds is not None:
             kinds += flash_attention.kinds(self._request, best.trial, best.distance, self._seen, is_last=self.is_last)
-        elif not best.trial.fits and self.is_last and self.state.can_price and "offload_kqv" not in self._request.fixed:
+        elif self._may_fit_elsewhere(best.trial):
             # with all caches on the host, devices have room for more weights, and the host may have it for caches
             kinds.append(kinds[0]._replace(offload_kqv=False))
         return [*dict.fromkeys(kinds)]
+
+    def _may_fit_elsewhere(self, best: Trial) -> bool:
+        """Whether a trial that lacks memory may fit with its caches on the host."""
+        is_open = "offload_kqv" not in self._request.fixed and bool(best.devices)
+        return is_open and not best.fits and self.is_last and self.state.can_price
 
     def _of_kind(self, kind: Kind, n_ctx: int) -> SearchState:
         if kind not in self._states:

@@ -100,13 +100,15 @@ class Variants:
         if best.trial.devices != best.state.devices or not best.trial.devices:
             # the last layer alone, upstream's rules, or no device: micro batches say nothing
             kinds = [kind for kind in kinds if kind != variant_of(best.trial.params).kind]
+        tried = set[Variant]()
         while True:
             promised = dict(self._promised(best, kinds))
             if not promised:
                 return self._against_the_odds(best)
             chosen = min(promised, key=lambda variant: self._order(variant, promised[variant]))
-            if self._is_known(chosen, best.trial):
+            if chosen in tried or self._is_known(chosen, best.trial):
                 return self._ask(chosen)
+            tried.add(chosen)
             is_other = chosen.kind != variant_of(best.trial.params).kind
             placement = _first_placement(self.state(chosen)) if is_other else best.trial.placement
             if placement is None or self.measure(chosen, placement) is None:
@@ -216,9 +218,8 @@ class Variants:
 
     def _others(self, n_ubatch: int) -> tuple[list[int], list[int]]:
         """List the larger and the smaller micro batches, the nearest first."""
-        return [size for size in self._sizes if size > n_ubatch], [
-            size for size in self._sizes[::-1] if size < n_ubatch
-        ]
+        larger = [size for size in self._sizes if size > n_ubatch]
+        return larger, [size for size in reversed(self._sizes) if size < n_ubatch]
 
     def _promised(self, best: Answer, kinds: Iterable[Kind]) -> Iterable[tuple[Variant, float]]:
         """Yield the variants that promise a better trial than ``best``, each with its expected seconds."""
@@ -250,10 +251,7 @@ class Variants:
             if variant.kind.flash_attn == "on" and not is_known:
                 # nothing that was measured tells its buffers
                 return 0.0 if variant.n_ubatch == here.n_ubatch else math.inf
-            state = self.state(variant)
-            state.prices()
-            if not state.devices:
-                return state.seconds(state.default)
+            self.state(variant).prices()
         elif trial.fits and not self._may_save(variant, here, trial.placement, least / (1 - WORTH)):
             return math.inf
         elif trial.fits and variant.n_ubatch > here.n_ubatch and not self._is_known(variant, trial):
