@@ -14,7 +14,7 @@ from typing import Literal
 
 from fitter.planning.placing.boundaries import Sums, Times, partial_counts, spread_counts, whole_counts
 from fitter.planning.placing.layer_sizes import HOST, Item, Unit
-from fitter.planning.placing.placement import Placement, caches_on, weights_on
+from fitter.planning.placing.placement import Placement, gaps_of
 
 Bring = Literal["layers", "all", "dense", "rest"]
 """Weights of layers on the host that go to a device: a kind of ``Unit.brought``, or the ``rest``, which are ``dense``
@@ -129,7 +129,7 @@ def pack(
         if part is None:
             return None
         spilled += part.spilled
-    gaps = _gaps(units, budgets, replace(placement, moved=tuple(zip(spilled, repeat(HOST)))))
+    gaps = gaps_of(units, budgets, replace(placement, moved=tuple(zip(spilled, repeat(HOST)))))
     return replace(placement, moved=tuple(_placed(spilled, gaps, placement, _with_layers(placement, far))))
 
 
@@ -147,7 +147,7 @@ def bring_back(
             else single items where they fit.
         far: devices that get such weights only if they have a layer anyway.
     """
-    gaps, open_to = _gaps(units, budgets, placement), _open_to(placement, far)
+    gaps, open_to = gaps_of(units, budgets, placement), _open_to(placement, far)
     moved, single = _brought(units, gaps, placement.first, bring, open_to)
     return replace(
         placement, moved=tuple(sorted((*placement.moved, *moved, *_placed(single, gaps, placement, open_to))))
@@ -197,11 +197,6 @@ def _brought(
     return moved, single
 
 
-def _gaps(units: Sequence[Unit], budgets: Sequence[int], placement: Placement) -> list[int]:
-    used = zip(budgets, weights_on(units, placement), caches_on(units, placement), strict=True)
-    return [budget - weights - cache for budget, weights, cache in used]
-
-
 def _pack_bare(
     units: Sequence[Unit],
     budgets: Sequence[int],
@@ -222,7 +217,7 @@ def _pack_bare(
     rest = [(item, HOST) for unit in stripped for item in unit.rest]
     items = [item for unit in stripped for item in unit.items]
     moved = (*placement.moved, *rest)
-    gaps = _gaps(units, budgets, replace(placement, moved=(*moved, *zip(items, repeat(HOST)))))
+    gaps = gaps_of(units, budgets, replace(placement, moved=(*moved, *zip(items, repeat(HOST)))))
     return replace(placement, moved=(*moved, *_placed(items, gaps, placement, _with_layers(placement, far))))
 
 

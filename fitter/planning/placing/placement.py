@@ -87,6 +87,12 @@ def caches_on(units: Sequence[Unit], placement: Placement) -> list[int]:
     return [sum([unit.cache for unit in units[start:stop]]) for start, stop in placement.ranges()]
 
 
+def gaps_of(units: Sequence[Unit], budgets: Sequence[int], placement: Placement) -> list[int]:
+    """Return the bytes that ``placement`` leaves of each device's budget; below 0 where it lacks some."""
+    used = zip(budgets, weights_on(units, placement), caches_on(units, placement), strict=True)
+    return [budget - weights - cache for budget, weights, cache in used]
+
+
 def on_host(units: Sequence[Unit], placement: Placement) -> int:
     """Add up the weights and caches of layers on the host, in bytes."""
     total = sum(unit.weights + unit.cache for unit in units)

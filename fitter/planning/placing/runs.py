@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fitter.planning.placing.layer_sizes import HOST, Item, Unit
-from fitter.planning.placing.placement import Placement, caches_on, weights_on
+from fitter.planning.placing.placement import Placement, gaps_of
 
 
 def in_runs(units: Sequence[Unit], budgets: Sequence[int], placement: Placement, *, whole: bool) -> Placement:
@@ -25,22 +25,17 @@ def in_runs(units: Sequence[Unit], budgets: Sequence[int], placement: Placement,
     kept = [pair for pair in placement.moved if pair[0].layer >= placement.first and pair[0] not in items]
     moved = [*brought, *kept]
     base = replace(placement, moved=tuple(moved))
-    over = _over(units, budgets, base)
+    gaps = gaps_of(units, budgets, base)
     is_late = any(unit.state for unit in units)
-    for (start, stop), lacking in zip(placement.ranges(), over, strict=True):
+    for (start, stop), gap in zip(placement.ranges(), gaps, strict=True):
         layers = [unit for unit in units[start:stop] if unit.items]
-        moved += [(item, HOST) for item in _run(layers[::-1] if is_late else layers, lacking, whole=whole)]
+        moved += [(item, HOST) for item in _run(layers[::-1] if is_late else layers, -gap, whole=whole)]
     return replace(placement, moved=tuple(sorted(moved)))
 
 
 def is_within(units: Sequence[Unit], budgets: Sequence[int], placement: Placement) -> bool:
     """Return whether every device has room for its weights and caches."""
-    return max(_over(units, budgets, placement), default=0) <= 0
-
-
-def _over(units: Sequence[Unit], budgets: Sequence[int], placement: Placement) -> list[int]:
-    used = zip(budgets, weights_on(units, placement), caches_on(units, placement), strict=True)
-    return [weights + cache - budget for budget, weights, cache in used]
+    return min(gaps_of(units, budgets, placement), default=0) >= 0
 
 
 def _brought(placement: Placement) -> list[tuple[Item, int]]:
