@@ -50,7 +50,7 @@ def fit(
     Parameters that are ``None`` are fitted; all others are kept. Dummy loads of llama.cpp measure every byte of the
     plan, on ``model`` itself; the search uses a copy of the header without the tokenizer unless ``skeleton`` is false.
     The plan has the least estimated time for a request of ``prompt`` tokens (2048, or with ``n_ctx`` the geometric mean
-    of 2048 and the context) and ``generate`` more (512), or is best at another ``objective``.
+    of 2048 and the context, at most a quarter of it) and ``generate`` more (512), or is best at another ``objective``.
 
     ``gpus`` describes virtual devices (``rtx-4090``, ``2x 24GiB``, or ``none``) that replace this machine's. Their host
     has unlimited memory, or the memory that such a GPU shares with it, unless ``host_memory`` sets a limit. ``margin``

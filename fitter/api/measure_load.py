@@ -75,9 +75,9 @@ def estimate(
         on_log: Called with every line of llama.cpp's log.
         worker: A worker to use for many calls; it stays open, and takes the devices of each call.
         parameters: As for ``measure``, with the request's ``prompt`` (2048, or with ``n_ctx`` the geometric mean of
-            2048 and the context) and ``generate`` (512) tokens, or what the context holds, the number of ``users`` who
-            send one at once, and the bandwidths of host and remote devices. ``load_mode`` is ``none`` by default, as in
-            plans.
+            2048 and the context, at most a quarter of it) and ``generate`` (512) tokens, or what the context holds, the
+            number of ``users`` who send one at once, and the bandwidths of host and remote devices. ``load_mode`` is
+            ``none`` by default, as in plans.
 
     Returns:
         Seconds and bytes; ``Price.sources`` says where each speed comes from.

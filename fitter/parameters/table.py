@@ -1143,7 +1143,7 @@ class PricingKeywords(TypedDict, total=False):
             is_ours=True,
             section=SPEED,
             help="Prompt length, in tokens, to optimize for.",
-            unset="2048, or with -c the geometric mean of 2048 and the context of a slot",
+            unset="2048, or with -c the geometric mean of 2048 and the context of a slot, at most a quarter of it",
         ),
     ]
     generate: Annotated[

@@ -143,13 +143,13 @@ def test_what_makes_no_sense_there(words: dict[str, Any], message: str) -> None:
 
 WORKLOADS: dict[str, tuple[dict[str, Any], Workload, int]] = {
     "the smallest context holds it": ({}, Workload(2048, 512), 4096),
-    "a small context": ({"n_ctx": 1000}, Workload(800, 200), 4096),
-    "a small context for each": ({"n_ctx": 4000, "n_seq_max": 4}, Workload(800, 200), 4096),
+    "a small context": ({"n_ctx": 1000}, Workload(250, 200), 4096),
+    "a small context for each": ({"n_ctx": 4000, "n_seq_max": 4}, Workload(250, 200), 4096),
     "a small smallest one": ({"fit_ctx": 500}, Workload(400, 100), 500),
-    "a small smallest one beside a large context": ({"n_ctx": 20000, "fit_ctx": 500}, Workload(6400, 512), 500),
+    "a small smallest one beside a large context": ({"n_ctx": 20000, "fit_ctx": 500}, Workload(5000, 512), 500),
     "the model's own context, said so": ({"n_ctx": 0, "fit_ctx": 500}, Workload(8192, 512), 500),
     "the depth of a large context": ({"n_ctx": 32768}, Workload(8192, 512), 4096),
-    "the depth of each slot": ({"n_ctx": 32768, "n_seq_max": 2}, Workload(5792, 512), 4096),
+    "the depth of each slot": ({"n_ctx": 32768, "n_seq_max": 2}, Workload(4096, 512), 4096),
     "of slots that share": ({"n_ctx": 32768, "n_seq_max": 2, "kv_unified": True}, Workload(8192, 512), 4096),
     "a long answer in a large context": ({"n_ctx": 32768, "generate": 30000}, Workload(2768, 30000), 32768),
     "a prompt in a large context": ({"n_ctx": 32768, "prompt": 100}, Workload(100, 512), 4096),
@@ -157,7 +157,7 @@ WORKLOADS: dict[str, tuple[dict[str, Any], Workload, int]] = {
     "a large context that may shrink": ({"n_ctx": 32768, "allow": ["context"]}, Workload(2048, 512), 4096),
     "a context for each slot": (
         {"kv_unified_per_slot": 1000, "n_seq_max": 2, "fit_ctx": 500},
-        *(Workload(800, 200), 500),
+        *(Workload(250, 200), 500),
     ),
     "a long prompt wants a long context": ({"prompt": 9000}, Workload(9000, 512), 9512),
     "a long answer does": ({"generate": 9000}, Workload(2048, 9000), 11048),

@@ -306,8 +306,10 @@ def test_buffers_of_others_lie_on_a_line(n_ubatch: int, measured: dict[int, int 
     [
         pytest.param(None, None, 32768, (8192, 512), id="the geometric mean"),
         pytest.param(None, None, 131072, (16384, 512), id="four times the context"),
-        pytest.param(None, None, 2048, (1639, 409), id="no more than the context holds"),
-        pytest.param(None, None, 2600, (2088, 512), id="nearly all of it"),
+        pytest.param(None, None, 32764, (8191, 512), id="just below, a quarter of the context"),
+        pytest.param(None, None, 2048, (512, 409), id="a quarter of a small context"),
+        pytest.param(None, None, 2, (1, 1), id="the least"),
+        pytest.param(1639, None, 2048, (1639, 409), id="nearly all of it"),
         pytest.param(1000, None, 32768, (1000, 512), id="the user's prompt"),
         pytest.param(None, 100, 32768, (8192, 100), id="the user's answer"),
     ],

@@ -217,7 +217,8 @@ def workload_of(
         context: Tokens of one sequence.
         is_set: Whether the user chose the context, or the model has no larger one.
         is_deep: Whether a missing prompt follows the context: it is the geometric mean of ``Workload.prompt`` and the
-            context. A conversation passes through all depths up to its context, a doubling as likely as another.
+            context, or a quarter of a context in which that is less. A conversation passes through all depths up to its
+            context, a doubling as likely as another, and most are not longer than some doublings.
 
     Raises:
         UsageError: A number is below 1, or both exceed the context.
@@ -239,8 +240,8 @@ def workload_of(
         room = context - prompt if prompt else max(1, context // 5)
         generate = min(Workload.generate, room)
     if prompt is None:
-        usual = math.isqrt(Workload.prompt * context) if is_deep else Workload.prompt
-        prompt = min(max(Workload.prompt, usual), max(0, context - generate))
+        usual = min(math.isqrt(Workload.prompt * context), max(1, context // 4)) if is_deep else Workload.prompt
+        prompt = min(usual, max(0, context - generate))
     return Workload(prompt, generate)
 
 

@@ -230,7 +230,7 @@ class Variants:
             least = math.inf
             if trial.fits and trial.expected is not None and trial.seconds is not None:
                 # what an estimate misses in one kind of attention, such as splits of graphs, another kind may not have
-                least = trial.seconds * (1 - GAIN) if is_other else trial.expected * (1 - WORTH)
+                least = (trial.seconds if is_other else trial.expected) * (1 - WORTH)
             for sizes in ([here.n_ubatch], *self._others(here.n_ubatch)):
                 for size in sizes:
                     variant = Variant(kind, size)
@@ -247,10 +247,12 @@ class Variants:
 
     def _likely(self, variant: Variant, here: Variant, trial: Trial, least: float) -> float:
         if variant.kind != here.kind:
-            is_known = any(each.kind == variant.kind for each in self._measured)
-            if variant.kind.flash_attn == "on" and not is_known:
-                # nothing that was measured tells its buffers
-                return 0.0 if variant.n_ubatch == here.n_ubatch else math.inf
+            if variant.kind.flash_attn == "on" and variant not in self._measured:
+                # nothing that was measured tells its buffers, and one micro batch little of another's
+                if variant.n_ubatch == here.n_ubatch:
+                    return 0.0
+                if not any(each.kind == variant.kind for each in self._measured):
+                    return math.inf
             self.state(variant).prices()
         elif trial.fits and not self._may_save(variant, here, trial.placement, least / (1 - WORTH)):
             return math.inf
