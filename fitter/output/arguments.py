@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from typing import Any
 
 from fitter.errors import PlanError
 from fitter.llama.build.versions import numbers_of
 from fitter.model import location
 from fitter.parameters.kinds import Flag
 from fitter.parameters.table import PARAMETERS, SHARED, Parameter, of_a_load
+from fitter.planning.placing.host_flags import flags_among
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.summary import SharedUse
 
@@ -24,6 +26,9 @@ _OLDER_MODES = {
     "dio": ["--direct-io"],
 }
 """Arguments of older programs for each load mode."""
+
+_N_CPU_FFN = (0, 24, 0)
+"""First version of ggml whose programs all have ``-ncffn``: llama.cpp 0.4.0 has it with the version before."""
 
 
 def arguments(plan: Plan) -> list[str]:
@@ -58,9 +63,30 @@ def _words(plan: Plan, each: Parameter) -> list[str]:
         return []
     if value == each.default and not each.is_always:
         return []
-    if each.key == "load_mode" and plan.llama_cpp and numbers_of(plan.llama_cpp.ggml) < _LOAD_MODE:
+    if each.key == "load_mode" and _is_before(plan, _LOAD_MODE):
         return _OLDER_MODES[value]
+    if each.key == "tensor_buft_overrides":
+        return _override_words(plan)
+    return _option(each, value)
+
+
+def _override_words(plan: Plan) -> list[str]:
+    overrides = plan.params.tensor_buft_overrides
+    flags = flags_among(overrides)
+    if _is_before(plan, _N_CPU_FFN):
+        flags = {override: flag for override, flag in flags.items() if flag[0] != "n_cpu_ffn"}
+    others = [override for override in overrides if override not in flags]
+    words = _option(PARAMETERS["override_tensor"], others) if others else []
+    return [*words, *(word for name, value in flags.values() for word in _option(PARAMETERS[name], value))]
+
+
+def _option(each: Parameter, value: Any) -> list[str]:
     return [each.option] if isinstance(each.kind, Flag) else [each.option, each.kind.word(value)]
+
+
+def _is_before(plan: Plan, version: tuple[int, ...]) -> bool:
+    """Whether the plan's build of llama.cpp has an older ggml."""
+    return plan.llama_cpp is not None and numbers_of(plan.llama_cpp.ggml) < version
 
 
 def _shared(shared: Sequence[SharedUse]) -> list[str]:

@@ -23,8 +23,9 @@ from fitter.parameters import table
 from fitter.parameters.kinds import Whole
 from fitter.parameters.table import LARGEST, MAX_TOKENS, PARAMETERS, of_a_case
 from fitter.parameters.values import MAX_OVERRIDES, MAX_PATTERNS, parse_overrides, shown
+from fitter.planning.placing.host_flags import host_overrides
 from fitter.planning.request import request_limits
-from fitter.planning.request.constraints import check_targets, for_model, host_overrides, params_of
+from fitter.planning.request.constraints import check_targets, for_model, params_of
 from fitter.text import MIB
 
 HUGE = 2**70

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fitter.errors import UsageError
 from fitter.llama.types import LAYOUT_DEVICE, DeviceInfo, Layout, LayoutEntry
 from fitter.parameters.values import parse_overrides
+from fitter.planning.placing.host_flags import host_overrides
 from fitter.planning.placing.layer_sizes import HOST, Item, Unit, units_of
 from fitter.planning.placing.packing import bring_back, bring_first, pack, pack_fastest, pack_whole
 from fitter.planning.placing.placement import (
@@ -24,7 +25,7 @@ from fitter.planning.placing.placement import (
     pattern_for,
     weights_on,
 )
-from fitter.planning.request.constraints import device_limits, host_overrides
+from fitter.planning.request.constraints import device_limits
 from fitter.planning.search.compute_buffers import LearnedCompute
 
 MIB = 1024 * 1024

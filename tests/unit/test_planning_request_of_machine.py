@@ -17,10 +17,10 @@ from fitter.machine.machine import Machine, device_speeds, virtual_machine
 from fitter.machine.speed import HostSpeed
 from fitter.model.header import Model
 from fitter.parameters.table import PARAMETERS
+from fitter.planning.placing.host_flags import host_overrides
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.plan.request_of_machine import Questions, limits_beside, request_of
 from fitter.planning.request.ask import Ask
-from fitter.planning.request.constraints import host_overrides
 from fitter.planning.request.request import Request
 from fitter.planning.speed.cost import Workload
 from fitter.text import MIB

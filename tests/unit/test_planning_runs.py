@@ -8,7 +8,7 @@ import pytest
 
 from fitter.planning.placing.layer_sizes import HOST, Item, Unit
 from fitter.planning.placing.placement import Placement
-from fitter.planning.placing.runs import in_runs, is_within
+from fitter.planning.placing.runs import in_first_layers, in_runs, is_within
 
 SIZES = (("down", 30), ("gate", 20), ("up", 21))
 OUTPUT = 15
@@ -81,3 +81,40 @@ def test_weights_of_attention_that_are_apart_stay_so() -> None:
     placement = Placement(2, (5,), (*bare, *moved((3, HOST))))
     found = in_runs(UNITS, [4 * WHOLE + OUTPUT - 10 + 5 - 71], placement, whole=True)
     assert {pair for pair in found.moved if pair[0] in UNITS[2].rest} == set(bare)
+
+
+FIRST_LAYERS: dict[str, tuple[list[int], Placement, bool, tuple[tuple[int, ...], list[int]] | None]] = {
+    "one layer is enough": ([ALL - 71], SPREAD, True, ((7,), [0])),
+    "a byte less": ([ALL - 72], SPREAD, True, ((7,), [0, 1])),
+    "all of them": ([ALL - 6 * 71], SPREAD, True, ((7,), [0, 1, 2, 3, 4, 5])),
+    "without room for the rest": ([ALL - 6 * 71 - 1], SPREAD, True, None),
+    "after layers on the host": ([4 * WHOLE + OUTPUT - 71], Placement(2, (5,)), True, ((5,), [2])),
+    "each device keeps its layers": (
+        [3 * WHOLE, 3 * WHOLE + OUTPUT - 71],
+        Placement(0, (3, 4)),
+        True,
+        ((3, 4), [0, 1, 2, 3]),
+    ),
+    "the first takes more layers": (
+        [3 * WHOLE, 3 * WHOLE + OUTPUT - 71],
+        Placement(0, (3, 4)),
+        False,
+        ((4, 3), [0, 1]),
+    ),
+}
+
+
+@pytest.mark.parametrize(("budgets", "placement", "keeps_split", "expected"), FIRST_LAYERS.values(), ids=FIRST_LAYERS)
+def test_the_items_of_the_first_layers(
+    budgets: list[int],
+    placement: Placement,
+    keeps_split: bool,
+    expected: tuple[tuple[int, ...], list[int]] | None,
+) -> None:
+    found = in_first_layers(UNITS, budgets, placement, keeps_split=keeps_split)
+    if expected is None or found is None:
+        assert found is expected
+        return
+    counts, layers = expected
+    assert found == Placement(placement.first, counts, moved(*((layer, HOST) for layer in layers)))
+    assert is_within(UNITS, budgets, found)

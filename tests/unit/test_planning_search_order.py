@@ -13,7 +13,7 @@ from fitter.errors import LlamaCppCrashError, TimeLimitError
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride
 from fitter.machine.speed import DeviceSpeed
 from fitter.parameters.values import parse_overrides
-from fitter.planning.placing.placement import merge_overrides
+from fitter.planning.placing.host_flags import merge_overrides
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search.search_order import search

@@ -11,6 +11,7 @@ import pytest
 from fitter.errors import LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.types import Breakdown, Layout, Params, Row, TensorBuftOverride
 from fitter.machine.speed import DeviceSpeed
+from fitter.planning.placing.host_flags import host_overrides
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.trial import Trial
@@ -208,8 +209,7 @@ def test_overrides_of_the_user_come_first_and_are_not_repeated() -> None:
     llama = Split(model=MOE)
     trial = search_split(asked, llama.measure, llama.record, lambda params, measured, placement: None)
     assert trial.fits and on_host(trial)[0] == 3
-    (override,) = trial.params.tensor_buft_overrides
-    assert override.pattern.startswith(own.pattern + "|^blk.")
+    assert trial.params.tensor_buft_overrides == (own, *host_overrides(False, 16, None, asked.facts.names))
 
 
 @pytest.mark.parametrize(("moved", "whole", "expected"), [(1.0, 2.0, "ffn"), (2.0, 1.0, "layers")])

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 from fitter.errors import PlanError
 from fitter.output.formats.format_options import OptionValue, option_values
+from fitter.parameters.table import PARAMETERS
+from fitter.planning.placing.host_flags import flags_among
 from fitter.planning.plan.plan import Plan
 
 _EVERY_LAYER = 999
@@ -47,6 +49,13 @@ def _flag(argument: OptionValue, _: Plan) -> list[str]:
 
 def _nothing(_: OptionValue, __: Plan) -> list[str]:
     return []
+
+
+def _patterns(argument: OptionValue, plan: Plan) -> list[str]:
+    """Write a flag as patterns: with its own ``-ncmoe`` the fork splits layers in another way, and biases stay."""
+    flags = flags_among(plan.params.tensor_buft_overrides).items()
+    overrides = [override for override, (name, _) in flags if PARAMETERS[name].option == argument.option.name]
+    return ["-ot", PARAMETERS["override_tensor"].kind.word(overrides)]
 
 
 def _device(argument: OptionValue, plan: Plan) -> list[str]:
@@ -100,6 +109,9 @@ _WRITERS: dict[str, Callable[[OptionValue, Plan], list[str]]] = {
     "-mg": _unchanged,
     "-ts": _unchanged,
     "-ot": _unchanged,
+    "-cmoe": _patterns,
+    "-ncmoe": _patterns,
+    "-ncffn": _patterns,
     "-b": _unchanged,
     "-ub": _unchanged,
     "-ctk": _unchanged,

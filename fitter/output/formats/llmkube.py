@@ -46,6 +46,8 @@ _FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "-ub": ("uBatchSize", _number(1, 2**31 - 1)),
     "-ctk": ("cacheTypeK", _cache_type),
     "-ctv": ("cacheTypeV", _cache_type),
+    "-cmoe": ("moeCPUOffload", lambda _: True),
+    "-ncmoe": ("moeCPULayers", _number(1, 2**31 - 1)),
     "-nkvo": ("noKvOffload", lambda _: True),
     "-ot": ("tensorOverrides", lambda text: [escaped(each) for each in text.split(",")]),
 }

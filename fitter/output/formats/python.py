@@ -11,6 +11,7 @@ from fitter.model.location import local_name
 from fitter.output.formats.format_options import option_values
 from fitter.parameters.kinds import Kind, Paths, Texts
 from fitter.parameters.table import PARAMETERS, SHARED, LoadKeywords, taken_by
+from fitter.planning.placing.host_flags import flags_among
 from fitter.planning.plan.plan import Plan
 
 
@@ -38,13 +39,15 @@ def fit_kwargs(plan: Plan) -> dict[str, Any]:
         for each in taken_by(LoadKeywords)
         if each.key and each.section != SHARED
     }
-    overrides = [part for each in option_values(plan) if each.option.name == "-ot" for part in each.value.split(",")]
+    flags = flags_among(plan.params.tensor_buft_overrides)
+    others = [each for each in plan.params.tensor_buft_overrides if each not in flags]
     devices = plan.breakdown.devices if plan.params.devices is None else plan.params.devices
     margins = {device.name: device.margin for device in plan.devices}
     pins |= {
         "n_ctx": plan.params.n_ctx or plan.breakdown.n_ctx,
         "tensor_split": list(plan.params.tensor_split or ()),
-        "override_tensor": overrides,
+        "override_tensor": [PARAMETERS["override_tensor"].kind.word([each]) for each in others],
+        **dict(flags.values()),
         "devices": list(devices) or ["none"],
         "margin": [margins[name] for name in devices],
         "host_margin": plan.host.margin,

@@ -5,15 +5,12 @@ Every proposal of the search is a ``Placement``; ``planning.request.given`` turn
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fitter.llama.types import TensorBuftOverride
 from fitter.planning.placing.layer_sizes import HOST, Item, Unit
-
-_BACK_REFERENCE = re.compile(r"\\[1-9]")
 
 
 @dataclass(frozen=True)
@@ -114,25 +111,6 @@ def overrides_of(placement: Placement, buffer_types: Sequence[str]) -> tuple[Ten
         TensorBuftOverride(pattern_for(items), "CPU" if target == HOST else buffer_types[target])
         for target, items in sorted(targets.items())
     )
-
-
-def merge_overrides(overrides: Sequence[TensorBuftOverride]) -> tuple[TensorBuftOverride, ...]:
-    """Join neighbours with one target into one pattern of alternatives.
-
-    llama.cpp takes the first pattern that matches, so only neighbours can be joined. A pattern with a back reference
-    counts groups from its own start, so it is not joined.
-    """
-    result: list[TensorBuftOverride] = []
-    for override in overrides:
-        if (
-            result
-            and result[-1].buffer_type == override.buffer_type
-            and not any(_BACK_REFERENCE.search(side.pattern) for side in (result[-1], override))
-        ):
-            result[-1] = TensorBuftOverride(f"{result[-1].pattern}|{override.pattern}", override.buffer_type)
-        else:
-            result.append(override)
-    return tuple(result)
 
 
 def pattern_for(items: Sequence[Item]) -> str:

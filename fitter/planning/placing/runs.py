@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from fitter.planning.placing.layer_sizes import HOST, Item, Unit
+from fitter.planning.placing.packing import pack_whole
 from fitter.planning.placing.placement import Placement, gaps_of
 
 
@@ -31,6 +33,31 @@ def in_runs(units: Sequence[Unit], budgets: Sequence[int], placement: Placement,
         layers = [unit for unit in units[start:stop] if unit.items]
         moved += [(item, HOST) for item in _run(layers[::-1] if is_late else layers, -gap, whole=whole)]
     return replace(placement, moved=tuple(sorted(moved)))
+
+
+def in_first_layers(
+    units: Sequence[Unit], budgets: Sequence[int], placement: Placement, *, keeps_split: bool
+) -> Placement | None:
+    """Have the items of the first layers on the host, as llama.cpp's ``--n-cpu-moe`` does, of as few as possible.
+
+    ``None`` where devices have no room for their layers even without items.
+
+    Args:
+        keeps_split: keep the layers of each device. Otherwise devices share what stays there.
+    """
+
+    def of(count: int) -> Placement | None:
+        few = [replace(unit, items=()) if unit.index < count else unit for unit in units]
+        kept = Placement(placement.first, placement.counts)
+        packed = kept if keeps_split else pack_whole(few, budgets, placement.first)
+        return packed if packed and is_within(few, budgets, packed) else None
+
+    counts = range(placement.first + 1, len(units) + 1)
+    index = bisect_left(counts, True, key=lambda count: of(count) is not None)
+    if index == len(counts) or (packed := of(counts[index])) is None:
+        return None
+    items = [item for unit in units[placement.first : counts[index]] for item in unit.items]
+    return replace(packed, moved=tuple(sorted((item, HOST) for item in items)))
 
 
 def is_within(units: Sequence[Unit], budgets: Sequence[int], placement: Placement) -> bool:

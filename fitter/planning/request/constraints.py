@@ -12,9 +12,9 @@ from fitter.errors import UsageError
 from fitter.llama.types import DeviceInfo, Lora, Params, TensorBuftOverride, TensorInfo, VirtualDevice
 from fitter.model.header import Model
 from fitter.model.location import local_name
-from fitter.model.tensors import layer_of
 from fitter.parameters.table import FORMER_LEVERS, PARAMETERS, Measuring, of_a_load, taken_by
 from fitter.parameters.values import MAX_SCALE
+from fitter.planning.placing.host_flags import host_overrides
 from fitter.planning.request import request_limits
 from fitter.planning.request.request import DEFAULT_MARGIN, LEVERS, OBJECTIVES, STRATEGIES, DeviceLimit
 from fitter.planning.request.session import Session
@@ -27,12 +27,6 @@ from fitter.text import MIB, mib, mib_up
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-_EXPERTS = ".ffn_(up|down|gate|gate_up)_(ch|)exps"
-"""Tensors that ``--cpu-moe`` moves (``LLM_FFN_EXPS_REGEX`` upstream), without the backslash that a shell changes."""
-
-_DENSE = ".ffn_(up|down|gate).(weight|bias|scale)$"
-"""The same for ``--n-cpu-ffn`` (``LLM_FFN_DENSE_REGEX``)."""
 
 SLACK = 512 * MIB
 """Margin beyond the measured bytes outside llama.cpp's count: work spaces of larger models, other programs."""
@@ -294,25 +288,6 @@ def check_pins(n_gpu_layers: int | None, tensor_split: Sequence[float] | None) -
         raise UsageError(
             "-ngl 0 keeps every layer on the host, but -ts splits layers over devices: leave one of the two out"
         )
-
-
-def host_overrides(
-    cpu_moe: bool, n_cpu_moe: int | None, n_cpu_ffn: int | None, names: Sequence[str]
-) -> tuple[TensorBuftOverride, ...]:
-    """Build the overrides of ``-cmoe``, ``-ncmoe`` and ``-ncffn`` for a model with these tensors.
-
-    Layers beyond the model's are ignored. Raises ``UsageError`` for a negative number.
-    """
-    counts = {"n_cpu_moe": n_cpu_moe, "n_cpu_ffn": n_cpu_ffn}
-    n_experts, n_dense = (PARAMETERS[name].check(n) if n is not None else 0 for name, n in counts.items())
-    experts = (TensorBuftOverride(_EXPERTS, "CPU"),) if cpu_moe else _of_first_layers(_EXPERTS, n_experts, names)
-    return (*experts, *_of_first_layers(_DENSE, n_dense, names))
-
-
-def _of_first_layers(pattern: str, count: int, names: Sequence[str]) -> tuple[TensorBuftOverride, ...]:
-    there = {layer for name in names if (layer := layer_of(name)) is not None and layer < count}
-    layers = "|".join(map(str, sorted(there)))
-    return (TensorBuftOverride(f"^blk.({layers}){pattern}", "CPU"),) if there else ()
 
 
 def check_targets(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fitter.llama.types import MAX_USED_DEVICES, Params
+from fitter.llama.types import MAX_USED_DEVICES, Params, TensorBuftOverride
+from fitter.planning.placing.host_flags import merge_overrides, override_like
 from fitter.planning.placing.layer_sizes import HOST
-from fitter.planning.placing.placement import Placement, llama_placement, merge_overrides, overrides_of
+from fitter.planning.placing.placement import Placement, llama_placement, overrides_of
 from fitter.planning.request.request import DeviceLimit, Request
 
 
@@ -159,6 +160,22 @@ def devices_in_use(request: Request, devices: Sequence[DeviceLimit], placement: 
     return [d for d in every if d not in idle or devices[d] in named_by_user]
 
 
+def flag_like(request: Request, placement: Placement) -> TensorBuftOverride | None:
+    """Return the override of ``-cmoe``, ``-ncmoe`` or ``-ncffn`` that moves the same tensors; ``None`` without one."""
+    # experts of layers for multi-token prediction are in no facts
+    all_layers = not request.params.load_mtp
+    return override_like(placement, request.facts.names, request.pinned, all_layers=all_layers)
+
+
+def overrides_for(
+    request: Request, placement: Placement, buffer_types: Sequence[str]
+) -> tuple[TensorBuftOverride, ...]:
+    """Write the moved items of ``placement`` after the user's overrides, as a flag's override where one is the same."""
+    flag = flag_like(request, placement)
+    placed = (flag,) if flag else overrides_of(placement, buffer_types)
+    return merge_overrides((*request.params.tensor_buft_overrides, *placed))
+
+
 def params_of(request: Request, devices: Sequence[DeviceLimit], placement: Placement, n_ctx: int) -> Params:
     """Build the parameters that tell llama.cpp to place the model like ``placement``, with the user's parameters."""
     used = devices_in_use(request, devices, placement)
@@ -172,5 +189,5 @@ def params_of(request: Request, devices: Sequence[DeviceLimit], placement: Place
     if "tensor_split" not in request.fixed:
         several = len(names) > 1 and placement.n_gpu_layers > 0
         params = replace(params, tensor_split=tuple(float(placement.counts[d]) for d in used) if several else None)
-    overrides = overrides_of(placement, [device.buffer_type for device in devices])
-    return replace(params, tensor_buft_overrides=merge_overrides((*request.params.tensor_buft_overrides, *overrides)))
+    buffer_types = [device.buffer_type for device in devices]
+    return replace(params, tensor_buft_overrides=overrides_for(request, placement, buffer_types))

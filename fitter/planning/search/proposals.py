@@ -16,10 +16,10 @@ from fitter.planning.placing.float_sum import float_sum
 from fitter.planning.placing.layer_sizes import HOST, Unit
 from fitter.planning.placing.packing import Bring, bring_back, bring_first, pack, pack_fastest, pack_whole
 from fitter.planning.placing.placement import Placement, caches_on, on_host, weights_on
-from fitter.planning.placing.runs import in_runs, is_within
+from fitter.planning.placing.runs import in_first_layers, in_runs, is_within
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.pricing.prices import PriceList
-from fitter.planning.request.given import default_placement, is_pipelined, split_counts, units_on_devices
+from fitter.planning.request.given import default_placement, flag_like, is_pipelined, split_counts, units_on_devices
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.search.room import Room, first_without_attention
 
@@ -156,20 +156,23 @@ def place_partial(at: Situation, spread: bool, *, is_plain: bool = False) -> Pla
 
 
 def in_words(at: Situation, placement: Placement) -> list[Placement]:
-    """List placements like ``placement`` that name whole runs of layers, and take hardly longer, the shortest first.
+    """List placements like ``placement`` that are easier to read, and take hardly longer, the shortest first.
 
-    Runs are whole, or else a layer of each device is in two places. Devices may have some layers more or less for it.
+    First those that one of llama.cpp's flags gives, then whole runs of layers, then runs with a layer of each device in
+    two places. Devices may have some layers more or less for it.
     """
-    if at.prices is None or not placement.is_spilled or not placement.moved:
+    if at.prices is None or not placement.is_spilled or not placement.moved or flag_like(at.request, placement):
         return []
-    most, budgets, found = (
-        (1 + READABLE) * at.prices.seconds(placement),
-        at.room.of(at.units, placement),
-        list[Placement](),
-    )
-    for whole in (True, False):
-        runs = {in_runs(at.units, budgets, near, whole=whole): None for near in _near(at, placement)}
-        fitting = [each for each in runs if each != placement and is_within(at.units, budgets, each)]
+    most, budgets = (1 + READABLE) * at.prices.seconds(placement), at.room.of(at.units, placement)
+    near, found = list(_near(at, placement)), list[Placement]()
+    firsts = [in_first_layers(at.units, budgets, each, keeps_split=True) for each in near]
+    if "tensor_split" not in at.request.fixed:
+        firsts.append(in_first_layers(at.units, budgets, placement, keeps_split=False))
+    for runs in (
+        [each for each in firsts if each and flag_like(at.request, each)],
+        *([in_runs(at.units, budgets, each, whole=whole) for each in near] for whole in (True, False)),
+    ):
+        fitting = [each for each in dict.fromkeys(runs) if each != placement and is_within(at.units, budgets, each)]
         best = min(fitting, key=at.prices.seconds, default=placement)
         if best not in (placement, *found) and at.prices.seconds(best) <= most:
             found.append(best)

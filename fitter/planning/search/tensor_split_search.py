@@ -16,15 +16,15 @@ from functools import cache, cached_property
 from itertools import accumulate
 
 from fitter.errors import LlamaCppError, TimeLimitError, UsageError
-from fitter.llama.types import Breakdown, Params, TensorBuftOverride
+from fitter.llama.types import Breakdown, Params
 from fitter.planning.placing.layer_sizes import HOST, Unit, units_of
-from fitter.planning.placing.placement import Placement, merge_overrides, pattern_for
+from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import best_of, objective_seconds, rank
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.pricing.split_price import price_split
 from fitter.planning.pricing.trial import Trial, missing_of
 from fitter.planning.request.constraints import check_split_devices
-from fitter.planning.request.given import units_on_devices, usable_devices
+from fitter.planning.request.given import overrides_for, units_on_devices, usable_devices
 from fitter.planning.request.request import DeviceLimit, Measure, Record, Request
 from fitter.planning.search.levers import Candidate
 
@@ -366,8 +366,9 @@ class _Search:
         parted = self._split_units(way)
         if not parted:
             return params
-        to_host = TensorBuftOverride(pattern_for([item for unit in parted for item in unit.items]), "CPU")
-        return replace(params, tensor_buft_overrides=merge_overrides((*request.params.tensor_buft_overrides, to_host)))
+        to_host = tuple((item, HOST) for unit in parted for item in unit.items)
+        overrides = overrides_for(request, Placement(way.layers_on_host, (), to_host), ())
+        return replace(params, tensor_buft_overrides=overrides)
 
     def _split_units(self, way: _Way) -> tuple[Unit, ...]:
         if not way.parted:
