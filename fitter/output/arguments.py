@@ -63,6 +63,8 @@ def _words(plan: Plan, each: Parameter) -> list[str]:
         return []
     if value == each.default and not each.is_always:
         return []
+    if each.key == "devices" and value and value == plan.default_devices and params.split_mode == "layer":
+        return []
     if each.key == "load_mode" and _is_before(plan, _LOAD_MODE):
         return _OLDER_MODES[value]
     if each.key == "tensor_buft_overrides":

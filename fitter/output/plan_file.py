@@ -159,6 +159,7 @@ def _plan(document: _Entry) -> Plan:
     devices, host = document["devices"].each(_device), _host(document["host"])
     if unknown := [name for name in params.devices or () if name not in {use.name for use in devices}]:
         raise _Wrong(f"'params.devices' has '{unknown[0]}', which is not in 'devices'")
+    words = document["arguments"].each(_Entry.text) if "arguments" in document else ("-dev",)
     breakdown = Breakdown(document["memory"].each(_row), params.devices or (), params.n_ctx)
     return Plan(
         model=model,
@@ -168,6 +169,7 @@ def _plan(document: _Entry) -> Plan:
         host=host,
         search=_search(document["search"]),
         problems=problems,
+        default_devices=() if "-dev" in words else params.devices or (),
         estimate=document["estimate"].maybe(lambda entry: _price(entry, breakdown)),
         choices=document["explanation"]["choices"].each(_choice) if "explanation" in document else (),
         bound=document["explanation"]["bound"].maybe(_bound) if "explanation" in document else None,

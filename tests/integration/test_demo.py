@@ -51,7 +51,7 @@ def test_the_virtual_gpus_are_unequal_and_spill_experts(done: subprocess.Complet
     assert len(set(totals.values())) == 2
     assert sum(map(int, totals.values())) * 2**20 < 1.5 * 130e6
     arguments = part.strip().splitlines()[-1].split()
-    assert arguments[arguments.index("-dev") + 1] == "CUDA0,CUDA1"
+    assert "-dev" not in arguments, "llama.cpp uses both by itself"
     pattern, _, buffer_type = arguments[arguments.index("-ot") + 1].rpartition("=")
     assert buffer_type == "CPU"
     spilled = [i for i in range(12) if re.search(pattern, f"blk.{i}.ffn_down_exps.weight")]

@@ -57,9 +57,9 @@ def fit(models: Models, machine: Machine, cards: Sequence[str], devices: Sequenc
 
 
 def used_of(plan: Plan, cards: Sequence[str]) -> list[str]:
-    """The cards that the plan's arguments name, each of which has something."""
-    words = plan.arguments()
-    names = words[words.index("-dev") + 1].split(",")
+    """The cards that the plan names, each of which has something."""
+    names = plan.params.devices or ()
+    assert ("-dev" in plan.arguments()) == (names != tuple(device.name for device in plan.devices))
     assert sorted(names) == [device.name for device in plan.devices if device.used]
     return [cards[[device.name for device in plan.devices].index(name)] for name in names]
 

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from fitter.machine.gpu import parse_gpus
 from fitter.output import formats
 from fitter.output.formats import FORMATS, format_options
 from fitter.parameters.values import plain_pattern
+from fitter.planning.placing.host_flags import flags_among
 from fitter.planning.plan.plan import DeviceUse, HostUse, ModelSummary, Search
 from fitter.planning.request.constraints import params_of
 from tests.formats import ik_llama
@@ -89,7 +90,8 @@ def plans(draw: st.DrawFn) -> Plan:
         main_gpu=draw(st.integers(0, 2)),
         devices=devices,
     )
-    return plan_with(params, used)
+    plan = plan_with(params, used)
+    return replace(plan, default_devices=draw(st.sampled_from([(), NAMES])) if params.split_mode == "layer" else ())
 
 
 SPILLED = plan_with(
@@ -138,11 +140,21 @@ def said(plan: Plan) -> Params:
         params,
         n_ctx=params.n_ctx or plan.breakdown.n_ctx,
         tensor_split=split,
-        tensor_buft_overrides=tuple(
-            TensorBuftOverride(plain_pattern(each.pattern), each.buffer_type) for each in params.tensor_buft_overrides
-        ),
+        tensor_buft_overrides=tuple(_overrides(params)),
+        devices=None if params.devices == plan.default_devices != () else params.devices,
         kv_unified=params.kv_unified and params.n_seq_max > 1,
     )
+
+
+def _overrides(params: Params) -> Iterator[TensorBuftOverride]:
+    """The overrides that upstream's parser makes of a plan's words."""
+    flags = flags_among(params.tensor_buft_overrides)
+    for each in params.tensor_buft_overrides:
+        if each not in flags:
+            yield TensorBuftOverride(plain_pattern(each.pattern), each.buffer_type)
+    for name, value in flags.values():
+        for layer in ("",) if name == "cpu_moe" else [rf"blk\.{layer}" for layer in range(value)]:
+            yield TensorBuftOverride(rf"{layer}\.ffn_(up|down|gate|gate_up)_(ch|)exps", "CPU")
 
 
 def variables_of(text: str, directory: Path) -> dict[str, str]:
@@ -265,7 +277,7 @@ def test_ik_llama_has_an_option_for_every_parameter(plan: Plan) -> None:
             plan.format("ik_llama")
         return
     found = ik_llama.parse(formats.words(plan, "ik_llama"))
-    params = said(plan)
+    params = replace(said(plan), devices=plan.params.devices)
     split = tuple(map(float, found["-ts"].split(","))) if "-ts" in found else None
     overrides = [part.split("=") for part in found["-ot"].split(",")] if "-ot" in found else []
     layers = int(found["-ngl"])
@@ -324,18 +336,32 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "one of two": ("llama-3.1-8b", ("24GiB", "12GiB"), {"split_mode": "none", "main_gpu": 1, "margin": 100 * MIB}),
     "what was given up": ("llama-3.1-8b", ("4GiB",), {"n_ctx": 32768, "allow": ["kv-q8_0", "context"]}),
     "no GPU": ("llama-3.1-8b", ("none",), {"n_ctx": 4096}),
+    "first experts, with biases": ("gpt-oss-20b", ("8GiB",), {"n_ctx": 8192, "n_cpu_moe": 16}),
+    "first experts after a dense layer": ("glm45-air", ("2x rtx-3090",), {"n_ctx": 4096, "n_cpu_moe": 30}),
+    "all experts": ("gpt-oss-120b", ("8GiB",), {"n_ctx": 4096, "cpu_moe": True}),
+    "experts that the fit chose": ("gpt-oss-20b", ("rtx-3060-12gb",), {}),
 }
+FLAGS = {
+    "first experts, with biases": "-ncmoe 16",
+    "first experts after a dense layer": "-ncmoe 30",
+    "all experts": "-cmoe",
+    "experts that the fit chose": "-ncmoe 2",
+}
+"""Their words in place of -ot."""
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_fitted_plan_in_every_format(
-    case: tuple[str, tuple[str, ...], dict[str, Any]], reader: Path, models: Path, tmp_path: Path
-) -> None:
-    shape, specs, pins = case
+@pytest.mark.parametrize("case", CASES)
+def test_a_fitted_plan_in_every_format(case: str, reader: Path, models: Path, tmp_path: Path) -> None:
+    shape, specs, pins = CASES[case]
     gpus = () if specs == ("none",) else parse_gpus(specs)
     model = shapes.write(shape, models)
     plan = fitter.fit(model, gpus=specs, **pins)
     assert plan.fits
+    words = plan.arguments()
+    if case in FLAGS:
+        assert f" {FLAGS[case]} " in " ".join(words) and "-ot" not in words
+    is_default = bool(gpus) and plan.params.devices == tuple(gpu.name for gpu in gpus) and "split_mode" not in pins
+    assert ("-dev" in words) != is_default
 
     expected = said(plan)
     assert server.read(reader, gpus, plan.arguments()).params == expected
@@ -346,17 +372,23 @@ def test_a_fitted_plan_in_every_format(
     assert server.read(reader, gpus, words) == server.Reading(str(model), expected, fits_itself=False)
     ik_llama.parse(plan.format("ik_llama").split(" "))
 
-    # llama-fit-params knows no -kvu, which does not matter for what it measures
-    plain = [word for word in plan.arguments() if word != "-kvu"]
+    # llama-fit-params knows no -kvu, and loads virtual devices for -dev alone
+    named = replace(plan, default_devices=())
+    plain = [word for word in named.arguments() if word != "-kvu"]
     measured = server.fit_print(gpus, ["-m", str(model), *plain], {})
-    assert len(measured) == len(plan.breakdown.devices) + 1
+    # a line for each device, and the host: its name, then MiB of weights, context and compute
+    taken = {name: [int(size) for size in sizes] for name, *sizes in map(str.split, measured)}
+    assert list(taken) == [*plan.breakdown.devices, "Host"]
+    for name in plan.breakdown.devices if "-kvu" not in named.arguments() else ():
+        row = plan.breakdown.on(name)
+        assert taken[name] == [size // MIB for size in (row.model, row.context, row.compute)]
     if plan.params.op_offload:
-        variables = variables_of(plan.format("env"), tmp_path)
+        variables = variables_of(named.format("env"), tmp_path)
         assert server.fit_print(gpus, [], variables) == measured
 
     (path,), kwargs = called(plan.format("python"))
     again = fitter.fit(path, gpus=specs, **kwargs)
-    assert again.params == replace(plan.params, tensor_buft_overrides=expected.tensor_buft_overrides)
+    assert again.params == plan.params
     assert again.breakdown.rows == plan.breakdown.rows
 
 

@@ -118,4 +118,4 @@ def test_a_plan_is_loaded(version: str, words: dict[str, Any], model: Path) -> N
 @pytest.mark.parametrize("version", of_versions())
 def test_the_command_plans_with_it(version: str, model: Path) -> None:
     done = run(version, "-m", "fitter", model, "--gpu", "8GiB", "-c", "512")
-    assert (done.returncode, done.stdout) == (0, "-c 512 -dev CUDA0 -ngl 5 -np 1 -fit off\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "-c 512 -ngl 5 -np 1 -fit off\n"), done.stderr

@@ -58,8 +58,8 @@ def command(*words: Any, program: str | None = None) -> subprocess.CompletedProc
 
 # --- whom a plan is for
 
-ONE = "-c 4096 -dev CUDA0 -ngl 33 -np 1 -fit off"
-FOUR = "-c 4096 -dev CUDA0 -ngl 33 -np 4 -kvu -fit off"
+ONE = "-c 4096 -ngl 33 -np 1 -fit off"
+FOUR = "-c 4096 -ngl 33 -np 4 -kvu -fit off"
 
 LINES: dict[str, tuple[tuple[str, ...], str | None, str, str]] = {
     "nothing is said": ((), None, FOUR, SERVER),

@@ -273,7 +273,7 @@ def test_the_command_says_the_best(shape: Path) -> None:
     assert lines[-2:] == ["best: Q8_0, 8.0 GiB", ARGUMENTS]
 
 
-ARGUMENTS = "arguments: -c 4096 -dev CUDA0 -ngl 33 -np 1 -fit off"
+ARGUMENTS = "arguments: -c 4096 -ngl 33 -np 1 -fit off"
 
 
 def test_json_has_the_same(shape: Path) -> None:

@@ -15,6 +15,7 @@ from fitter.llama.types import LlamaCpp, Params, TensorBuftOverride
 from fitter.output.arguments import arguments, check_line, command_line, shell_word, unsafe_arguments
 from fitter.output.keywords import mapping
 from fitter.parameters.values import plain_pattern
+from fitter.planning.placing.host_flags import host_overrides
 from tests.support.plans import make_plan, shared_use
 
 SPILL = TensorBuftOverride("^blk.(1|2|3).ffn_(up|gate)_exps.weight$", "CPU")
@@ -74,6 +75,65 @@ USERS_OWN = TensorBuftOverride(r"blk\.\d+\.ffn_.*_exps", "CPU")
 def test_arguments(name: str, params: dict[str, Any], expected: str) -> None:
     plan = make_plan(Params(**{"n_ctx": 4096, "n_gpu_layers": 33, **params}), n_ctx=8192)
     assert arguments(plan) == expected.split(" ")
+
+
+CMOE, NCMOE, NCFFN = (
+    host_overrides(*flag, ["blk.0.a", "blk.1.a"])[0]
+    for flag in ((True, None, None), (False, 2, None), (False, None, 1))
+)
+OTHER, ON_A_DEVICE = TensorBuftOverride("a", "CPU"), TensorBuftOverride("b", "CUDA1")
+FLAGS: dict[str, tuple[tuple[TensorBuftOverride, ...], str | None, str]] = {
+    "experts of the first layers": ((NCMOE,), None, "-ncmoe 2"),
+    "all experts": ((CMOE,), None, "-cmoe"),
+    "feed-forward weights": ((NCFFN,), None, "-ncffn 1"),
+    "feed-forward weights, a build with it": ((NCFFN,), "0.24.0", "-ncffn 1"),
+    "a build without": ((NCFFN, NCMOE), "0.23.9", f"-ot {NCFFN.pattern}=CPU -ncmoe 2"),
+    "all of it": ((OTHER, NCFFN, NCMOE), None, "-ot a=CPU -ncffn 1 -ncmoe 2"),
+    "beside a device, whose place in the order counts": (
+        (ON_A_DEVICE, NCMOE),
+        None,
+        f"-ot b=CUDA1,{NCMOE.pattern}=CPU",
+    ),
+    "a layer too few at the start": (
+        (replace(NCMOE, pattern=NCMOE.pattern.replace("0|", "")),),
+        None,
+        f"-ot {NCMOE.pattern.replace('0|', '')}=CPU",
+    ),
+}
+
+
+@pytest.mark.parametrize(("overrides", "ggml", "words"), FLAGS.values(), ids=FLAGS)
+def test_flags_for_weights_on_the_host(overrides: tuple[TensorBuftOverride, ...], ggml: str | None, words: str) -> None:
+    plan = make_plan(Params(n_ctx=4096, n_gpu_layers=33, tensor_buft_overrides=overrides))
+    llama_cpp = None if ggml is None else LlamaCpp("1", ggml, "commit", "libllama.so", "key", "")
+    assert " ".join(arguments(replace(plan, llama_cpp=llama_cpp))) == f"-c 4096 -ngl 33 {words} -np 1 -fit off"
+
+
+BOTH = ("CUDA0", "CUDA1")
+DEVICES: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, Any], str]] = {
+    "llama.cpp's own": (BOTH, BOTH, {}, ""),
+    "the user's": (BOTH, (), {}, "-dev CUDA0,CUDA1 "),
+    "one of them": (BOTH[:1], BOTH, {}, "-dev CUDA0 "),
+    "in another order": (BOTH[::-1], BOTH, {}, "-dev CUDA1,CUDA0 "),
+    "none": ((), BOTH, {}, "-dev none "),
+    "none, where there is none": ((), (), {}, "-dev none "),
+    "split tensors, for which llama.cpp has another default": (
+        BOTH,
+        BOTH,
+        {"split_mode": "tensor"},
+        "-dev CUDA0,CUDA1 ",
+    ),
+    "one alone, counted by -mg": (BOTH, BOTH, {"split_mode": "none", "main_gpu": 1}, "-dev CUDA0,CUDA1 "),
+}
+
+
+@pytest.mark.parametrize(("used", "default", "params", "words"), DEVICES.values(), ids=DEVICES)
+def test_devices_that_llama_cpp_uses_by_itself(
+    used: tuple[str, ...], default: tuple[str, ...], params: dict[str, Any], words: str
+) -> None:
+    plan = make_plan(Params(n_ctx=4096, n_gpu_layers=33, devices=used, **params))
+    args = " ".join(arguments(replace(plan, default_devices=default)))
+    assert args.startswith(f"-c 4096 {words}-ngl 33 ")
 
 
 DRAFTING: dict[str, tuple[list[tuple[str, ...]], str]] = {

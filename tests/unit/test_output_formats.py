@@ -12,7 +12,9 @@ from fitter.errors import PlanError, UsageError
 from fitter.llama.types import Params, TensorBuftOverride
 from fitter.output.formats import FORMATS, format_options, render
 from fitter.output.formats.ini import section
+from fitter.planning.placing.host_flags import host_overrides
 from fitter.planning.plan.plan import Plan, Problem
+from fitter.programs.later import Later
 from tests.support.plans import make_plan
 
 FOR_PODS = ("kubernetes", "llmkube")
@@ -195,3 +197,42 @@ def test_other_files_have_whole_paths_too(tmp_path: Any, monkeypatch: pytest.Mon
 def test_an_unknown_format() -> None:
     with pytest.raises(UsageError, match=f"unknown format 'yaml': choose from {', '.join(FORMATS)}"):
         render(make_plan(), "yaml")
+
+
+(NCMOE,) = host_overrides(False, 2, None, ["blk.0.a", "blk.1.a"])
+FLAG = Params(n_ctx=4096, n_gpu_layers=33, tensor_buft_overrides=(NCMOE,), devices=("CUDA0", "CUDA1"))
+WITH_A_FLAG = {
+    "args": ("-ncmoe 2", False),
+    "shell": ("-ncmoe 2", False),
+    "ini": ("n-cpu-moe = 2", False),
+    "env": ("LLAMA_ARG_N_CPU_MOE=2", False),
+    "python": ("n_cpu_moe=2,", True),
+    "ik_llama": (f"-ot {NCMOE.pattern}=CPU", True),
+    "llama-swap": ("      -ncmoe 2\n", False),
+    "compose": ('"-ncmoe", "2",', False),
+    "kubernetes": ('- "-ncmoe"\n            - "2"', False),
+    "llmkube": ("moeCPULayers: 2", False),
+    "json": ('"-ncmoe",\n    "2",', False),
+}
+"""The words of a flag in each format, and whether the devices of llama.cpp's default are named all the same."""
+
+
+@pytest.mark.parametrize("name", WITH_A_FLAG)
+def test_a_flag_and_the_default_devices_in_every_format(name: str) -> None:
+    words, names_devices = WITH_A_FLAG[name]
+    plan = replace(make_plan(FLAG), default_devices=("CUDA0", "CUDA1"))
+    if name in FOR_PODS:
+        plan = replace(plan, program="llama-server", later=(Later("logits", 4, 4, 1),))
+        plan = replace(plan, model=replace(plan.model, path="/models/a.gguf"))
+    text = render(plan, name)
+    assert words in text
+    said = re.search(r"CUDA0,CUDA1|\[\"CUDA0\", \"CUDA1\"\]", text)
+    assert bool(said) == names_devices
+    assert bool(re.search(r"-dev\b|LLAMA_ARG_DEVICE|^device = ", text, re.MULTILINE)) == (name == "ik_llama")
+
+
+def test_ollama_sees_the_devices_that_llama_cpp_uses_by_itself() -> None:
+    plan = replace(make_plan(replace(FLAG, tensor_buft_overrides=())), default_devices=("CUDA0", "CUDA1"))
+    assert "CUDA_VISIBLE_DEVICES=0,1" in render(plan, "ollama")
+    with pytest.raises(PlanError, match=r"^Ollama has no parameter like llama\.cpp's -ncmoe, which this plan needs"):
+        render(replace(plan, params=FLAG), "ollama")

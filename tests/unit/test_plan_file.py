@@ -11,6 +11,7 @@ import pytest
 
 from fitter.errors import UsageError
 from fitter.llama.types import Lora, Params, TensorBuftOverride
+from fitter.output.arguments import arguments
 from fitter.output.documents.document import dumps
 from fitter.output.documents.plan_document import to_dict
 from fitter.output.plan_file import read_plan
@@ -94,7 +95,9 @@ def test_what_is_written_is_read_back(tmp_path: Path, params: Params) -> None:
     assert found.fits
     assert found.estimate and found.estimate.depths == (SpeedAt(4096, 1 / 31.5),)
     # the file has the devices that llama.cpp takes by itself
-    assert to_dict(found) == to_dict(replace(plan, params=resolved(plan)))
+    default = () if params.devices else found.params.devices
+    assert to_dict(found) == to_dict(replace(plan, params=resolved(plan), default_devices=default))
+    assert arguments(found) == arguments(plan)
 
 
 def test_a_plan_that_does_not_fit(tmp_path: Path) -> None:

@@ -122,7 +122,9 @@ def planned(case: Case, models: Models, worker: Worker, **keywords: Any) -> Plan
 
 def plan_differs(plan: Plan, case: Case, models: Models) -> list[Difference]:
     """Where llama-server measures another thing with a plan's arguments than the plan says."""
-    said = server.ask(models.of(case.pair.shape), parse_gpus(case.pair.gpus), (*plan.arguments(), "-fit", "on"))
+    # llama-server loads virtual devices for -dev alone
+    words = replace(plan, default_devices=()).arguments()
+    said = server.ask(models.of(case.pair.shape), parse_gpus(case.pair.gpus), (*words, "-fit", "on"))
     ours = {
         **{each.name: (each.model, each.context, each.compute) for each in plan.devices},
         HOST: (plan.host.model, plan.host.context, plan.host.compute),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 from fitter.errors import PlanError
 from fitter.output.formats.format_options import OptionValue, option_values
@@ -28,7 +29,8 @@ def words(plan: Plan) -> list[str]:
         PlanError: The fork has no option for a parameter.
     """
     args: list[str] = []
-    for argument in option_values(plan):
+    # it may use other devices by itself
+    for argument in option_values(replace(plan, default_devices=())):
         write = _WRITERS.get(argument.option.name)
         if write is None:
             raise PlanError(

@@ -7,6 +7,7 @@ was not run.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from fitter.errors import PlanError
 from fitter.output.arguments import check_line
@@ -33,7 +34,8 @@ def text(plan: Plan, *, anyway: bool = False) -> str:
         PlanError: Ollama cannot be told a parameter, and ``anyway`` is false.
     """
     instructions, variables, missing = [f"REQUIRES {_VERSION}"], list[str](), list[str]()
-    for argument in with_absolute_paths(plan):
+    # Ollama chooses among all devices that it sees
+    for argument in with_absolute_paths(replace(plan, default_devices=())):
         check_line(argument.words)
         option = argument.option.name
         try:

@@ -84,6 +84,10 @@ class Plan:
     """Repeating layers that llama.cpp can offload, without the output; 0 if unknown."""
     virtual: bool = False
     """Whether the devices are virtual."""
+    default_devices: tuple[str, ...] = ()
+    """The devices that llama.cpp uses by itself on the described machine, in its order; empty where the user names
+    some. A plan with exactly these needs no ``-dev``.
+    """
     estimate: Price | None = None
     """Estimated time; ``None`` if the plan does not fit."""
     choices: tuple[Choice, ...] = ()

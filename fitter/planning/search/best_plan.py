@@ -117,6 +117,7 @@ def fit(
         problems=problems_of(best.request, trial, devices, host, best.excess, running.reserve, uses, pools),
         n_layer=request.n_layer,
         virtual=virtual,
+        default_devices=() if "devices" in request.fixed else tuple(device.name for device in request.devices),
         estimate=best.price,
         choices=best.choices,
         bound=best.bound,
