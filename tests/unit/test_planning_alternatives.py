@@ -84,7 +84,7 @@ LONG = Params(n_ctx=32768)
         pytest.param(asked(2200), [f"-c 14336 {Q8}"], id="more context on the device"),
         pytest.param(asked(4000), [f"-c 32768 {Q8}"], id="all of it on the device"),
         pytest.param(asked(5000), [], id="not much more context"),
-        pytest.param(asked(1200), ["-c 8192", f"-c 5120 {Q8}", "-c 32768"], id="weights on the host"),
+        pytest.param(asked(1200), ["-c 8192", f"-c 5632 {Q8}", "-c 32768"], id="weights on the host"),
         pytest.param(asked(1600), [f"-c 4096 {Q8}"], id="a longer context takes too long"),
         pytest.param(asked(1200, host=2200, params=LONG, fixed=("n_ctx",)), ["-c 8192"], id="a shorter context fits"),
         pytest.param(asked(1200, host=600), [f"-c 4096 {Q8}"], id="a smaller cache fits"),
@@ -92,7 +92,7 @@ LONG = Params(n_ctx=32768)
         pytest.param(asked(5000, params=Params(n_ctx=8192), fixed=("n_ctx",)), [], id="room for the set context"),
         pytest.param(asked(1200, params=Params(embeddings=True)), [], id="texts that are only read"),
         pytest.param(asked(host=4000, params=LONG, fixed=("n_ctx",)), ["-c 16384", Q8], id="without a device"),
-        pytest.param(asked(1200, host=900), [f"-c 5120 {Q8}"], id="the host has no room for more context"),
+        pytest.param(asked(1200, host=900), [f"-c 5632 {Q8}"], id="the host has no room for more context"),
         pytest.param(asked(20_000, params=LONG, fixed=("n_ctx",)), [], id="nothing to win"),
     ],
 )  # fmt: skip

@@ -10,7 +10,6 @@ import pytest
 from fitter.errors import LlamaCppCrashError
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.machine.speed import DeviceSpeed
-from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import longest_seconds
 from fitter.planning.pricing.trial import Trial
@@ -18,21 +17,18 @@ from fitter.planning.request.request import SHARED_ROW, DeviceLimit, HostLimit, 
 from fitter.planning.request.shared import remembered
 from fitter.planning.search.capacity import context_in_total, is_tight, is_too_large, total_target
 from fitter.planning.search.context_choice import best_at
-from fitter.planning.search.corrections import fill, settle, settle_partial, settle_whole
+from fitter.planning.search.corrections import settle, settle_partial, settle_whole
 from fitter.planning.search.expectations import (
-    expected_partial,
     expected_plan,
     expected_whole,
     last_true,
     likely_fits_host,
-    spill_styles,
 )
 from fitter.planning.search.search_order import search
 from fitter.planning.search.search_state import Callbacks, SearchState
 from tests.support.synthetic import (
     CARD,
     MIB,
-    REMOTE_CARD,
     SLOW_CARD,
     SyntheticLlama,
     SyntheticModel,
@@ -75,13 +71,14 @@ def chosen(state: SearchState) -> Trial:
         pytest.param(known(1500), 11264, True, id="as much as the whole model leaves room for"),
         pytest.param(known(3500, 3000, model=MOE), 22528, False, id="more of it for a tensor on the host"),
         pytest.param(known(900), 5632, False, id="a tenth of the time is for more context"),
-        pytest.param(known(900, context_cost=0.0), 4096, False, id="the quickest"),
+        pytest.param(known(900, context_cost=0.0), 4608, False, id="the quickest, and as much as takes as long"),
         pytest.param(known(900, context_cost=math.inf), 32768, False, id="no limit"),
         pytest.param(known(900, objective="context"), 32768, False, id="context is the objective"),
         pytest.param(known(900, strategy="llama.cpp"), 4096, False, id="as upstream"),
         pytest.param(known(1500, strategy="llama.cpp"), 11264, True, id="as upstream, the whole model"),
-        pytest.param(known(1215, host_mib=600), 4608, False, id="next to no room beside it"),
-        pytest.param(known(640, 1019, host_mib=600, objective="context"), 27392, False, id="what the host holds"),
+        # for 4352 tokens another tensor is on the host: a fifth more time
+        pytest.param(known(1215, host_mib=600), 4096, False, id="next to no room beside it"),
+        pytest.param(known(640, 1019, host_mib=600, objective="context"), 27136, False, id="what the host holds"),
         pytest.param(known(900, n_ctx=5120), 5120, False, id="the user's"),
         pytest.param(known(1500, objective="context"), 32768, False, id="the most"),
         # at 32768 tokens even the output alone is 27 MiB too much for its buffer
@@ -103,7 +100,7 @@ def test_what_llama_cpp_does_by_itself_is_enough_where_nothing_can_be_priced() -
 
 
 def test_no_plan_has_more_context_than_the_largest() -> None:
-    assert not chosen(known(640, 1019, host_mib=600, n_ctx=27392 + 256)).fits
+    assert not chosen(known(640, 1019, host_mib=600, n_ctx=27136 + 256)).fits
 
 
 def test_what_lacks_least_is_looked_for_at_the_smallest_context() -> None:
@@ -111,7 +108,7 @@ def test_what_lacks_least_is_looked_for_at_the_smallest_context() -> None:
     assert not trial.fits and trial.params.n_ctx == 4096
 
 
-@pytest.mark.parametrize(("host_mib", "n_ctx"), [(750, 10240), (800, 12288), (850, 14336)])
+@pytest.mark.parametrize(("host_mib", "n_ctx"), [(750, 10240), (800, 12288), (850, 13312)])
 def test_contexts_for_which_the_host_has_no_room_are_not_asked(host_mib: int, n_ctx: int) -> None:
     made = known(900, host_mib=host_mib, context_cost=2.0).original_request
     llama = SyntheticLlama(DENSE, made.devices)
@@ -300,33 +297,6 @@ def test_a_device_beside_the_models_holds_what_shares_the_memory(free: int, expe
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        pytest.param(known(900), {False, True}, id="dense"),
-        pytest.param(known(2500, model=MOE), {True}, id="experts"),
-        pytest.param(known(2500, model=MOE, speeds=(REMOTE_CARD,)), {False, True}, id="experts-far-away"),
-        pytest.param(
-            known(2500, 2500, model=MOE, speeds=(CARD, REMOTE_CARD)), {False, True}, id="experts-on-one-that-is-far"
-        ),
-        pytest.param(known(2500, model=MOE, strategy="llama.cpp"), {True}, id="experts-as-upstream"),
-        pytest.param(known(900, fixed=frozenset({"n_gpu_layers"})), {False}, id="the-users-layers"),
-        pytest.param(known(900, fixed=frozenset({"tensor_split"})), {False}, id="the-users-split"),
-        pytest.param(known(900, strategy="llama.cpp"), {False}, id="dense-as-upstream"),
-    ],
-)
-def test_styles(found: SearchState, expected: set[bool]) -> None:
-    assert set(spill_styles(found, 4096)) == expected
-
-
-@pytest.mark.parametrize("mib", [500, 700, 900, 1100])
-def test_the_more_promising_way_comes_first(mib: int) -> None:
-    found = known(mib)
-    ways = spill_styles(found, 4096)
-    first, second = (expected_partial(found, 4096, spread) for spread in ways)
-    assert len(ways) == 2 and first <= second < math.inf
-
-
-@pytest.mark.parametrize(
     ("model", "mib", "speeds", "kept"),
     [
         pytest.param(DENSE, (900, 8000), (CARD, SLOW_CARD), 1, id="all-of-it-on-a-slow-one"),
@@ -346,7 +316,8 @@ def test_a_plan_is_expected_as_it_then_is(
     alone = both.on(devices[kept : kept + 1]).with_buffers_of(both)
     likely, hoped = (expected_plan(alone, 4096, optimistic=optimistic) for optimistic in (False, True))
     trial = best_at(alone)
-    assert likely == pytest.approx(trial.expected, rel=0.05)
+    # a tensor may be on the host that was not expected there
+    assert likely == pytest.approx(trial.expected, rel=0.1)
     assert likely is not None and hoped is not None and hoped <= likely
 
 
@@ -375,16 +346,3 @@ def test_a_correction_must_promise_something(counts: list[tuple[int, int]], load
     proposed = iter([Placement(0, each) for each in counts])
     trial = settle(found, 4096, True, lambda at: next(proposed, None))
     assert trial is not None and trial.fits and len(llama.asked) == loads
-
-
-@pytest.mark.parametrize(
-    ("mib", "left"),
-    [pytest.param(3000, 0, id="room-for-all"), pytest.param(1160, 1, id="for-one"), pytest.param(1130, 2, id="none")],
-)
-def test_tensors_come_back_where_there_is_room(mib: int, left: int) -> None:
-    # without the two weights take 980 MiB, the buffer 50 + 4 + 25 and as much as the largest tensor on the host
-    found = known(mib, model=replace(DENSE, cache=0))
-    items = [item for unit in found.units(4096)[6:8] for item in unit.items if item.stem.endswith("down")]
-    before = found.trial(Placement(0, (9,), tuple((item, HOST) for item in items)), 4096)
-    assert before.fits
-    assert len(fill(found, before).placement.moved) == left

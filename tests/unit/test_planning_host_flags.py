@@ -42,15 +42,20 @@ LAST_DENSE = [*ATTENTION, *names(EXPS, range(3)), *names(KINDS, [3])]
 
 PLACEMENTS: dict[str, tuple[list[str], Placement, list[str], tuple[str, int] | None]] = {
     "the experts of two layers": (MOE, Placement(0, (5,), moved(EXPS, [0, 1])), [], ("n_cpu_moe", 2)),
-    "one tensor less": (MOE, Placement(0, (5,), moved(EXPS, [0, 1])[:-1]), [], None),
-    "one tensor more": (MOE, Placement(0, (5,), (*moved(EXPS, [0, 1]), *moved(EXPS[:1], [2]))), [], None),
+    "one tensor less of the first layer": (MOE, Placement(0, (5,), moved(EXPS, [0, 1])[1:]), [], None),
+    "one tensor more of a later layer": (
+        MOE,
+        Placement(0, (5,), (*moved(EXPS, [0, 1]), *moved(EXPS[:1], [3]))),
+        [],
+        None,
+    ),
     "other layers": (MOE, Placement(0, (5,), moved(EXPS, [1, 2])), [], None),
     "layers before them are on the host": (MOE, Placement(1, (4,), moved(EXPS, [1, 2])), [], ("n_cpu_moe", 3)),
     "the experts of all layers": (MOE, Placement(0, (5,), moved(EXPS, range(N_LAYER))), [], ("cpu_moe", 1)),
     "of all on devices": (MOE, Placement(2, (3,), moved(EXPS, [2, 3])), [], ("cpu_moe", 1)),
     "of all that have some": (LAST_DENSE, Placement(0, (5,), moved(EXPS, range(3))), [], ("cpu_moe", 1)),
     "after a dense layer": (LEADING, Placement(0, (5,), moved(EXPS, [1, 2])), [], ("n_cpu_moe", 3)),
-    "a dense layer too": (LEADING, Placement(0, (5,), (*moved(KINDS, [0]), *moved(EXPS, [1]))), [], None),
+    "a dense layer too": (LEADING, Placement(0, (5,), (*moved(KINDS, [0]), *moved(EXPS, [1, 2]))), [], None),
     "with their biases": (BIASES, Placement(0, (5,), moved(EXPS, [0], BOTH)), [], ("n_cpu_moe", 1)),
     "without their biases": (BIASES, Placement(0, (5,), moved(EXPS, [0])), [], None),
     "without those of a group": (GROUPS, Placement(0, (5,), moved(EXPS, [0])), [], None),
@@ -90,13 +95,34 @@ PLACEMENTS: dict[str, tuple[list[str], Placement, list[str], tuple[str, int] | N
 def test_the_flag_of_a_placement(
     every: list[str], placement: Placement, pinned: list[str], flag: tuple[str, int] | None
 ) -> None:
-    override = override_like(placement, every, pinned)
+    override, rest = override_like(placement, every, pinned)
     assert (flags_among([override]).popitem()[1] if override else None) == flag
+    assert rest == (() if override else tuple(item for item, _ in placement.moved))
+
+
+PARTS: dict[str, tuple[list[str], tuple[tuple[Item, int], ...], tuple[str, int] | None, int]] = {
+    "a part of the next layer": (MOE, (*moved(EXPS, [0, 1]), *moved(EXPS[:1], [2])), ("n_cpu_moe", 2), 1),
+    "most of it": (MOE, (*moved(EXPS, [0, 1]), *moved(EXPS[:2], [2])), ("n_cpu_moe", 2), 2),
+    "a part of the last layer": (MOE, moved(EXPS, range(N_LAYER))[:-1], ("n_cpu_moe", N_LAYER - 1), 2),
+    "of another layer": (MOE, (*moved(EXPS, [0]), *moved(EXPS[:1], [2])), None, 4),
+    "of two layers": (MOE, (*moved(EXPS, [0]), *moved(EXPS[:1], [1, 2])), None, 5),
+    "of the first layer alone": (MOE, moved(EXPS[:2], [0]), None, 2),
+    "feed-forward weights": (DENSE, (*moved(KINDS, [0]), *moved(KINDS[:1], [1])), ("n_cpu_ffn", 1), 1),
+}
+
+
+@pytest.mark.parametrize(("every", "items", "flag", "n_rest"), PARTS.values(), ids=PARTS)
+def test_a_flag_and_a_part_of_one_more_layer(
+    every: list[str], items: tuple[tuple[Item, int], ...], flag: tuple[str, int] | None, n_rest: int
+) -> None:
+    override, rest = override_like(Placement(0, (5,), items), every, [])
+    assert (flags_among([override]).popitem()[1] if override else None) == flag
+    assert rest == tuple(item for item, _ in items)[len(items) - n_rest :]
 
 
 def test_layers_for_prediction_keep_all_experts_apart() -> None:
     placement = Placement(0, (5,), moved(EXPS, range(N_LAYER)))
-    override = override_like(placement, MOE, [], all_layers=False)
+    override, _ = override_like(placement, MOE, [], all_layers=False)
     assert override and flags_among([override]) == {override: ("n_cpu_moe", N_LAYER)}
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -16,15 +16,17 @@ from fitter.llama.types import LAYOUT_DEVICE, DeviceInfo, Layout, LayoutEntry
 from fitter.parameters.values import parse_overrides
 from fitter.planning.placing.host_flags import host_overrides
 from fitter.planning.placing.layer_sizes import HOST, Item, Unit, units_of
-from fitter.planning.placing.packing import bring_back, bring_first, pack, pack_fastest, pack_whole
+from fitter.planning.placing.packing import pack, pack_fastest, pack_whole
 from fitter.planning.placing.placement import (
     Placement,
     caches_on,
     counts_for_split,
+    gaps_of,
     overrides_of,
     pattern_for,
     weights_on,
 )
+from fitter.planning.placing.spill import Ranges
 from fitter.planning.request.constraints import device_limits
 from fitter.planning.search.compute_buffers import LearnedCompute
 
@@ -64,78 +66,95 @@ def test_whole_layers(budgets: list[int], counts: tuple[int, ...] | None) -> Non
     assert (placement.counts if placement else None) == counts
 
 
-@pytest.mark.parametrize(
-    ("budget", "n_gpu_layers", "on_device"),
-    [
-        pytest.param(85 * 4 + 15, 5, 335, id="everything"),
-        pytest.param(85 * 4 + 14, 5, 315, id="one-tensor-leaves"),
-        pytest.param(85 * 3 + 15 + 35, 5, 335 - 50, id="two-tensors-leave"),
-        pytest.param(85 * 3 + 15 + 34, 5, 335 - 70, id="two-do-not-do"),
-        pytest.param(85 * 3 + 15 + 15, 5, 335 - 70, id="attention-alone"),
-        pytest.param(85 * 3 + 15 + 14, 4, 255, id="whole-layers-only"),
-        pytest.param(14, 0, 0, id="nothing"),
-        pytest.param(15, 1, 15, id="output-alone"),
-    ],
-)
-def test_dense_model_spills_layers_and_one_part(budget: int, n_gpu_layers: int, on_device: int) -> None:
-    units = model(4)
-    placement = pack(units, [budget], spread=False)
-    if n_gpu_layers == 0:
-        assert placement is None
-        return
-    assert placement is not None and placement.n_gpu_layers == n_gpu_layers
-    weights, caches = weights_on(units, placement), caches_on(units, placement)
-    assert weights[0] + caches[0] <= budget
-    assert weights[0] == on_device
-    assert len({item.layer for item, _ in placement.moved}) <= 1
+def host_bytes(placement: Placement) -> int:
+    """Bytes of items of devices' layers that are on the host."""
+    return sum(item.bytes for item, target in placement.moved if target == HOST)
+
+
+def is_within(units: Sequence[Unit], placement: Placement, budgets: Sequence[int]) -> bool:
+    used = map(sum, zip(weights_on(units, placement), caches_on(units, placement), strict=True))
+    return all(used <= max(budget, 0) for used, budget in zip(used, budgets, strict=True))
 
 
 @pytest.mark.parametrize(
-    ("budget", "n_gpu_layers", "spilled"),
+    ("budget", "first", "spilled"),
     [
-        pytest.param(75 + 4 * 70, 5, 0, id="everything"),
-        pytest.param(75 + 4 * 70 - 1, 5, 20, id="smallest-tensor-leaves"),
-        pytest.param(75 + 3 * 70, 5, 70, id="one-layer's-leave"),
-        pytest.param(75, 5, 280, id="dense-alone"),
-        pytest.param(74, 4, 210, id="a-byte-less-and-a-layer-leaves"),
+        pytest.param(4 * 85 + 15, 0, {}, id="everything"),
+        pytest.param(4 * 85 + 14, 0, {0: 20}, id="smallest-tensor-leaves"),
+        pytest.param(3 * 85 + 15 + 15 + 29, 0, {0: 50}, id="two-tensors-leave"),
+        pytest.param(3 * 85 + 15 + 15, 0, {0: 70}, id="one-layer's-leave"),
+        pytest.param(3 * 85 + 15 + 14, 0, {0: 70, 1: 20}, id="and-one-of-the-next"),
+        pytest.param(75, 0, dict.fromkeys(range(4), 70), id="all-leave"),
+        pytest.param(74, 0, None, id="a-byte-less"),
+        pytest.param(80, 1, {1: 70, 2: 70, 3: 50}, id="from-the-second-layer-on"),
+        pytest.param(15, 4, {}, id="output-alone"),
+        pytest.param(14, 4, None, id="nothing"),
     ],
 )
-def test_experts_leave_before_dense_weights(budget: int, n_gpu_layers: int, spilled: int) -> None:
+def test_the_first_layers_on_a_device_lose_their_items(budget: int, first: int, spilled: dict[int, int] | None) -> None:
     units = model(4)
-    placement = pack(units, [budget], spread=True)
-    assert placement is not None and placement.n_gpu_layers == n_gpu_layers
-    assert sum(item.bytes for item, _ in placement.moved) == spilled
-    assert weights_on(units, placement)[0] + caches_on(units, placement)[0] <= budget
+    placement = pack(Ranges(units), [budget], first)
+    assert (placement is None) is (spilled is None)
+    if placement is not None and spilled is not None:
+        assert (placement.first, placement.counts) == (first, (5 - first,)) and is_within(units, placement, [budget])
+        assert {target for _, target in placement.moved} <= {HOST}
+        lost = Counter[int]()
+        for item, _ in placement.moved:
+            lost[item.layer] += item.bytes
+        assert lost == spilled
+
+
+def test_layers_with_states_lose_the_last_ones() -> None:
+    units = [replace(unit, state=unit.cache) for unit in model(4)]
+    placement = pack(Ranges(units), [4 * 85 + 15 - 71], 0)
+    assert placement is not None
+    assert [(item.layer, item.bytes) for item, _ in placement.moved] == [(2, 20), (3, 30), (3, 20), (3, 20)]
 
 
 def test_what_one_device_cannot_hold_goes_to_another_before_the_host() -> None:
     units = [layer(0), layer(1), Unit(2, 15, 0)]
-    placement = pack(units, [60, 15 + 85 + 40], spread=True, counts=(1, 2))
+    placement = pack(Ranges(units), [60, 15 + 85 + 40], 0, counts=(1, 2))
     assert placement is not None
     assert [(item.stem, target) for item, target in placement.moved] == [("blk.0.ffn_down", 1)]
 
 
-def test_larger_layers_use_more_of_a_gap() -> None:
-    units = [layer(0, items=(20, 20, 20)), layer(1, items=(20, 20, 29)), Unit(2, 15, 0)]
-    placement = pack(units, [15 + 15 + 15 + 69], spread=True)
-    assert placement is not None
-    assert {item.layer for item, _ in placement.moved} == {0}
+def test_no_item_is_said_to_be_apart_on_its_own_device() -> None:
+    """Layers of one item, of 5 and of 30 bytes, and room for 29 bytes: the smaller one can stay."""
+    units = [layer(0, 0, 0, (5,)), layer(1, 0, 0, (30,))]
+    for far in ((), (0,)):
+        placement = pack(Ranges(units), [29], 0, far=far)
+        assert placement is not None
+        assert [(item.layer, target) for item, target in placement.moved] == [(1, HOST)]
 
 
 @given(
-    st.lists(st.integers(0, 400), min_size=1, max_size=5),
-    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20), st.integers(0, 60)), min_size=1, max_size=12),
-    st.booleans(),
+    st.lists(st.integers(-5, 400), min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20), st.integers(1, 60)), min_size=1, max_size=7),
+    st.sets(st.integers(0, 3)),
+    st.integers(0, 2),
+    st.integers(0, 40),
 )
-def test_never_more_than_a_budget(budgets: list[int], sizes: list[tuple[int, int, int]], spread: bool) -> None:
-    units = [layer(i, *size[:2], items=(size[2], size[2] // 2)) for i, size in enumerate(sizes)]
+def test_what_packing_promises(
+    budgets: list[int], sizes: list[tuple[int, int, int]], far: set[int], first: int, more: int
+) -> None:
+    units = [layer(i, *size[:2], items=(size[2], size[2] // 2 + 1)) for i, size in enumerate(sizes)]
     units.append(Unit(len(units), 15, 0))
-    placement = pack(units, budgets, spread=spread)
-    if placement is None:
+    ranges, first = Ranges(units), min(first, len(sizes))
+    placement, apart = (pack(ranges, budgets, first, far=each) for each in (far, range(4)))
+    larger = pack(ranges, [budget + more for budget in budgets], first, far=range(4))
+    if placement is None or apart is None:
+        assert placement is apart is None
         return
-    used = map(sum, zip(weights_on(units, placement), caches_on(units, placement), strict=True))
-    assert all(u <= b for u, b in zip(used, budgets, strict=True))
-    assert placement.first + placement.n_gpu_layers == len(units)
+    assert (placement.first, placement.n_gpu_layers) == (first, len(units) - first)
+    assert is_within(units, placement, budgets) and is_within(units, apart, budgets), "never more than a budget"
+    assert {target for _, target in apart.moved} <= {HOST}
+    assert larger is not None and host_bytes(larger) <= host_bytes(apart), "with more room never more on the host"
+    open_to = [d for d, count in enumerate(placement.counts) if count and d not in far]
+    gaps = gaps_of(units, budgets, placement)
+    for item, target in placement.moved:
+        assert target in (HOST, *open_to), "not on a device that is far, or has no layers"
+        assert target != HOST or item.bytes > max([gaps[d] for d in open_to], default=0), "devices before the host"
+    assert host_bytes(placement) <= host_bytes(apart)
 
 
 @pytest.mark.parametrize(
@@ -353,73 +372,39 @@ def test_a_visit_decides_between_devices() -> None:
 
 def test_nothing_is_moved_to_a_far_device() -> None:
     """The first device holds two layers but one tensor, for which only the second one has room."""
-    units = model(4)
     budgets = [2 * 85 - 5, 2 * 85 + 15 + 40]
-    near, far = (pack(units, budgets, spread=True, counts=(2, 3), far=far) for far in ((), (1,)))
-    assert near is not None
-    assert far is not None
-    assert [target for _, target in near.moved] == [1]
-    assert [target for _, target in far.moved] == [HOST]
+    near, far = (pack(Ranges(model(4)), budgets, 0, counts=(2, 3), far=far) for far in ((), (1,)))
+    assert near is not None and far is not None
+    assert [[target for _, target in each.moved] for each in (near, far)] == [[1], [HOST]]
 
 
-def with_rest(units: list[Unit]) -> list[Unit]:
-    """The same layers, whose fixed weights are known by name."""
-    return [
-        replace(unit, rest=(Item(unit.index, f"blk.{unit.index}.attn_q", ("weight",), unit.fixed),))
-        if unit.items
-        else unit
-        for unit in units
-    ]
+def test_nothing_is_moved_to_a_device_without_layers() -> None:
+    placement = pack(Ranges(model(4)), [4 * 85 + 15 - 5, 100], 0, counts=(5, 0))
+    assert placement is not None and [target for _, target in placement.moved] == [HOST]
+
+
+@pytest.mark.parametrize(
+    "budgets", [pytest.param([84, 500], id="room-for-one-without-items"), pytest.param([29, 500], id="for-none")]
+)
+def test_counts_that_are_given_are_kept_or_refused(budgets: list[int]) -> None:
+    placement = pack(Ranges(model(4)), budgets, 0, counts=(2, 3))
+    assert (placement and placement.counts) == ((2, 3) if budgets[0] >= 30 else None)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-@pytest.mark.parametrize("spread", [True, False], ids=["experts", "dense"])
-def test_a_device_without_room_changes_nothing(place: int, spread: bool) -> None:
+def test_a_device_without_room_changes_nothing(place: int) -> None:
     budgets = [85 * 2, 85 * 2]
-    without = pack(model(8), budgets, spread=spread)
-    with_one = pack(model(8), [*budgets[:place], -1, *budgets[place:]], spread=spread)
+    without = pack(Ranges(model(8)), budgets, 0)
+    with_one = pack(Ranges(model(8)), [*budgets[:place], -1, *budgets[place:]], 0)
     assert without is not None and with_one is not None and sum(without.counts) > 0
     assert with_one.counts == (*without.counts[:place], 0, *without.counts[place:])
     assert with_one.first == without.first and len(with_one.moved) == len(without.moved)
 
 
-def test_layers_on_the_host_bring_their_tensors_to_devices_with_room() -> None:
-    units = with_rest(model(4))
-    # the last two layers and the output, and room for one layer's items and 15 bytes more
-    budgets = [85 * 2 + 15 + 70 + 15]
-    base = pack(units, budgets, spread=True, first=2)
-    assert base is not None
-    together = bring_back(units, budgets, base, "layers")
-    assert {item.layer for item, _ in together.moved} == {1} and len(together.moved) == 3
-    whole = bring_back(units, budgets, base, "all")
-    assert {item.layer for item, _ in whole.moved} == {1} and len(whole.moved) == 4
-    for placement in (together, whole):
-        assert weights_on(units, placement)[0] + caches_on(units, placement)[0] <= budgets[0]
-        assert all(target == 0 for _, target in placement.moved), "what stays with its layer is not moved"
-
-
-def test_layers_on_the_host_come_before_items_of_the_devices_own_layers() -> None:
-    units = with_rest(model(4))
-    # without items the last two layers and the output take 45 bytes, and a layer of the host 80
-    base = pack(units, [45 + 140], spread=True, first=2)
-    assert base is not None and not base.moved
-    found = bring_first(units, [45 + 140], base, "all")
-    assert [(item.layer, item.bytes) for item, at in found.moved if at == HOST] == [(2, 20), (3, 30), (3, 20), (3, 20)]
-    assert {item.layer for item, at in found.moved if at == 0} == {1} and weights_on(units, found) == [35 + 80 + 50]
-    # no room
-    assert bring_first(units, [40], base, "all") == base
-
-
-@pytest.mark.parametrize("bring", ["layers", "all"])
-def test_layers_on_the_host_stay_there_where_all_devices_are_far(bring: Literal["layers", "all"]) -> None:
-    nowhere = Placement(5, (0,))
-    assert bring_back(with_rest(model(4)), [1000], nowhere, bring, far=(0,)) == nowhere
-
-
 def test_what_leaves_a_device_leaves_room_for_others_tensors() -> None:
     """The first device is 25 bytes short: the tensor of 30 leaves it, and one of the second takes its place."""
     units = [layer(0), layer(1, items=(5, 50)), Unit(2, 15, 0)]
-    placement = pack(units, [85 - 25, 70 + 15 - 5], spread=True, counts=(1, 2))
+    placement = pack(Ranges(units), [85 - 25, 70 + 15 - 5], 0, counts=(1, 2))
     assert placement is not None
     moved = [(item.stem, target) for item, target in placement.moved]
     assert moved == [("blk.0.ffn_down", HOST), ("blk.1.ffn_gate", 0)]
@@ -428,19 +413,8 @@ def test_what_leaves_a_device_leaves_room_for_others_tensors() -> None:
 def test_a_tensor_goes_where_the_least_room_is_left() -> None:
     """A tensor of 20 leaves the first device; the others have room for 30 and for 22 bytes more."""
     units = [*map(layer, range(3)), Unit(3, 15, 0)]
-    placement = pack(units, [85 - 20, 85 + 30, 85 + 15 + 22], spread=True, counts=(1, 1, 2))
+    placement = pack(Ranges(units), [85 - 20, 85 + 30, 85 + 15 + 22], 0, counts=(1, 1, 2))
     assert placement is not None and [target for _, target in placement.moved] == [2]
-
-
-def test_only_the_caches_of_bare_layers_are_on_devices() -> None:
-    units = with_rest(model(4))
-    placement = pack(units, [85 * 2 + 15 + 10], spread=True, first=0, bare=2)
-    assert placement is not None and placement.counts == (5,)
-    assert caches_on(units, placement) == [20] and weights_on(units, placement) == [2 * 80 + 15]
-    assert {(item.layer, target) for item, target in placement.moved} == {(0, HOST), (1, HOST)}
-    assert pack(units, [85 * 2 + 15 + 9], spread=True, first=0, bare=2) is not None, "an item of a whole layer leaves"
-    states = [replace(unit, state=unit.cache) for unit in units]
-    assert pack(states, [1000], spread=True, first=0, bare=2) is None, "a recurrent state needs its weights"
 
 
 def test_compute_buffers_are_copied_by_the_part_that_a_device_has() -> None:

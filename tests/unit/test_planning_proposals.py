@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fitter.llama.types import Params
 from fitter.machine.speed import DeviceSpeed
 from fitter.planning.placing.layer_sizes import HOST, units_of
-from fitter.planning.placing.packing import pack
+from fitter.planning.placing.packing import pack, pack_bare
 from fitter.planning.placing.placement import Placement, caches_on, weights_on
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.pricing.prices import PriceList
@@ -17,7 +19,7 @@ from fitter.planning.request.request import Request
 from fitter.planning.search.proposals import (
     Situation,
     add_caches,
-    avoid_remote_tensors,
+    in_place,
     place_fastest,
     place_partial,
     place_whole,
@@ -67,6 +69,10 @@ def is_within(at: Situation, placement: Placement) -> bool:
     return all(w + c <= budget for (w, c), budget in zip(used, at.room.with_caches, strict=True))
 
 
+def layers_apart(placement: Placement) -> int:
+    return len({item.layer for item, _ in placement.moved})
+
+
 @pytest.mark.parametrize(
     ("at", "counts"),
     [
@@ -107,52 +113,110 @@ def test_fastest(speeds: tuple[DeviceSpeed, ...], mib: tuple[int, ...], counts: 
 NGL = Params(n_gpu_layers=4)
 
 
-@pytest.mark.parametrize(
-    ("at", "spread", "first", "layers_apart"),
-    [
-        pytest.param(situation(500, is_priced=False), False, 5, 1, id="whole-layers-and-a-part"),
-        pytest.param(situation(500, is_priced=False), True, 0, 8, id="tensors-of-any-layer"),
-        pytest.param(situation(10, is_priced=False), False, 9, 0, id="nothing-fits"),
-        pytest.param(
-            situation(500, fixed=("n_gpu_layers",), params=NGL, is_priced=False), False, 5, 1, id="the-users-layers"
-        ),
-        pytest.param(situation(2500, model=MOE, is_priced=False), True, 0, 7, id="experts"),
-    ],
-)
-def test_partial(at: Situation, spread: bool, first: int, layers_apart: int) -> None:
-    found = place_partial(at, spread)
-    assert found is not None and is_within(at, found)
-    assert (found.first, len({item.layer for item, _ in found.moved})) == (first, layers_apart)
+# first layer on devices, layers of each, and how many have items elsewhere: of 136 MiB with their caches, 100 of items
+ANCHORS = {
+    "all fits": (situation(1188, is_priced=False), [(0, (9,), 0)]),
+    "a MiB short": (situation(1187, is_priced=False), [(0, (9,), 1)]),
+    "all without items, or three and a part of one": (situation(500, is_priced=False), [(0, (9,), 7), (5, (4,), 1)]),
+    "all but one without items, or two": (situation(387, is_priced=False), [(1, (8,), 7), (6, (3,), 0)]),
+    "the output alone": (situation(100, is_priced=False), [(8, (1,), 0)]),
+    "nothing": (situation(99, is_priced=False), [(9, (0,), 0)]),
+    "nothing on two": (situation(99, 99, is_priced=False), [(9, (0, 0), 0)]),
+    "two devices": (situation(300, 300, is_priced=False), [(0, (4, 5), 7), (4, (2, 3), 1)]),
+    "experts are apart": (situation(2500, model=MOE), [(0, (9,), 5)]),
+    "experts over a network": (situation(2500, model=MOE, speeds=(REMOTE_CARD,)), [(0, (9,), 5), (4, (5,), 1)]),
+    "the user's layers": (situation(500, fixed=("n_gpu_layers",), params=NGL), [(5, (4,), 1)]),
+    "the user's layers without items": (
+        situation(500, fixed=("n_gpu_layers",), params=Params(n_gpu_layers=9)),
+        [(0, (9,), 7)],
+    ),
+    "none, says the user": (situation(10, fixed=("n_gpu_layers",), params=Params(n_gpu_layers=0)), [(9, (0,), 0)]),
+    "the user's layers do not fit": (situation(10, fixed=("n_gpu_layers",), params=NGL), []),
+    # four of five layers, three of four; two of three, with room for a tensor on the other device
+    "the user's split": (
+        situation(300, 300, fixed=SPLIT, params=Params(tensor_split=(1.0, 1.0)), is_priced=False),
+        [(0, (5, 4), 7), (4, (3, 2), 2)],
+    ),
+    "the user's layers and split": (
+        situation(400, 400, fixed=(*SPLIT, "n_gpu_layers"), params=Params(tensor_split=(1.0, 1.0), n_gpu_layers=6)),
+        [(3, (3, 3), 1)],
+    ),
+    "which do not fit": (
+        situation(400, 70, fixed=(*SPLIT, "n_gpu_layers"), params=Params(tensor_split=(1.0, 1.0), n_gpu_layers=6)),
+        [],
+    ),
+}
 
 
-@pytest.mark.parametrize("spread", [True, False], ids=["experts", "dense"])
-@pytest.mark.parametrize(("speeds", "counts"), [((CARD, SLOW_CARD), (7, 2)), ((SLOW_CARD, CARD), (2, 7))])
-def test_the_faster_device_has_what_it_holds(
-    speeds: tuple[DeviceSpeed, ...], counts: tuple[int, ...], spread: bool
+@pytest.mark.parametrize(("at", "expected"), ANCHORS.values(), ids=ANCHORS)
+def test_most_layers_or_whole_ones_are_on_devices(
+    at: Situation, expected: list[tuple[int, tuple[int, ...], int]]
 ) -> None:
-    found = place_partial(situation(1000, 1000, speeds=speeds), spread, is_plain=True)
-    assert found is not None and (found.first, found.counts, found.is_spilled) == (0, counts, False)
+    found = in_place(at)
+    assert [(each.first, each.counts, layers_apart(each)) for each in found] == expected
+    assert all(is_within(at, each) for each in found)
+
+
+@given(
+    mib=st.lists(st.integers(0, 900), min_size=1, max_size=3),
+    model=st.sampled_from([DENSE, MOE, replace(CACHES, n_layer=5)]),
+    n_gpu_layers=st.none() | st.integers(0, 6),
+)
+def test_no_more_layers_have_room(mib: list[int], model: SyntheticModel, n_gpu_layers: int | None) -> None:
+    fixed, params = ((), None) if n_gpu_layers is None else (("n_gpu_layers",), Params(n_gpu_layers=n_gpu_layers))
+    at = situation(*mib, model=model, fixed=fixed, params=params, is_priced=False)
+    found, budgets = in_place(at), at.room.with_caches
+    assert all(is_within(at, each) for each in found)
+    if at.first is not None:
+        assert [each.first for each in found] == ([at.first] if pack(at.ranges, budgets, at.first) else [])
+        return
+    most, whole = found[0], found[-1]
+    assert len(found) <= (1 if model.experts else 2) and most.first <= whole.first
+    assert most.first == 0 or pack(at.ranges, budgets, most.first - 1) is None
+    if not model.experts and whole.counts != (0,) * len(mib):
+        assert layers_apart(whole) <= len(mib)
+        fewer = None if whole is most else pack(at.ranges, budgets, whole.first - 1)
+        assert fewer is None or layers_apart(fewer) > len(mib)
 
 
 @pytest.mark.parametrize(
-    ("n_gpu_layers", "mib", "counts"),
+    ("at", "first"),
     [
-        pytest.param(None, 300, (2, 2), id="as-many-as-fit-by-the-split"),
-        pytest.param(6, 400, (3, 3), id="as-many-as-the-user-says"),
-        pytest.param(6, 10, None, id="which-do-not-fit"),
+        pytest.param(situation(500, is_priced=False), 5, id="whole-layers-and-a-part"),
+        pytest.param(situation(2500, model=MOE, is_priced=False), 0, id="experts"),
+        pytest.param(situation(10, is_priced=False), 9, id="nothing-fits"),
     ],
 )
-def test_partial_by_the_users_split(n_gpu_layers: int | None, mib: int, counts: tuple[int, ...] | None) -> None:
-    fixed = SPLIT if n_gpu_layers is None else (*SPLIT, "n_gpu_layers")
-    params = Params(tensor_split=(1.0, 1.0), n_gpu_layers=n_gpu_layers or -1)
-    found = place_partial(situation(mib, mib, fixed=fixed, params=params), False, is_plain=True)
-    assert (found and found.counts) == counts
+def test_without_prices(at: Situation, first: int) -> None:
+    found = place_partial(at)
+    assert found in in_place(at) and found is not None and found.first == first
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        pytest.param(situation(500), id="dense"),
+        pytest.param(situation(500, 300, speeds=(CARD, SLOW_CARD)), id="a-slow-card"),
+        pytest.param(situation(700, model=CACHES), id="large-caches"),
+    ],
+)
+def test_a_plain_proposal_is_the_fastest_in_place(at: Situation) -> None:
+    at = replace(at, is_plain=True)
+    assert at.prices is not None
+    found = place_partial(at)
+    assert found == min(in_place(at), key=at.prices.seconds)
+
+
+@pytest.mark.parametrize(("speeds", "counts"), [((CARD, SLOW_CARD), (7, 2)), ((SLOW_CARD, CARD), (2, 7))])
+def test_the_faster_device_has_what_it_holds(speeds: tuple[DeviceSpeed, ...], counts: tuple[int, ...]) -> None:
+    found = place_partial(situation(1000, 1000, speeds=speeds))
+    assert found is not None and (found.first, found.counts, found.is_spilled) == (0, counts, False)
 
 
 def test_the_users_layers_are_tried_without_items_before_none_fit() -> None:
     params = Params(tensor_split=(1.0, 1.0), n_gpu_layers=6)
     at = situation(400, 400, fixed=(*SPLIT, "n_gpu_layers"), params=params)
-    found = place_partial(replace(at, room=Room(*[(10 * MIB, 10 * MIB)] * 3)), False, is_plain=True)
+    found = place_partial(replace(at, room=Room(*[(10 * MIB, 10 * MIB)] * 3)))
     assert found is not None and (found.first, found.counts) == (3, (3, 3))
     assert {item for item, _ in found.moved} == {item for unit in at.units[3:] for item in unit.items}
 
@@ -160,97 +224,39 @@ def test_the_users_layers_are_tried_without_items_before_none_fit() -> None:
 def test_a_priced_proposal_is_none_the_slower_for_each_step() -> None:
     at = situation(700, 500, model=CACHES, speeds=(CARD, SLOW_CARD))
     assert at.prices is not None
-    plain, full = place_partial(at, True, is_plain=True), place_partial(at, True)
-    assert plain is not None and full is not None and is_within(at, full)
-    assert at.prices.seconds(full) < at.prices.seconds(plain), "large caches should give way to weights"
+    full = place_partial(at)
+    assert full is not None and is_within(at, full)
+    fastest = min(map(at.prices.seconds, in_place(at)))
+    assert at.prices.seconds(full) < fastest, "large caches should give way to weights"
 
 
 def test_without_prices_no_step_changes_anything() -> None:
-    at, found = situation(500, is_priced=False), Placement(4, (5,))
-    assert [step(at, found) for step in (avoid_remote_tensors, swap_caches_for_weights, add_caches)] == [found] * 3
+    found = Placement(4, (5,))
+    assert swap_caches_for_weights(situation(500, is_priced=False), found) == found
 
 
 def test_small_caches_stay_with_their_layers() -> None:
     at = situation(500, model=replace(DENSE, cache=512))
-    found = place_partial(at, False, is_plain=True)
-    assert found is not None and swap_caches_for_weights(at, found) is found
-
-
-@pytest.mark.parametrize(
-    ("round_trip", "host_mib", "target"),
-    [
-        pytest.param(5e-2, None, HOST, id="a-slow-network"),
-        pytest.param(0.0, None, 1, id="a-network-that-takes-no-time"),
-        pytest.param(5e-2, 10, 1, id="no-room-on-the-host"),
-    ],
-)
-def test_tensors_come_nearer_than_a_slow_remote_device(round_trip: float, host_mib: int | None, target: int) -> None:
-    remote = replace(REMOTE_CARD, round_trip=round_trip, pcie=1e12)
-    at = situation(600, 8000, model=MOE, speeds=(CARD, remote))
-    host = replace(at.request.host, free=None if host_mib is None else host_mib * MIB)
-    at = replace(at, request=replace(at.request, host=host))
-    far = pack(at.units, at.room.with_caches, spread=True, counts=(4, 5))
-    assert far is not None and {place for _, place in far.moved} == {1}
-    assert {place for _, place in avoid_remote_tensors(at, far).moved} == {target}
-
-
-def test_what_the_host_has_of_layers_and_tensors_is_all_counted() -> None:
-    at = situation(600, 8000, model=replace(MOE, cache=CACHES.cache), speeds=(CARD, ON_A_SLOW_NETWORK))
-    far = pack(at.units, at.room.with_caches, spread=True, counts=(2, 5))
-    assert far is not None and far.first == 2 and {place for _, place in far.moved} == {1}
-    on_host = sum(unit.weights + unit.cache for unit in at.units[:2]) + sum(item.bytes for item, _ in far.moved)
-    for free, target in ((on_host, HOST), (on_host - 1, 1)):
-        host = replace(at.request.host, free=at.request.host.margin + free)
-        found = avoid_remote_tensors(replace(at, request=replace(at.request, host=host)), far)
-        assert {place for _, place in found.moved} == {target}
+    assert at.prices is not None
+    found = min(in_place(at), key=at.prices.seconds)
+    assert swap_caches_for_weights(at, found) is found
 
 
 @pytest.mark.parametrize("fixed", [(), SPLIT], ids=["layers", "layers-and-split"])
 def test_the_users_layers_leave_room_for_weights_of_others(fixed: tuple[str, ...]) -> None:
     params = Params(tensor_split=(1.0, 1.0), n_gpu_layers=3)
     at = situation(400, 400, fixed=(*fixed, "n_gpu_layers"), params=params)
-    plain, found = (place_partial(at, False, is_plain=is_plain) for is_plain in (True, False))
-    assert plain is not None and found is not None and at.prices is not None
+    (plain,), found = in_place(at), place_partial(at)
+    assert found is not None and at.prices is not None
     assert found.n_gpu_layers == plain.n_gpu_layers == 3 and is_within(at, found)
     assert at.prices.seconds(found) < 0.9 * at.prices.seconds(plain)
 
 
 def test_a_split_of_the_users_may_leave_a_single_layer() -> None:
-    at = situation(250, 10, fixed=SPLIT, params=Params(tensor_split=(1.0, 0.0)))
-    found = place_partial(at, False, is_plain=True)
-    assert found is not None and found.counts == (2, 0)
-    found = place_partial(replace(at, room=Room((100 * MIB, 0), (100 * MIB, 0), (100 * MIB, 0))), False)
-    assert found is not None and found.counts == (1, 0), "the output alone"
-
-
-UNEQUAL = replace(DENSE, n_layer=4, ffn=(30 * MIB, 30 * MIB + 65536, 128))
-"""A device with room for two layers' larger tensors can have those, or all tensors of one layer, 64 KiB less."""
-
-FOR_TWO_LARGER = 2 * (20 + 16) * MIB + 2 * UNEQUAL.ffn[1] + 2 * UNEQUAL.ffn[2]
-
-
-def test_fewer_layers_lose_tensors() -> None:
-    at = situation(1000, model=replace(UNEQUAL, n_layer=2))
-    at = replace(at, room=Room((100 * MIB + FOR_TWO_LARGER,), (0,), (0,)))
-    found = place_partial(at, True, is_plain=True)
-    assert found is not None and found.first == 0 and {item.layer for item, _ in found.moved} == {1}
-
-
-def test_fewer_layers_lose_tensors_where_the_user_splits() -> None:
-    params = Params(tensor_split=(1.0,), n_gpu_layers=3)
-    at = situation(1000, model=UNEQUAL, fixed=(*SPLIT, "n_gpu_layers"), params=params)
-    at = replace(at, room=Room((100 * MIB + FOR_TWO_LARGER,), (0,), (0,)))
-    for each, layers in ((at, {3}), (replace(at, prices=None), {2, 3})):
-        found = place_partial(each, True)
-        assert found is not None and {item.layer for item, _ in found.moved} == layers
-
-
-def test_fewer_layers_lose_tensors_to_the_host_than_to_a_slow_remote_device() -> None:
-    at = situation(1000, 8000, model=UNEQUAL, speeds=(CARD, ON_A_SLOW_NETWORK))
-    at = replace(at, room=Room((FOR_TWO_LARGER, 8000 * MIB), (0, 0), (0, 0)))
-    far = pack(at.units, at.room.with_caches, spread=True, counts=(2, 3), apart=0)
-    assert far is not None and {item.layer for item, _ in far.moved} == {0, 1}
-    assert {(item.layer, target) for item, target in avoid_remote_tensors(at, far).moved} == {(1, HOST)}
+    at = situation(100, 0, fixed=SPLIT, params=Params(tensor_split=(1.0, 0.0)))
+    assert [each.counts for each in in_place(at)] == [(1, 0)], "the output alone"
+    found = place_partial(at)
+    assert found is not None and found.counts == (1, 0)
 
 
 TWO_LAYERS = replace(CACHES, n_layer=2)
@@ -323,8 +329,8 @@ def long_prompts(mib: int, gives: Workload, n_layer: int = 8) -> Situation:
 )
 def test_caches_come_to_the_device_for_long_prompts(mib: int, gives: Workload, first: int) -> None:
     at = long_prompts(mib, gives)
-    plain = place_partial(at, True, is_plain=True)
-    assert plain is not None and at.prices is not None
+    assert at.prices is not None
+    plain = min(in_place(at), key=at.prices.seconds)
     found = add_caches(at, plain)
     assert is_within(at, found) and found.first == first
     assert (found is plain) or at.prices.seconds(found) < at.prices.seconds(plain)
@@ -340,26 +346,25 @@ def test_caches_come_to_the_device_for_long_prompts(mib: int, gives: Workload, f
 )
 def test_no_more_layers_are_bare_than_there_is_no_room_for(mib: int, first: int, count: int) -> None:
     at = long_prompts(mib, Workload(30000, 512))
-    plain = place_partial(at, True, is_plain=True)
-    assert plain is not None
+    assert at.prices is not None
+    plain = min(in_place(at), key=at.prices.seconds)
     found = add_caches(at, plain)
     bare = {item.layer for item, target in found.moved if "attn" in item.stem and target == HOST}
     assert found.first == first and bare == set(range(first, first + count))
-    assert pack(at.units, at.room.with_caches, spread=True, first=first, bare=count - 1) is None
+    assert pack_bare(at.units, at.room.with_caches, first, count - 1) is None
 
 
 def test_many_caches_gain_what_one_of_them_does_not() -> None:
     at = long_prompts(3000, Workload(6000, 512), n_layer=60)
-    plain = place_partial(at, True, is_plain=True)
-    assert plain is not None and at.prices is not None
+    assert at.prices is not None
+    plain = min(in_place(at), key=at.prices.seconds)
     assert at.prices.all.bare_gain(0) < 0.02 * at.prices.seconds(plain)
     assert add_caches(at, plain).first < plain.first
 
 
 def test_room_without_caches_is_for_devices_that_have_none() -> None:
     at = situation(700, 500, model=CACHES, speeds=(CARD, SLOW_CARD))
-    plain = place_partial(at, True, is_plain=True)
-    assert plain is not None
+    plain = in_place(at)[0]
     wide = replace(at, room=replace(at.room, without=(2000 * MIB, 1500 * MIB)))
     for each in (at, wide):
         found = swap_caches_for_weights(each, plain)
@@ -367,9 +372,13 @@ def test_room_without_caches_is_for_devices_that_have_none() -> None:
         assert all(w + c <= room for (w, c), room in zip(used, each.room.of(each.units, found), strict=True))
 
 
-def test_everything_may_stay_on_the_host() -> None:
-    assert place_partial(situation(10, 10), False) == Placement(9, (0, 0))
-    assert place_partial(situation(10, fixed=("n_gpu_layers",), params=Params(n_gpu_layers=0)), False) == Placement(
-        9, (0,)
-    )
-    assert place_partial(situation(10, fixed=("n_gpu_layers",), params=Params(n_gpu_layers=2)), False) is None
+@pytest.mark.parametrize(
+    ("at", "expected"),
+    [
+        pytest.param(situation(10, 10), Placement(9, (0, 0)), id="nothing-fits"),
+        pytest.param(ANCHORS["none, says the user"][0], Placement(9, (0,)), id="the-user-says-so"),
+        pytest.param(ANCHORS["the user's layers do not fit"][0], None, id="against-the-user"),
+    ],
+)
+def test_everything_may_stay_on_the_host(at: Situation, expected: Placement | None) -> None:
+    assert place_partial(at) == expected

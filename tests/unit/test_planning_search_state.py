@@ -12,6 +12,7 @@ from fitter.planning.placing.layer_sizes import HOST, Unit
 from fitter.planning.placing.placement import Placement
 from fitter.planning.request.request import SHARED_ROW, DeviceLimit
 from fitter.planning.search import proposals
+from fitter.planning.search.proposals import Situation
 from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
 from tests.support.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
@@ -111,14 +112,6 @@ def test_room_is_what_a_measured_buffer_leaves() -> None:
     assert taken and found.room(4096, True).with_caches == (3000 * MIB - taken, 1000 * MIB)
 
 
-def test_room_is_what_the_trial_that_was_gone_back_to_leaves() -> None:
-    found, _ = known()
-    first = found.trial(Placement(0, (9, 0)), 4096)
-    found.trial(Placement(0, (5, 4)), 4096)
-    room = found.room_left_by(first, True)
-    assert room.with_caches[0] == 3000 * MIB - first.breakdown.on("CUDA0").compute
-
-
 class Heavier(SyntheticLlama):
     """A llama.cpp that needs 7 MiB more on the first device where the second has nothing."""
 
@@ -135,9 +128,11 @@ def test_what_the_trial_that_was_gone_back_to_was_off_by_is_left_out() -> None:
     llama = Heavier(MODEL, TWO)
     found = SearchState(request(MODEL, TWO), TWO, Callbacks(llama.measure, llama.record))
     first, second = (found.trial(Placement(0, counts), 4096) for counts in ((9, 0), (5, 4)))
-    for trial, off in ((first, 7), (second, 0), (first, 7)):
-        left = found.room_left_by(trial, True).with_caches[0]
-        assert left == (3000 - off) * MIB - trial.breakdown.on("CUDA0").compute
+    rooms = []
+    for trial in (first, second, first):
+        assert found.trial(trial.placement, 4096) is trial
+        rooms.append(found.room(4096, True).with_caches[0])
+    assert rooms == [rooms[1] - 7 * MIB, rooms[1], rooms[1] - 7 * MIB]
 
 
 def test_an_optimist_takes_buffers_of_the_whole_model_for_no_others() -> None:
@@ -303,23 +298,22 @@ def test_what_is_plain_stays_so_on_other_devices() -> None:
 
 def test_a_plain_proposal_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = known()
-    at = found.situation(4096, is_whole=False)
     said: list[bool] = []
 
-    def partial(at: object, spread: bool, *, is_plain: bool) -> Placement:
-        said.append(is_plain)
+    def partial(at: Situation) -> Placement:
+        said.append(at.is_plain)
         return Placement(9, (0, 0))
 
     monkeypatch.setattr(proposals, "place_partial", partial)
-    for is_plain in (False, True, True, False):
-        found.place_partial(at, True, is_plain=is_plain)
-    found.place_partial(at, False)
+    at = found.situation(4096, is_whole=False)
+    for _ in range(2):
+        found.place_partial(at)
     found.be_plain()
-    found.place_partial(at, True)
-    assert said == [False, True, False], "each is proposed once"
-    found.place_partial(at, False)
-    assert said == [False, True, False, True], "what is plain is so for all"
-    assert not at.is_short and found.situation(4096, is_whole=False).is_short, "then bytes count, not time"
+    plain = found.situation(4096, is_whole=False)
+    for each in (plain, at, plain):
+        found.place_partial(each)
+    assert said == [False, True], "each is proposed once"
+    assert not at.is_plain and plain.is_plain
 
 
 def test_what_was_recorded_and_the_best_go_along() -> None:

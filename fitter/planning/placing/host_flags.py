@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 
 from fitter.llama.types import TensorBuftOverride
 from fitter.model.tensors import layer_of
 from fitter.parameters.table import PARAMETERS
-from fitter.planning.placing.layer_sizes import HOST
+from fitter.planning.placing.layer_sizes import HOST, Item
 from fitter.planning.placing.placement import Placement
 
 _BACK_REFERENCE = re.compile(r"\\[1-9]")
@@ -37,15 +38,22 @@ def host_overrides(
 
 
 def _of_first_layers(pattern: str, count: int, names: Sequence[str]) -> tuple[TensorBuftOverride, ...]:
-    there = {layer for name in names if (layer := layer_of(name)) is not None and layer < count}
-    layers = "|".join(map(str, sorted(there)))
-    return (TensorBuftOverride(f"^blk.({layers}){pattern}", "CPU"),) if there else ()
+    there = _layers(tuple(names)) if count else ()
+    layers = "|".join([str(layer) for layer in there if layer < count])
+    return (TensorBuftOverride(f"^blk.({layers}){pattern}", "CPU"),) if layers else ()
+
+
+@lru_cache(maxsize=8)
+def _layers(names: tuple[str, ...]) -> list[int]:
+    return sorted({layer for name in names if (layer := layer_of(name)) is not None})
 
 
 def override_like(
     placement: Placement, names: Sequence[str], pinned: Collection[str], *, all_layers: bool = True
-) -> TensorBuftOverride | None:
-    """Return a flag's override that places every tensor like ``placement``; ``None`` if no flag does.
+) -> tuple[TensorBuftOverride | None, tuple[Item, ...]]:
+    """Return a flag's override that places every tensor like ``placement``, but for items of one more layer, and these.
+
+    ``None`` and all items that are apart from their layers if no flag does.
 
     Args:
         placement: The placement.
@@ -53,18 +61,22 @@ def override_like(
         pinned: Names of tensors that the user's overrides place.
         all_layers: Whether ``-cmoe`` may be the flag.
     """
-    moved = {name for item, _ in placement.moved for name in item.names}
-    if not moved or any(target != HOST for _, target in placement.moved):
-        return None
-    count = 1 + max(item.layer for item, _ in placement.moved)
-    for cpu_moe, n_cpu_moe, n_cpu_ffn in ((all_layers, None, None), (False, count, None), (False, None, count)):
-        for override in host_overrides(cpu_moe, n_cpu_moe, n_cpu_ffn, names):
-            pattern = re.compile(override.pattern)
-            if all(map(pattern.search, moved)):
+    items = tuple(item for item, _ in placement.moved)
+    last = max((item.layer for item in items), default=0)
+    if not items or any(target != HOST for _, target in placement.moved):
+        return None, items
+    for count, is_all in ((last + 1, all_layers), (last, False)):
+        moved = {name for item in items if item.layer < count for name in item.names}
+        flags = (is_all, None, None), (False, count, None), (False, None, count)
+        for cpu_moe, n_cpu_moe, n_cpu_ffn in flags if moved else ():
+            for override in host_overrides(cpu_moe, n_cpu_moe, n_cpu_ffn, names):
+                pattern = re.compile(override.pattern)
+                if not all(map(pattern.search, moved)):
+                    continue
                 others = {name for name in names if pattern.search(name)} - moved - set(pinned)
                 if all((layer_of(name) or 0) < placement.first for name in others):
-                    return override
-    return None
+                    return override, tuple(item for item in items if item.layer >= count)
+    return None, items
 
 
 def flags_among(overrides: Sequence[TensorBuftOverride]) -> dict[TensorBuftOverride, tuple[str, int]]:

@@ -6,11 +6,12 @@ The placements of this package are made from these units; the search records the
 from __future__ import annotations
 
 import re
-from collections import Counter
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import combinations
+from operator import itemgetter
 from typing import NamedTuple
 
 from fitter.llama.types import LAYOUT_DEVICE, Layout, LayoutEntry
@@ -87,29 +88,27 @@ class Unit:
         return sum([item.bytes for item in self.items])
 
     @cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """Size of each item, in order. Layers with equal sizes are alike."""
-        return tuple([item.bytes for item in self.items])
-
-    @cached_property
-    def counts(self) -> Counter[int]:
-        """The number of items of each size."""
-        return Counter(self.sizes)
-
-    @cached_property
     def brought(self) -> dict[str, tuple[tuple[Item, ...], int]]:
         """Kinds of weights that go to a device together, with their bytes, where the layer is on the host.
 
-        ``layers`` are the items, ``all`` all weights. ``dense`` are feed-forward weights that every token reads, beside
-        experts (shared experts), and ``others`` the rest.
+        ``layers`` are the items, ``all`` all weights, ``dense`` feed-forward weights that every token reads, beside
+        experts (shared experts).
         """
         return _brought(self.items, self.rest)
 
     @cached_property
-    def choices(self) -> tuple[tuple[int, tuple[Item, ...]], ...]:
-        """Every subset of the items, with its bytes."""
+    def _choices(self) -> list[tuple[int, tuple[Item, ...]]]:
+        """Every subset of the items, with its bytes, the smallest first."""
         subsets = [subset for size in range(len(self.items) + 1) for subset in combinations(self.items, size)]
-        return tuple([(sum([item.bytes for item in items]), items) for items in subsets])
+        return sorted([(sum([item.bytes for item in items]), items) for items in subsets], key=itemgetter(0))
+
+    def least_of(self, size: int) -> tuple[int, tuple[Item, ...]]:
+        """Choose the fewest bytes of the items that are ``size`` or more, at most all of them."""
+        return self._choices[min(bisect_left(self._choices, size, key=itemgetter(0)), len(self._choices) - 1)]
+
+    def most_within(self, size: int) -> tuple[int, tuple[Item, ...]]:
+        """Choose the most bytes of the items that are ``size`` at most."""
+        return self._choices[max(bisect_right(self._choices, size, key=itemgetter(0)), 1) - 1]
 
     @cached_property
     def weights(self) -> int:
@@ -125,11 +124,8 @@ class Unit:
 # layers at another context have the same weights
 @lru_cache(maxsize=1024)
 def _brought(items: tuple[Item, ...], rest: tuple[Item, ...]) -> dict[str, tuple[tuple[Item, ...], int]]:
-    is_dense = [bool(items) and role_of(item.names[0]) in (Role.FFN, Role.SHARED_EXPERT) for item in rest]
-    dense, others = (
-        tuple([item for item, is_so in zip(rest, is_dense, strict=True) if is_so is of]) for of in (True, False)
-    )
-    kinds = {"layers": items, "all": (*items, *rest), "dense": dense, "others": others}
+    dense = [item for item in rest if items and role_of(item.names[0]) in (Role.FFN, Role.SHARED_EXPERT)]
+    kinds = {"layers": items, "all": (*items, *rest), "dense": tuple(dense)}
     return {kind: (each, sum([item.bytes for item in each])) for kind, each in kinds.items()}
 
 

@@ -6,22 +6,23 @@ placements are proposals: nothing here decides that a plan fits. ``search.propos
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import accumulate, repeat
-from operator import attrgetter
 from typing import Literal
 
-from fitter.planning.placing.boundaries import Sums, Times, partial_counts, spread_counts, whole_counts
+from fitter.planning.placing.boundaries import spread_counts, whole_counts
 from fitter.planning.placing.layer_sizes import HOST, Item, Unit
 from fitter.planning.placing.placement import Placement, gaps_of
+from fitter.planning.placing.spill import Ranges
 
-Bring = Literal["layers", "all", "dense", "rest"]
-"""Weights of layers on the host that go to a device: a kind of ``Unit.brought``, or the ``rest``, which are ``dense``
-weights and then ``others``."""
+Bring = Literal["layers", "all", "dense"]
+"""Weights of layers on the host that go to a device: a kind of ``Unit.brought``."""
 
 
-_LARGEST_FIRST = attrgetter("order")
+def _order(pair: tuple[Item, int]) -> tuple[int, int, str]:
+    return pair[0].order
 
 
 def pack_whole(units: Sequence[Unit], budgets: Sequence[int], first: int = 0) -> Placement | None:
@@ -86,51 +87,70 @@ def pack_fastest(
 
 
 def pack(
-    units: Sequence[Unit],
+    ranges: Ranges,
     budgets: Sequence[int],
-    *,
-    spread: bool,
-    first: int | None = None,
+    first: int,
     counts: Sequence[int] | None = None,
-    apart: int | None = None,
     far: Collection[int] = (),
-    bare: int = 0,
-    times: Times | None = None,
 ) -> Placement | None:
-    """Place the most weight bytes on devices; ``None`` where no placement exists.
+    """Place the units from ``first`` on on devices, with as many of their items as fit; ``None`` where none exists.
 
     Items that their own device has no room for go to another device, else to the host.
 
     Args:
-        spread: have as many layers as possible on devices, with as many of their items as fit (mixture of experts).
-            Without it a device has whole layers, and at most one whose items are partly elsewhere.
-        first: the first unit on devices; ``None`` to choose it.
         counts: units of each device; ``None`` to choose them.
-        apart: bytes on a device that are worth one layer less with items elsewhere, to choose these items exactly.
         far: devices that take no items of other devices.
-        bare: of so many layers, the first on devices, devices have only the caches, and the items that fit.
-        times: choose the least time, as far as these tell, in place of the most bytes.
     """
-    if bare:
-        return _pack_bare(units, budgets, first or 0, counts, bare, apart, far, times)
-    spread = spread or first is not None or counts is not None
-    if counts is None and spread:
-        starts = range(len(units)) if first is None else (first,)
-        counts = next(filter(None, (spread_counts(units, budgets, start, times) for start in starts)), None)
-    elif counts is None:
-        counts = partial_counts(units, budgets, times)
+    counts = spread_counts(ranges, budgets, first) if counts is None else counts
     if counts is None:
         return None
-    placement = Placement(len(units) - sum(counts), tuple(counts))
-    spilled: list[Item] = []
-    sums = Sums(units)
-    for budget, (start, stop) in zip(budgets, placement.ranges(), strict=True):
-        part = sums.fit(start, stop, budget, spread, apart)
-        if part is None:
+    placement = Placement(first, tuple(counts))
+    spilled: list[tuple[Item, int]] = []
+    for home, (budget, (start, stop)) in enumerate(zip(budgets, placement.ranges(), strict=True)):
+        if ranges.spilled(start, stop, budget) is None:
             return None
-        spilled += part.spilled
-    gaps = gaps_of(units, budgets, replace(placement, moved=tuple(zip(spilled, repeat(HOST)))))
-    return replace(placement, moved=tuple(_placed(spilled, gaps, placement, _with_layers(placement, far))))
+        spilled += zip(ranges.items(start, stop, budget), repeat(home))
+    on_host = tuple([(item, HOST) for item, _ in spilled])
+    gaps = gaps_of(ranges.units, budgets, replace(placement, moved=on_host))
+    open_to = [d for d, count in enumerate(counts) if count and d not in far]
+    moved: list[tuple[Item, int]] = []
+    largest = max(gaps, default=-1)
+    for item, home in sorted(spilled, key=_order):
+        target = HOST
+        if item.bytes <= largest:
+            fitting = [d for d in open_to if gaps[d] >= item.bytes]
+            target = home if gaps[home] >= item.bytes else min(fitting, key=gaps.__getitem__, default=HOST)
+        if target != HOST:
+            gaps[target] -= item.bytes
+            largest = max(gaps)
+        if target != home:
+            moved.append((item, target))
+    return replace(placement, moved=tuple(sorted(moved)))
+
+
+def in_first_layers(
+    units: Sequence[Unit], budgets: Sequence[int], placement: Placement, *, keeps_split: bool
+) -> Placement | None:
+    """Have the items of the first layers on the host, as llama.cpp's ``--n-cpu-moe`` does, of as few as possible.
+
+    ``None`` where devices have no room for their layers even without items.
+
+    Args:
+        keeps_split: keep the layers of each device. Otherwise devices share what stays there.
+    """
+
+    def of(count: int) -> Placement | None:
+        few = [replace(unit, items=()) if unit.index < count else unit for unit in units]
+        kept = Placement(placement.first, placement.counts)
+        packed = kept if keeps_split else pack_whole(few, budgets, placement.first)
+        return packed if packed and min(gaps_of(few, budgets, packed)) >= 0 else None
+
+    counts = range(placement.first + 1, len(units) + 1)
+    index = bisect_left(counts, True, key=lambda count: of(count) is not None)
+    if index == len(counts) or (packed := of(counts[index])) is None:
+        return None
+    items = [item for unit in units[placement.first : counts[index]] for item in unit.items]
+    return replace(packed, moved=tuple(sorted((item, HOST) for item in items)))
 
 
 def bring_back(
@@ -144,29 +164,27 @@ def bring_back(
 
     Args:
         bring: which weights. A layer's weights go together where they can, and next to those of the layer after it;
-            else single items where they fit.
+            else some of its items where they fit.
         far: devices that get such weights only if they have a layer anyway.
     """
-    gaps, open_to = gaps_of(units, budgets, placement), _open_to(placement, far)
-    moved, single = _brought(units, gaps, placement.first, bring, open_to)
-    return replace(
-        placement, moved=tuple(sorted((*placement.moved, *moved, *_placed(single, gaps, placement, open_to))))
-    )
+    gaps, is_in_parts = gaps_of(units, budgets, placement), bring != "dense"
+    moved = _brought(units, gaps, placement.first, bring, _open_to(placement, far), is_in_parts=is_in_parts)
+    return replace(placement, moved=tuple(sorted((*placement.moved, *moved))))
 
 
 def bring_first(
-    units: Sequence[Unit], budgets: Sequence[int], placement: Placement, bring: Bring, far: Collection[int] = ()
+    ranges: Ranges, budgets: Sequence[int], placement: Placement, bring: Bring, far: Collection[int] = ()
 ) -> Placement:
     """Bring weights of host layers before devices have items of their own layers, which get the room that is left.
 
     Attention and shared experts of a host layer may save more than experts.
     """
-    ranges = placement.ranges()
-    gaps = [budget - sum([unit.need for unit in units[a:b]]) for budget, (a, b) in zip(budgets, ranges, strict=True)]
+    units, by_device = ranges.units, placement.ranges()
+    gaps = [budget - sum([unit.need for unit in units[a:b]]) for budget, (a, b) in zip(budgets, by_device, strict=True)]
     before = list(gaps)
-    moved, _ = _brought(units, gaps, placement.first, bring, _open_to(placement, far))
+    moved = _brought(units, gaps, placement.first, bring, _open_to(placement, far))
     left = [budget - (size - gap) for budget, size, gap in zip(budgets, before, gaps, strict=True)]
-    packed = pack(units, left, spread=True, counts=placement.counts) if moved else None
+    packed = pack(ranges, left, placement.first, placement.counts) if moved else None
     return placement if packed is None else replace(packed, moved=tuple(sorted((*packed.moved, *moved))))
 
 
@@ -175,73 +193,47 @@ def _open_to(placement: Placement, far: Collection[int]) -> list[int]:
 
 
 def _brought(
-    units: Sequence[Unit], gaps: list[int], first: int, bring: Bring, open_to: Sequence[int]
-) -> tuple[list[tuple[Item, int]], list[Item]]:
-    """Bring weights of layers before ``first`` that fit together; return them, and single items of the others.
+    units: Sequence[Unit],
+    gaps: list[int],
+    first: int,
+    bring: Bring,
+    open_to: Sequence[int],
+    *,
+    is_in_parts: bool = False,
+) -> list[tuple[Item, int]]:
+    """Bring weights of layers before ``first`` that fit together, then some items of a layer if ``is_in_parts``.
 
     Takes from ``gaps``.
     """
     moved: list[tuple[Item, int]] = []
-    single: list[Item] = []
-    for kind in ("dense", "others") if bring == "rest" else (bring,):
-        target = HOST
-        for unit in reversed(units[:first]):
-            items, size = unit.brought[kind]
-            if target == HOST or gaps[target] < size:
-                target = max(open_to, key=gaps.__getitem__, default=HOST)
-            if target != HOST and gaps[target] >= size:
-                gaps[target] -= size
-                moved += zip(items, repeat(target))
-            elif kind in ("layers", "all"):
-                single += unit.items
-    return moved, single
+    target = HOST
+    for unit in reversed(units[:first]) if open_to else ():
+        items, size = unit.brought[bring]
+        if target == HOST or gaps[target] < size:
+            target = max(open_to, key=gaps.__getitem__)
+        if gaps[target] < size:
+            size, items = unit.most_within(gaps[target]) if is_in_parts else (0, ())
+            if not size:
+                # layers are alike
+                break
+        gaps[target] -= size
+        moved += zip(items, repeat(target))
+    return moved
 
 
-def _pack_bare(
+def pack_bare(
     units: Sequence[Unit],
     budgets: Sequence[int],
     first: int,
-    counts: Sequence[int] | None,
     bare: int,
-    apart: int | None,
-    far: Collection[int],
-    times: Times | None,
+    counts: Sequence[int] | None = None,
+    far: Collection[int] = (),
 ) -> Placement | None:
+    """Place units as ``pack`` does, of the first ``bare`` only the caches."""
     stripped = units[first : first + bare]
     if not all(unit.can_be_bare for unit in stripped):
         return None
     others = [*units[:first], *[unit.bare for unit in stripped], *units[first + bare :]]
-    placement = pack(others, budgets, spread=True, first=first, counts=counts, apart=apart, far=far, times=times)
-    if placement is None:
-        return None
-    rest = [(item, HOST) for unit in stripped for item in unit.rest]
-    items = [item for unit in stripped for item in unit.items]
-    moved = (*placement.moved, *rest)
-    gaps = gaps_of(units, budgets, replace(placement, moved=(*moved, *zip(items, repeat(HOST)))))
-    return replace(placement, moved=(*moved, *_placed(items, gaps, placement, _with_layers(placement, far))))
-
-
-def _with_layers(placement: Placement, far: Collection[int]) -> list[int]:
-    return [d for d, count in enumerate(placement.counts) if count and d not in far]
-
-
-def _placed(
-    spilled: Sequence[Item], gaps: list[int], placement: Placement, open_to: Collection[int]
-) -> list[tuple[Item, int]]:
-    """Give every item to the device with the smallest gap that holds it, else to the host. Takes from ``gaps``.
-
-    Items that stay with their layer on the host are left out.
-    """
-    moved = []
-    largest = max([gaps[d] for d in open_to], default=-1)
-    for item in sorted(spilled, key=_LARGEST_FIRST):
-        target = HOST
-        if item.bytes <= largest:
-            target = min([d for d in open_to if gaps[d] >= item.bytes], key=gaps.__getitem__)
-            gaps[target] -= item.bytes
-            largest = max([gaps[d] for d in open_to])
-        elif item.layer < placement.first:
-            continue
-        moved.append((item, target))
-    moved.sort()
-    return moved
+    placement = pack(Ranges(others), budgets, first, counts, far)
+    rest = [(item, HOST) for unit in stripped for item in (*unit.rest, *unit.items)]
+    return placement and replace(placement, moved=tuple(sorted((*placement.moved, *rest))))

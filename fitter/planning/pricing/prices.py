@@ -10,9 +10,9 @@ from dataclasses import replace
 from functools import cached_property
 
 from fitter.llama.types import Breakdown, Layout
-from fitter.planning.placing.boundaries import Times
 from fitter.planning.placing.layer_sizes import HOST, Item, Unit
 from fitter.planning.placing.placement import Placement
+from fitter.planning.placing.spill import Times
 from fitter.planning.pricing.objective import objective_seconds
 from fitter.planning.request.given import devices_in_use
 from fitter.planning.request.request import DeviceLimit, Request
@@ -128,7 +128,6 @@ class Prices:
             devices = range(len(self._devices))
             self._times = Times(
                 tuple(tuple(self.unit_seconds(d)) for d in devices),
-                tuple(self.unit_seconds(HOST)),
                 tuple(self.saved_by_byte(largest.items, d) for d in devices),
             )
         return self._times
@@ -147,14 +146,6 @@ class Prices:
     def is_remote(self, device: int) -> bool:
         """Whether a device is on another machine."""
         return self._devices[device].is_remote
-
-    @cached_property
-    def apart(self) -> float:
-        """Extra seconds of a layer that has some of its tensors elsewhere."""
-        costs = self._setting.costs
-        sync = costs.host.sync * self._setting.threads
-        prompt = 3 * costs.split if self._setting.streams else 2 * costs.split + sync
-        return self._value(Seconds(prompt, 2 * costs.split + sync)) + sum(self.visits[:1])
 
     def bare_gain(self, index: int) -> float:
         """Estimate the seconds that a layer on the host saves if only its cache is on the first device."""

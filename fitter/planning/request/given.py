@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fitter.llama.types import MAX_USED_DEVICES, Params, TensorBuftOverride
 from fitter.planning.placing.host_flags import merge_overrides, override_like
-from fitter.planning.placing.layer_sizes import HOST
+from fitter.planning.placing.layer_sizes import HOST, Item
 from fitter.planning.placing.placement import Placement, llama_placement, overrides_of
 from fitter.planning.request.request import DeviceLimit, Request
 
@@ -160,8 +160,8 @@ def devices_in_use(request: Request, devices: Sequence[DeviceLimit], placement: 
     return [d for d in every if d not in idle or devices[d] in named_by_user]
 
 
-def flag_like(request: Request, placement: Placement) -> TensorBuftOverride | None:
-    """Return the override of ``-cmoe``, ``-ncmoe`` or ``-ncffn`` that moves the same tensors; ``None`` without one."""
+def flag_like(request: Request, placement: Placement) -> tuple[TensorBuftOverride | None, tuple[Item, ...]]:
+    """Return the override of ``-cmoe``, ``-ncmoe`` or ``-ncffn`` that gives ``placement``; see ``override_like``."""
     # experts of layers for multi-token prediction are in no facts
     all_layers = not request.params.load_mtp
     return override_like(placement, request.facts.names, request.pinned, all_layers=all_layers)
@@ -170,10 +170,11 @@ def flag_like(request: Request, placement: Placement) -> TensorBuftOverride | No
 def overrides_for(
     request: Request, placement: Placement, buffer_types: Sequence[str]
 ) -> tuple[TensorBuftOverride, ...]:
-    """Write the moved items of ``placement`` after the user's overrides, as a flag's override where one is the same."""
-    flag = flag_like(request, placement)
-    placed = (flag,) if flag else overrides_of(placement, buffer_types)
-    return merge_overrides((*request.params.tensor_buft_overrides, *placed))
+    """Write the moved items of ``placement`` after the user's overrides, as a flag's override where one gives them."""
+    flag, rest = flag_like(request, placement)
+    moved = tuple(pair for pair in placement.moved if pair[0] in rest)
+    placed = overrides_of(replace(placement, moved=moved), buffer_types)
+    return merge_overrides((*request.params.tensor_buft_overrides, *placed, *((flag,) if flag else ())))
 
 
 def params_of(request: Request, devices: Sequence[DeviceLimit], placement: Placement, n_ctx: int) -> Params:

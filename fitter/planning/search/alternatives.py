@@ -320,8 +320,7 @@ class _Near:
             propose = place_fastest if state.chooses_split else place_whole
             if whole := propose(state.situation(n_ctx, is_whole=True)):
                 return whole
-        is_spread = state.request.is_expert_model or bool(self._placement.moved)
-        return state.place_partial(state.situation(n_ctx, is_whole=False), is_spread)
+        return state.place_partial(state.situation(n_ctx, is_whole=False))
 
     def _measured(self, state: SearchState, placement: Placement) -> Trial | None:
         """Measure the proposal, and corrections of it; ``None`` if none fits. Raises ``TimeLimitError``."""

@@ -276,12 +276,10 @@ class ContextChoice:
 
         def attempt(n_ctx: int) -> bool:
             nonlocal state, found
-            at = state.at(n_ctx)
-            if not best.trial.breakdown.flash_attn:
-                at = at.with_buffers_of(state)
+            at = state.at(n_ctx).with_buffers_of(state)
             trial = settle_partial(at, n_ctx, self._limit)
-            if not best.trial.breakdown.flash_attn:
-                # buffers grow by a line with the context; with flash attention, one trial may lose it and the next not
+            if not at.has_lost_flash:
+                # buffers grow by a line with the context
                 state = state.with_buffers_of(at)
             if trial is None or not self._accepts(Answer(trial, 1.0, at)):
                 return False

@@ -6,26 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from fitter.errors import LlamaCppCrashError, LlamaCppError
-from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import is_worth_a_load, rank
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.search import choices
-from fitter.planning.search.expectations import expected_partial, spill_styles
-from fitter.planning.search.proposals import Situation, place_fastest, place_whole
+from fitter.planning.search.proposals import Situation, in_place, place_fastest, place_whole
 from fitter.planning.search.search_state import SearchState
 
 _MAX_CORRECTIONS = 12
 """At most so many placements are measured for one plan at one context, each corrected by the one before.
 
 Four are enough for all 29 cases of ``tools/cases.py``: it ends corrections that would go on for ever."""
-_MAX_FILLS = 8
-"""How many items are brought back one by one to a layer that has room for them after all.
-
-With none, Qwen3 32B on eight cards of 2 to 4 GiB is 1.2 % slower."""
 
 _OUT_OF_REACH = 1.02
 """Corrections end at a proposal that takes so many times the limit: they save less than that.
@@ -66,7 +59,7 @@ def settle(
             best = trial
             if _keeps(best, limit):
                 return best
-    return best and _refined(state, best, is_whole, propose, seen)
+    return best
 
 
 def _keeps(trial: Trial, limit: float | None) -> bool:
@@ -87,22 +80,6 @@ def _trial(state: SearchState, placement: Placement, n_ctx: int) -> Trial | None
         # the host may lack room because caches are apart from their layers
         state.be_plain()
     return trial
-
-
-def _refined(state: SearchState, best: Trial, is_whole: bool, propose: Propose, seen: set[Placement]) -> Trial:
-    """Improve ``best`` in the room that its own compute buffers leave."""
-    n_ctx = best.params.n_ctx
-    while state.can_price and len(seen) < _MAX_CORRECTIONS:
-        # learned compute buffers are the largest of all trials, and too large for this one
-        placement = propose(state.situation(n_ctx, is_whole, room=state.room_left_by(best, is_whole)))
-        if placement is None or placement in seen or not _gains(state, placement, best):
-            break
-        seen.add(placement)
-        trial = state.trial(placement, n_ctx)
-        if not trial.fits or rank(trial) <= rank(best):
-            break
-        best = trial
-    return best
 
 
 def _gains(state: SearchState, placement: Placement, best: Trial | None) -> bool:
@@ -129,67 +106,22 @@ def settle_fastest(state: SearchState, n_ctx: int) -> Trial | None:
 
 
 def settle_partial(state: SearchState, n_ctx: int, limit: float | None = None) -> Trial | None:
-    """Find the best trial with weights on the host, by each way to spill that promises to be the best.
+    """Find the best trial with weights on the host.
 
     ``limit``: as in ``settle``.
     """
-    best: Trial | None = None
-    ways = spill_styles(state, n_ctx)
-    chosen = ways[0]
-    for spread in ways:
-        if best is not None and (
-            best.expected is None or not is_worth_a_load(expected_partial(state, n_ctx, spread), best.expected)
-        ):
-            continue
-
-        def propose(at: Situation, spread: bool = spread) -> Placement | None:
-            return state.place_partial(at, spread)
-
-        trial = settle(state, n_ctx, False, propose, limit)
-        is_enough = trial is not None and _keeps(trial, limit)
-        trial = trial if is_enough else trial and fill(state, trial)
-        if trial is not None and (is_enough or best is None or rank(trial) > rank(best)):
-            best, chosen = trial, spread
-        if is_enough:
-            break
-    if state.has_lost_flash and not (state.is_plain or state.keeps_attention) and not (best and _keeps(best, limit)):
+    best = settle(state, n_ctx, False, state.place_partial, limit)
+    is_enough = best is not None and _keeps(best, limit)
+    if state.has_lost_flash and not (state.is_plain or state.keeps_attention or is_enough):
         # caches apart from their attention turned flash attention off: that takes much more memory, which was learned
         kept = state.on(state.devices)
         kept.keep_attention()
         trial = settle_partial(kept, n_ctx, limit)
         if trial is not None and (best is None or rank(trial) > rank(best)):
             return trial
-    if best is not None and best.fits and best.seconds is not None and len(ways) > 1:
-        other = state.place_partial(state.situation(n_ctx, is_whole=False), not chosen)
+    if best is not None and best.seconds is not None:
+        kinds = in_place(state.situation(n_ctx, is_whole=False))
+        other = next((each for each in kinds if each.first != best.placement.first), None)
         if choice := choices.where_weights_go(state.request, best, other, state.seconds):
             state.callbacks.on_choice(choice)
     return best
-
-
-def fill(state: SearchState, trial: Trial) -> Trial:
-    """Bring items back to their layers one by one, items on the host first, while the measured room allows it.
-
-    A compute buffer depends on the places of items, so a proposal can leave room that it could have used.
-    """
-    for _ in range(_MAX_FILLS):
-        placement = trial.placement
-        room = [device.target - trial.breakdown.on(device.name).used for device in state.devices]
-        # from the last layer back: the proposal has already tried the first ones
-        fitting = [
-            (item, target)
-            for d, (start, stop) in enumerate(placement.ranges())
-            for item, target in reversed(placement.moved)
-            if start <= item.layer < stop and item.bytes <= room[d]
-        ]
-        if not fitting:
-            break
-        item, at = max(fitting, key=lambda choice: (choice[1] == HOST, choice[0].bytes))
-        moved = tuple(pair for pair in placement.moved if pair[0] != item)
-        back = replace(placement, moved=moved)
-        if at != HOST and not _gains(state, back, trial):
-            break
-        filled = state.trial(back, trial.params.n_ctx)
-        if not filled.fits or rank(filled) < rank(trial):
-            break
-        trial = filled
-    return trial

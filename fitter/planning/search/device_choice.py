@@ -41,7 +41,7 @@ def in_better_order(state: SearchState) -> SearchState:
 
     In prompts, llama.cpp has the first device compute with the host's weights, over its own link (``op_offload``).
     """
-    devices, n_ctx, spread = state.devices, state.smallest_context, state.request.is_expert_model
+    devices, n_ctx = state.devices, state.smallest_context
     if not state.chooses_devices or not is_too_large(state, n_ctx):
         return state
     prices = state.prices()
@@ -54,7 +54,7 @@ def in_better_order(state: SearchState) -> SearchState:
     first = min(local, key=lambda d: seconds[d])
     others = [d for d in local if d != first]
     reordered = state.on(tuple(devices[d] for d in (*remote, first, *others)))
-    before, after = (expected_partial(order, n_ctx, spread) for order in (state, reordered))
+    before, after = (expected_partial(order, n_ctx) for order in (state, reordered))
     if not is_worth_a_load(after, before):
         return state
     state.callbacks.on_choice(choices.which_device_is_first(devices[first], after, devices[local[0]], before))

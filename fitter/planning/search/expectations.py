@@ -32,8 +32,7 @@ def expected_placement(state: SearchState, n_ctx: int, *, optimistic: bool = Fal
         return state.default
     if state.buffers.knows(True) and (whole := _whole_placement(state, n_ctx)):
         return whole
-    spread = spill_styles(state, n_ctx)[0]
-    placement = state.place_partial(state.situation(n_ctx, is_whole=False, optimistic=optimistic), spread)
+    placement = state.place_partial(state.situation(n_ctx, is_whole=False, optimistic=optimistic))
     if placement is None or not (optimistic or _likely_leaves_host_room(state, placement, n_ctx)):
         return None
     return None if state.loses_pipeline(placement, n_ctx) else placement
@@ -69,23 +68,10 @@ def _whole_placement(state: SearchState, n_ctx: int) -> Placement | None:
     return None if placement is None or state.loses_pipeline(placement, n_ctx) else placement
 
 
-def expected_partial(state: SearchState, n_ctx: int, spread: bool, *, is_plain: bool = False) -> float:
+def expected_partial(state: SearchState, n_ctx: int) -> float:
     """Estimate the seconds of ``place_partial``'s proposal; infinite where there is none."""
-    at = state.situation(n_ctx, is_whole=False)
-    placement = state.place_partial(at, spread, is_plain=is_plain)
+    placement = state.place_partial(state.situation(n_ctx, is_whole=False))
     return state.seconds(placement) if placement else math.inf
-
-
-def spill_styles(state: SearchState, n_ctx: int, *, is_plain: bool = False) -> list[bool]:
-    """List the ways to spill, the more promising first: single tensors of any layer (``True``), or whole layers."""
-    request = state.request
-    # experts apart from a remote device's layer cost another trip over the network
-    is_far = state.is_priced and any(map(state.prices().is_remote, range(len(state.devices))))
-    is_settled = request.is_expert_model and not is_far
-    if not state.is_priced or is_settled or request.fixed & {"n_gpu_layers", "tensor_split"}:
-        return [request.is_expert_model]
-    seconds = {spread: expected_partial(state, n_ctx, spread, is_plain=is_plain) for spread in (False, True)}
-    return sorted(seconds, key=lambda spread: seconds[spread])
 
 
 def likely_fits_host(state: SearchState, n_ctx: int) -> bool:

@@ -7,18 +7,26 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from fitter.planning.placing.boundaries import Times
 from fitter.planning.placing.float_sum import float_sum
 from fitter.planning.placing.layer_sizes import HOST, Unit
-from fitter.planning.placing.packing import Bring, bring_back, bring_first, pack, pack_fastest, pack_whole
-from fitter.planning.placing.placement import Placement, caches_on, on_host, weights_on
-from fitter.planning.placing.runs import in_first_layers, in_runs, is_within
+from fitter.planning.placing.packing import (
+    Bring,
+    bring_back,
+    bring_first,
+    in_first_layers,
+    pack,
+    pack_bare,
+    pack_fastest,
+    pack_whole,
+)
+from fitter.planning.placing.placement import Placement, caches_on, weights_on
+from fitter.planning.placing.spill import Ranges
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.pricing.prices import PriceList
+from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import default_placement, flag_like, is_pipelined, split_counts, units_on_devices
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.search.room import Room, first_without_attention
@@ -40,28 +48,22 @@ _WAYS_TO_BRING: dict[bool, tuple[Bring, ...]] = {False: ("layers", "all"), True:
 Without ``all`` gpt-oss-20b on two 4090 at 2 Mi tokens takes 2.4 times as long; with it alone Llama 3.1 8B on 4 GiB at
 16,384 is 8 % slower."""
 
-_FIRST_TO_BRING: dict[bool, tuple[Bring, ...]] = {False: ("all", "dense", "rest"), True: ("dense",)}
+_FIRST_TO_BRING: dict[bool, tuple[Bring, ...]] = {False: ("all", "dense"), True: ("dense",)}
 """The same before devices have experts of their own layers.
 
-Without ``dense`` Llama 4 Scout on a 3060 at 262,144, with ``-kvo``, takes 22 % longer, without ``rest`` 0.4 %."""
+Without ``dense`` Llama 4 Scout on a 3060 at 262,144, with ``-kvo``, takes 22 % longer."""
 
 
 READABLE = 0.01
 """A placement may take so much longer if its words are easier to read."""
 
 
-_STEPS = (-2, -1, 1, 2)
-"""So many layers move between neighbours to make a placement easier to read.
-
-With none, Llama 3.3 70B on two 3090 at 32,768 tokens names its layers one by one."""
-
-
 @dataclass(frozen=True)
 class Situation:
     """A placement problem: ``units`` at a context of ``n_ctx``, on ``devices`` with ``room``.
 
-    ``prices`` tell which placement is faster. Without them, or where the host ``is_short`` of room, more bytes on
-    devices are better. Attention stays with its cache where the situation ``keeps_attention``.
+    ``prices`` tell which placement is faster. Each layer has its cache and its weights in one place where the situation
+    ``is_plain``; attention stays with its cache where it ``keeps_attention``.
     """
 
     request: Request
@@ -70,25 +72,24 @@ class Situation:
     units: tuple[Unit, ...]
     room: Room
     prices: PriceList | None
-    is_short: bool = False
+    is_plain: bool = False
     keeps_attention: bool = False
+    placed: dict[int, Placement | None] = field(default_factory=dict, compare=False, repr=False)
+    """The layers from each first one on on devices, as far as that was asked for."""
     fillings: dict[int, tuple[float, Placement | None]] = field(default_factory=dict, compare=False, repr=False)
     """The fastest filling by its first layer on devices, and its seconds, as far as any was asked for."""
     near: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
     """By the number of devices: the fastest first layer of the latest situation."""
 
     @cached_property
-    def apart(self) -> int:
-        """Bytes on devices that are worth one layer less with tensors on the host."""
-        if self.prices is None:
-            return 0
-        saved = self.prices.all.saved_by_byte(max(self.units, key=lambda unit: unit.movable).items)
-        return round(self.prices.all.apart / saved) if saved > 0 else 0
+    def ranges(self) -> Ranges:
+        """The units, with their seconds where devices differ in speed."""
+        return Ranges(self.units, self.prices.all.times(self.units) if self.prices and not self.is_plain else None)
 
     @cached_property
-    def times(self) -> Times | None:
-        """Seconds of units on each device; ``None`` where only bytes count."""
-        return self.prices.all.times(self.units) if self.prices and not self.is_short else None
+    def far(self) -> list[int]:
+        """Devices over a network: each tensor there apart from its layer costs a trip."""
+        return [d for d in range(len(self.devices)) if self.prices and self.prices.all.is_remote(d)]
 
     @cached_property
     def has_states(self) -> bool:
@@ -137,58 +138,62 @@ def place_fastest(at: Situation) -> Placement | None:
     return None if is_refused else placement
 
 
-def place_partial(at: Situation, spread: bool, *, is_plain: bool = False) -> Placement | None:
-    """Place a part of the weights on devices.
+def place_partial(at: Situation) -> Placement | None:
+    """Place a part of the weights on devices, where that takes the least time."""
+    found = in_place(at)
+    if not found:
+        return (_bare_by_user(at) if at.prices and not at.is_plain else None) or _without_items_by_user(at)
+    if at.prices is None:
+        return found[0 if at.request.is_expert_model else -1]
+    best = min(found, key=at.prices.seconds)
+    return _without_pipeline(at, best if at.is_plain else add_caches(at, swap_caches_for_weights(at, best)))
 
-    Args:
-        spread: spill single tensors of any layer; otherwise whole layers.
-        is_plain: keep each layer's cache with its weights.
+
+def in_place(at: Situation) -> list[Placement]:
+    """List placements with each layer's cache and attention in one place.
+
+    The first has as many layers on devices as have room without their items. Experts stay apart; else the last has the
+    most layers there that have room with their items, but for items of as many layers as there are devices.
     """
-    if "tensor_split" in at.request.fixed:
-        placement = _split_by_user(at)
-    else:
-        placement = pack(at.units, at.budgets, spread=spread, first=at.first, apart=at.apart, times=at.times)
-        placement = (placement and avoid_remote_tensors(at, _shifted(at, placement))) or _all_on_host(at)
-    if placement is None:
-        return (_bare_by_user(at) if at.prices and not is_plain else None) or _without_items_by_user(at)
-    is_priced = at.prices is not None and not is_plain
-    return _without_pipeline(at, add_caches(at, swap_caches_for_weights(at, placement)) if is_priced else placement)
+    n_units = len(at.units)
+    firsts = range(n_units) if at.first is None else (at.first,)
+    most = bisect_left(firsts, True, key=lambda first: _from(at, first) is not None)
+    if most == len(firsts):
+        return [Placement(n_units, (0,) * len(at.devices))] if at.first in (None, n_units) else []
+    is_settled = at.request.is_expert_model and not at.far
+    whole = most if is_settled else bisect_left(firsts, True, most, key=lambda first: _is_whole(at, first))
+    found = [_from(at, first) for first in dict.fromkeys((*firsts[most:][:1], *firsts[whole:][:1]))]
+    return [placement for placement in found if placement]
 
 
-def in_words(at: Situation, placement: Placement) -> list[Placement]:
-    """List placements like ``placement`` that are easier to read, and take hardly longer, the shortest first.
-
-    First those that one of llama.cpp's flags gives, then whole runs of layers, then runs with a layer of each device in
-    two places. Devices may have some layers more or less for it.
-    """
-    if at.prices is None or not placement.is_spilled or not placement.moved or flag_like(at.request, placement):
-        return []
-    most, budgets = (1 + READABLE) * at.prices.seconds(placement), at.room.of(at.units, placement)
-    near, found = list(_near(at, placement)), list[Placement]()
-    firsts = [in_first_layers(at.units, budgets, each, keeps_split=True) for each in near]
-    if "tensor_split" not in at.request.fixed:
-        firsts.append(in_first_layers(at.units, budgets, placement, keeps_split=False))
-    for runs in (
-        [each for each in firsts if each and flag_like(at.request, each)],
-        *([in_runs(at.units, budgets, each, whole=whole) for each in near] for whole in (True, False)),
-    ):
-        fitting = [each for each in dict.fromkeys(runs) if each != placement and is_within(at.units, budgets, each)]
-        best = min(fitting, key=at.prices.seconds, default=placement)
-        if best not in (placement, *found) and at.prices.seconds(best) <= most:
-            found.append(best)
-    return found
+def _from(at: Situation, first: int) -> Placement | None:
+    """Place the layers from ``first`` on on devices, and what they have no room for on the host."""
+    if first not in at.placed:
+        at.placed[first] = pack(at.ranges, at.room.behind(at.units, first), first, at.counts(first), at.far)
+    return at.placed[first]
 
 
-def _near(at: Situation, placement: Placement) -> Iterator[Placement]:
-    """Yield ``placement``, and the same with some layers moved between neighbours where the user left that open."""
-    yield placement
-    for left in range(len(placement.counts) - 1 if "tensor_split" not in at.request.fixed else 0):
-        for step in _STEPS:
-            counts = list(placement.counts)
-            counts[left] += step
-            counts[left + 1] -= step
-            if min(counts[left : left + 2]) >= 0:
-                yield replace(placement, counts=tuple(counts))
+def _is_whole(at: Situation, first: int) -> bool:
+    placement = _from(at, first)
+    return placement is not None and len({item.layer for item, _ in placement.moved}) <= len(at.devices)
+
+
+def in_words(at: Situation, best: Trial) -> Placement | None:
+    """Return a placement that one of llama.cpp's flags gives, and that takes hardly longer; ``None`` without one."""
+    placement = best.placement
+    if at.prices is None or not placement.is_spilled or not placement.moved or flag_like(at.request, placement)[0]:
+        return None
+    left = [device.target - best.breakdown.on(device.name).used for device in best.devices]
+    used = zip(left, weights_on(at.units, placement), caches_on(at.units, placement), strict=True)
+    budgets = [sum(sizes) for sizes in used]
+    is_split_by_user = "tensor_split" in at.request.fixed or len(at.devices) < 2
+    found = [
+        in_first_layers(at.units, budgets, placement, keeps_split=keeps_split)
+        for keeps_split in ((True,) if is_split_by_user else (True, False))
+    ]
+    flags = [each for each in found if each and flag_like(at.request, each)[0]]
+    chosen = min(flags, key=at.prices.seconds, default=None)
+    return chosen if chosen and at.prices.seconds(chosen) <= (1 + READABLE) * at.prices.seconds(placement) else None
 
 
 def _without_pipeline(at: Situation, placement: Placement) -> Placement:
@@ -201,32 +206,6 @@ def _without_pipeline(at: Situation, placement: Placement) -> Placement:
     return replace(placement, moved=((last, placement.homes[last.layer]),)) if last and is_free else placement
 
 
-def _shifted(at: Situation, placement: Placement) -> Placement:
-    """Move one layer between neighbours if that is faster: ``pack`` does not see which tensors fit on other devices."""
-    if at.prices is None or at.is_short or not placement.moved:
-        return placement
-    found = [placement]
-    for left in range(len(placement.counts) - 1):
-        for step in (1, -1):
-            counts = list(placement.counts)
-            counts[left] += step
-            counts[left + 1] -= step
-            if min(counts) >= 0:
-                moved = pack(at.units, at.budgets, spread=True, counts=counts, apart=at.apart)
-                found += [moved] if moved else []
-    return min(found, key=at.prices.seconds)
-
-
-def _split_by_user(at: Situation) -> Placement | None:
-    choices = range(len(at.units), 0, -1) if at.first is None else (len(at.units) - at.first,)
-    for n_gpu_layers in choices:
-        counts = at.counts(len(at.units) - n_gpu_layers)
-        placement = pack(at.units, at.budgets, spread=True, counts=counts, apart=at.apart)
-        if placement and (at.request.is_expert_model or at.first is not None or not placement.moved):
-            return placement
-    return _all_on_host(at)
-
-
 def _without_items_by_user(at: Situation) -> Placement | None:
     """Place the layers as the user says, with all their items on the host: the compute buffer may then be smaller."""
     if at.first is None or (counts := at.counts(at.first)) is None:
@@ -236,31 +215,6 @@ def _without_items_by_user(at: Situation) -> Placement | None:
     if any(need > device.target for need, device in zip(needs, at.devices, strict=True)):
         return None
     return replace(placement, moved=tuple((item, HOST) for unit in at.units[at.first :] for item in unit.items))
-
-
-def _all_on_host(at: Situation) -> Placement | None:
-    """Place all layers on the host; ``None`` if the user wants some on devices."""
-    n_units = len(at.units)
-    return Placement(n_units, (0,) * len(at.devices)) if at.first in (None, n_units) else None
-
-
-def avoid_remote_tensors(at: Situation, placement: Placement) -> Placement:
-    """Move tensors from a remote device that does not have their layer to the host, if that is faster and fits there.
-
-    Each such tensor costs a trip over the network.
-    """
-    if at.prices is None:
-        return placement
-    far = {target for _, target in placement.moved if target != HOST and at.prices.all.is_remote(target)}
-    if not far:
-        return placement
-    nearer = pack(at.units, at.budgets, spread=True, counts=placement.counts, apart=at.apart, far=far)
-    if nearer is None:
-        return placement
-    host = at.request.host
-    if host.target is not None and not host.paging and on_host(at.units, nearer) > host.target:
-        return placement
-    return min(placement, nearer, key=at.prices.seconds)
 
 
 def swap_caches_for_weights(at: Situation, placement: Placement) -> Placement:
@@ -339,18 +293,15 @@ def most_saved_by(at: Situation, placement: Placement, room: int) -> float:
 def _fastest_filling(at: Situation, first: int) -> tuple[float, Placement | None]:
     """Place layers from ``first`` on on devices, and fill the room with weights of the others in each possible way."""
     assert at.prices is not None
-    prices = at.prices.all
-    room, counts = at.room.behind(at.units, first), at.counts(first)
-    base = pack(at.units, room, spread=True, first=first, counts=counts, times=at.times)
+    base = _from(at, first)
     if base is None:
         return math.inf, None
-    far = [d for d in range(len(at.devices)) if prices.is_remote(d)]
     budgets = at.room.of(at.units, base)
     # hashing placements would take longer than comparing three
     filled: list[Placement] = []
     for each in (
-        *(bring_back(at.units, budgets, base, bring, far) for bring in _WAYS_TO_BRING[at.keeps_attention]),
-        *(bring_first(at.units, budgets, base, bring, far) for bring in _FIRST_TO_BRING[at.keeps_attention]),
+        *(bring_back(at.units, budgets, base, bring, at.far) for bring in _WAYS_TO_BRING[at.keeps_attention]),
+        *(bring_first(at.ranges, budgets, base, bring, at.far) for bring in _FIRST_TO_BRING[at.keeps_attention]),
     ):
         if each not in filled:
             filled.append(each)
@@ -360,6 +311,7 @@ def _fastest_filling(at: Situation, first: int) -> tuple[float, Placement | None
 def add_caches(at: Situation, placement: Placement) -> Placement:
     """Bring caches of layers on the host to devices, without the weights, if that is faster.
 
+    Without it DeepSeek V3.1 on a 4070 at 32,768 tokens (machine 44 of ``tools.search.depths``) takes 3.3 times as long.
     Attention is computed where the cache is: with long prompts, or a latent cache, that is most of a layer's time.
     """
     on_host = placement.first
@@ -391,5 +343,4 @@ def _with_bare(at: Situation, first: int, bare: int) -> Placement | None:
 
 
 def _pack_bare(at: Situation, first: int, bare: int) -> Placement | None:
-    budgets, counts = at.budgets, at.counts(first)
-    return pack(at.units, budgets, spread=True, first=first, counts=counts, apart=at.apart, bare=bare, times=at.times)
+    return pack_bare(at.units, at.budgets, first, bare, at.counts(first), at.far)

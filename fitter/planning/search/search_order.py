@@ -159,8 +159,7 @@ class _SearchOrder:
         state = self._of_kind(variant.kind, n_ctx).on(best.devices)
         if state.request.params.n_ubatch != variant.n_ubatch:
             state = state.with_micro_batch(variant.n_ubatch)
-        at = state.situation(n_ctx, is_whole=False, room=state.room_left_by(best, is_whole=False))
-        for placement in in_words(at, best.placement):
+        if placement := in_words(state.situation(n_ctx, is_whole=False), best):
             with suppress(LlamaCppError, TimeLimitError, CutShort):
                 trial = state.trial(placement, n_ctx)
                 if trial.fits and (trial.seconds or math.inf) <= (1 + READABLE) * (best.seconds or 0.0):

@@ -23,7 +23,7 @@ from fitter.planning.request.shared import HOST_NAME
 from fitter.planning.search import proposals
 from fitter.planning.search.compute_buffers import Buffers
 from fitter.planning.search.proposals import Situation
-from fitter.planning.search.room import Cached, Room, cached_on, off_by, room_left_by
+from fitter.planning.search.room import Cached, Room, cached_on, off_by
 from fitter.planning.speed.explain import Choice
 from fitter.planning.speed.work import resized_layout
 
@@ -259,13 +259,6 @@ class SearchState:
         used = [(pool, self.buffers.beside_devices(pool.name, n_ctx, is_whole)) for pool in pools]
         return shared_margin.beside_host(self.devices, used)
 
-    def room_left_by(self, trial: Trial, is_whole: bool) -> Room:
-        """``room`` with the compute buffers of ``trial`` for the devices that it uses."""
-        self._last = trial
-        n_ctx = trial.params.n_ctx
-        devices = self._with_pools(n_ctx, is_whole)
-        return room_left_by(trial, self.units(n_ctx), self.room(n_ctx, is_whole), self._off_by(), devices)
-
     def _off_by(self) -> list[int]:
         if self._last is None:
             return [0] * len(self.devices)
@@ -274,10 +267,10 @@ class SearchState:
         # a device without experts on the host leaves its part of a cache to others, until it has some
         return [max(0, each) for each in off] if self.request.params.moe_cache_size else off
 
-    def situation(self, n_ctx: int, is_whole: bool, optimistic: bool = False, room: Room | None = None) -> Situation:
-        """Describe the placement problem at ``n_ctx``, with the expected ``room`` if none is given."""
+    def situation(self, n_ctx: int, is_whole: bool, optimistic: bool = False) -> Situation:
+        """Describe the placement problem at ``n_ctx``, with the expected room."""
         prices = self._prices if self.is_priced else None
-        units, room = self.units(n_ctx, is_whole), room or self.room(n_ctx, is_whole, optimistic)
+        units, room = self.units(n_ctx, is_whole), self.room(n_ctx, is_whole, optimistic)
         return Situation(
             self.request,
             self.devices,
@@ -290,14 +283,13 @@ class SearchState:
             near=self._fastest_first,
         )
 
-    def place_partial(self, at: Situation, spread: bool, *, is_plain: bool = False) -> Placement | None:
+    def place_partial(self, at: Situation) -> Placement | None:
         """Call ``proposals.place_partial``, once for each room."""
-        is_plain |= self.is_plain
-        key = at.n_ctx, at.units, at.room, is_plain, at.keeps_attention, self._prices.spilled_flash
+        key = at.n_ctx, at.units, at.room, at.is_plain, at.keeps_attention, self._prices.spilled_flash
         at = self._situations.setdefault(key, at)
-        if (key, spread) not in self._partial:
-            self._partial[key, spread] = proposals.place_partial(at, spread, is_plain=is_plain)
-        return self._partial[key, spread]
+        if key not in self._partial:
+            self._partial[key] = proposals.place_partial(at)
+        return self._partial[key]
 
     # trials
 

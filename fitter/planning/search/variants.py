@@ -25,7 +25,7 @@ from fitter.planning.request.given import is_whole, micro_batches
 from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search.capacity import is_too_large
 from fitter.planning.search.compute_buffers import Buffers
-from fitter.planning.search.expectations import expected_placement, spill_styles
+from fitter.planning.search.expectations import expected_placement
 from fitter.planning.search.proposals import most_saved_by, place_fastest
 from fitter.planning.search.scratch import n_scores
 from fitter.planning.search.search_state import SearchState
@@ -344,5 +344,4 @@ def _first_placement(state: SearchState) -> Placement | None:
     if not is_too_large(state, n_ctx):
         at = state.situation(n_ctx, is_whole=True)
         return (place_fastest(at) if state.chooses_split else None) or state.default
-    spread = spill_styles(state, n_ctx)[0]
-    return state.place_partial(state.situation(n_ctx, is_whole=False), spread)
+    return state.place_partial(state.situation(n_ctx, is_whole=False))
