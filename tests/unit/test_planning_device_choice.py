@@ -175,7 +175,7 @@ def test_devices_of_each_step(
     devices = Devices(found)
     first = devices.without_idle(found)
     second = devices.without_doubtful(first)
-    third = devices.on_others(second)
+    third = devices.or_upstream(devices.on_others(second))
     steps = (first, second, third)
     assert tuple(step.params.devices for step in steps) == expected
     for before, after in ((first, second), (second, third)):

@@ -20,6 +20,8 @@ Bring = Literal["layers", "all", "dense", "rest"]
 """Weights of layers on the host that go to a device: a kind of ``Unit.brought``, or the ``rest``, which are ``dense``
 weights and then ``others``."""
 
+_SAME = 1e-9
+"""Sums of seconds that differ by this share are equal: without it Gemma 3 27B on four 16 GiB leaves the second idle."""
 
 _LARGEST_FIRST = attrgetter("order")
 
@@ -78,7 +80,7 @@ def pack_fastest(
                     + (hop if first < start < stop else 0.0)
                     + (visit if start < stop else 0.0)
                 )
-                if stop not in following or total < following[stop][0]:
+                if stop not in following or total < (1 - _SAME) * following[stop][0]:
                     following[stop] = (total, (*counts, stop - start))
                 stop += 1
         states = following
