@@ -272,13 +272,16 @@ class Variants:
     def _may_save(self, variant: Variant, here: Variant, placement: Placement, least: float) -> bool:
         """Whether another micro batch may save time over ``least``, from what it does to a placement that fits.
 
-        A larger one leaves less room. What a smaller one frees holds weights, twice as useful as an average byte.
+        A larger one leaves less room. What a smaller one frees holds weights, twice as useful as an average byte, or
+        layers of a slower device.
         """
         state, start = self.state(variant), self.state(here)
         if not self._is_for_speed(variant) or state.loses_pipeline(placement, self._n_ctx):
             return False
         seconds = state.seconds(placement)
-        if variant.n_ubatch < here.n_ubatch:
+        if variant.n_ubatch < here.n_ubatch and not placement.is_spilled and state.chooses_split:
+            seconds = min(seconds, likely_seconds(state))
+        elif variant.n_ubatch < here.n_ubatch:
             in_whole = not (placement.first or placement.moved)
             rooms = (each.room(self._n_ctx, in_whole).with_caches for each in (state, start))
             freed = sum(max(0, more - less) for more, less in zip(*rooms, strict=True))
