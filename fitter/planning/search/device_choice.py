@@ -6,7 +6,7 @@ Steps of ``search_order``. ``context_choice`` finds the best trial on each choic
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from fitter.llama.types import Layout, Params
 from fitter.planning.pricing.objective import WORTH_SHARING, is_worth_a_load, rank
 from fitter.planning.pricing.pricing import bound_of, host_only_everywhere
 from fitter.planning.pricing.trial import Trial
-from fitter.planning.request.given import needs_devices, user_chose_devices, user_chose_split
+from fitter.planning.request.given import needs_devices, pinned_devices, user_chose_devices, user_chose_split
 from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search import choices
 from fitter.planning.search.capacity import is_too_large
@@ -93,12 +93,23 @@ class Devices:
         """Return the state of the search on the devices of ``trial``."""
         return self._states.get((trial.devices, trial.params), self._first)
 
+    def _first_of_equal(self, devices: Iterable[DeviceLimit]) -> tuple[DeviceLimit, ...]:
+        """Replace devices by the first ones that are equal to them, in the user's order."""
+        left: dict[tuple[object, ...], list[DeviceLimit]] = {}
+        for device in self._every:
+            left.setdefault(self._kind(device), []).append(device)
+        return tuple((left.get(self._kind(device)) or [device]).pop(0) for device in devices)
+
+    def _kind(self, device: DeviceLimit) -> tuple[object, ...]:
+        is_named = device in pinned_devices(self._request) or "devices" in self._request.fixed
+        return self._request.speeds.get(device.name), device.target, device.largest_tensor, is_named and device.name
+
     def without_idle(self, state: SearchState) -> Trial:
         """Find the best trial on the devices of ``state``, or on those that it has a use for."""
         trial = best = self._best_on(state)
         while state.devices and not user_chose_devices(self._request):
             useless = _useless(state.devices, trial)
-            useful = tuple(device for device in state.devices if device not in useless)
+            useful = self._first_of_equal(device for device in state.devices if device not in useless)
             if not useless or (not useful and needs_devices(self._request)):
                 break
             state = state.on(useful)
@@ -125,7 +136,7 @@ class Devices:
         # an idle device may get something where another one is left out
         for group in dict.fromkeys((*small, *self._slow(best))):
             for devices in dict.fromkeys((best.used[0], best.devices)):
-                others = tuple(device for device in devices if device not in group)
+                others = self._first_of_equal(device for device in devices if device not in group)
                 if others and _names(others) not in self._trials:
                     yield self._first.on(others), group in small
 
@@ -262,14 +273,10 @@ class Devices:
 
     def _untested(self, best: Trial) -> list[tuple[float | None, SearchState]]:
         """List untested choices of devices, each with its expected seconds, the most promising first."""
-        speeds = self._request.speeds
         states: dict[float | None, SearchState] = {}
-        alike: set[tuple[object, ...]] = set()
         # of choices with the same expectation the smallest counts: more devices are of no use
-        for devices in sorted(self._other_orders(best), key=len):
-            kinds = tuple((speeds[device.name], device.target) for device in devices)
-            if kinds not in alike and _names(devices) not in self._trials:
-                alike.add(kinds)
+        for devices in dict.fromkeys(map(self._first_of_equal, sorted(self._other_orders(best), key=len))):
+            if _names(devices) not in self._trials:
                 state = self._first.on(devices)
                 likely = self._expected_plan(state, best)
                 if likely is not None and not all(device.is_default for device in devices):
