@@ -196,11 +196,12 @@ def choices(
     if sharing.mmproj is not None:
         is_projector_free = named_projector is None
         projector = _projector(sharing, worker, request.params.flash_attn)
-    free = places(request.devices, request.speeds, 2 if is_draft_free and is_projector_free else 4)
+    of_default = [device for device in request.devices if device.is_default]
+    free = places(of_default, request.speeds, 2 if is_draft_free and is_projector_free else 4)
     # each place with its rank: a higher rank is tried only if no lower one is good enough
     drafting: list[tuple[tuple[str, ...] | None, int]] = [(named_draft or (), 0)]
     if is_draft_free:
-        drafting = [*(((name,), 0) for name in free), *([(None, 1)] if len(request.devices) > 1 else []), ((), 2)]
+        drafting = [*(((name,), 0) for name in free), *([(None, 1)] if len(of_default) > 1 else []), ((), 2)]
     projecting: list[tuple[str | None, int]] = [((named_projector or (None,))[0], 0)]
     if is_projector_free:
         projecting = [*((name, 0) for name in free), (None, 2)]

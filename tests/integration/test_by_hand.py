@@ -11,6 +11,7 @@ import pytest
 import fitter
 from fitter.llama.client import Worker
 from fitter.llama.worker.remembered_loads import RememberingWorker
+from tools import rpc_servers
 
 QWEN = f"config://{Path(__file__).resolve().parents[1] / 'data' / 'configs' / 'qwen36-27b.json'}"
 WITH_DRAFTS = {"type_k": "q8_0", "type_v": "q8_0", "spec_type": "draft-mtp", "program": "llama-server"}
@@ -43,6 +44,21 @@ ROWS = {
         {"gpus": "rtx-4070", "n_ctx": 100096, "margin": 512 << 20, "n_seq_max": 2, "swa_full": True, "prompt": 2048},
         {"n_cpu_moe": 20},
     ),
+    "an integrated GPU that llama.cpp leaves out by default": (
+        "shape://qwen3-30b-a3b:Q5_K_M",
+        {"gpus": ["vulkan:nvidia:12GiB", "strix-halo:128GiB"], "n_ctx": 16384, "n_seq_max": 1},
+        {"devices": ["ROCm0", "Vulkan0"]},
+    ),
+    "one more card of 2 GiB": (
+        "shape://llama-3.1-70b",
+        {"gpus": ["tesla-p40", "rtx-4090", "2GiB"], "n_seq_max": 16, "n_ctx": 262144, "prompt": 4096},
+        {"devices": ["CUDA1", "CUDA0"]},
+    ),
+    "the slower card first, without room for the pipeline": (
+        "shape://llama-3.1-70b",
+        {"gpus": ["tesla-p40", "rtx-4090"], "n_seq_max": 16, "n_ctx": 294912, "prompt": 4096},
+        {"devices": ["CUDA1", "CUDA0"]},
+    ),
 }
 
 
@@ -69,6 +85,60 @@ def test_a_tensor_where_it_is_ends_the_pipeline(worker: Worker) -> None:
     assert override.buffer_type == "CUDA1" and plan.params.n_gpu_layers == plan.n_layer + 1
     assert any("pipeline" in note and override.pattern in note for note in plan.notes)
     assert not any("pipeline" in note for note in fitter.fit(model, **{**asked, "n_ctx": 8192}, worker=worker).notes)
+
+
+def test_layers_on_none_of_the_users_slow_devices() -> None:
+    # a server that computes with a processor, and its network: CUDA0 and CUDA1 have all layers
+    asked: dict[str, Any] = {"gpus": "2x rtx-3090", "n_ctx": 32768, "n_seq_max": 1, "rpc_bandwidth": "20GB/s"}
+    with rpc_servers.servers(1) as endpoints:
+        asked |= {"rpc": endpoints, "devices": ["RPC0", "CUDA0", "CUDA1"]}
+        plan = fitter.fit("shape://glm-4.5-air", **asked)
+        by_hand = fitter.fit("shape://glm-4.5-air", **asked, tensor_split=[0, 17, 30])
+    assert plan.fits and by_hand.fits and plan.estimate is not None and by_hand.estimate is not None
+    assert plan.params.tensor_split is not None and plan.params.tensor_split[0] == 0
+    assert plan.params.devices == ("RPC0", "CUDA0", "CUDA1")
+    assert plan.estimate.seconds <= SAME * by_hand.estimate.seconds
+
+
+IDLE = {
+    "an integrated GPU as slow as the host": (
+        "qwen3-30b-a3b:Q5_K_M",
+        {"gpus": ["vulkan:nvidia:12GiB", "radeon-780m:64GiB"], "n_ctx": 16384},
+        ("Vulkan0",),
+        ["Vulkan1 stays idle: it shares the host's memory, and with a layer there the request would take about "],
+    ),
+    "the last of equal cards": (
+        "gemma-3-27b",
+        {"gpus": "4x 16GiB", "n_ctx": 8192},
+        ("CUDA0", "CUDA1"),
+        ["CUDA2, CUDA3 stay idle: a layer there saves no time ("],
+    ),
+    "a slow card, and one within its margin": (
+        "llama-3.1-8b",
+        {"gpus": ["rtx-4090", "rtx-3060-12gb", "1GiB"], "n_ctx": 8192},
+        ("CUDA0",),
+        [
+            "CUDA1 stays idle: with a layer there the request would take about ",
+            "CUDA2 stays idle: of 1024 MiB, 1024 MiB are free, and 1024 MiB must stay free",
+        ],
+    ),
+    "a card without room for a layer": (
+        "llama-3.1-70b",
+        {"gpus": ["2x rtx-3090", "cuda:8.6:1300MiB"], "n_ctx": 8192},
+        ("CUDA0", "CUDA1"),
+        ["CUDA2 stays idle: 276 MiB beyond the margin are less than a compute buffer and a layer, about "],
+    ),
+}
+
+
+@pytest.mark.parametrize(("shape", "asked", "devices", "notes"), IDLE.values(), ids=IDLE)
+def test_idle_devices(
+    shape: str, asked: dict[str, Any], devices: tuple[str, ...], notes: list[str], worker: Worker
+) -> None:
+    plan = fitter.fit(f"shape://{shape}", **asked, n_seq_max=1, worker=worker)
+    assert plan.params.devices == devices
+    found = [note for note in plan.notes if " idle: " in note]
+    assert [note[: len(start)] for note, start in zip(found, notes, strict=True)] == notes
 
 
 @pytest.mark.parametrize("offload_kqv", [True, False])

@@ -218,7 +218,7 @@ def test_a_gpu_beside_another_is_used_where_it_is_named(models: Models) -> None:
     gpus = ["radeon-890m:32GiB", "rtx-4060"]
     alone = fitter.fit(models.path("llama-3.1-8b"), gpus=gpus, worker=models.worker, program="any", n_ctx=4096)
     assert [use.name for use in alone.devices] == ["CUDA0"] and alone.pools == ()
-    assert alone.notes[-1].startswith("Vulkan0 is not used: it shares the host's memory")
+    assert alone.notes[-1].startswith("Vulkan0 stays idle: it shares the host's memory, and with a layer there")
     assert alone.host.total == 32 * GIB
     named = fitter.fit(
         models.path("llama-3.1-8b"), gpus=gpus, worker=models.worker, program="any", devices=["CUDA0", "Vulkan0"]

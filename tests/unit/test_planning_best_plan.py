@@ -359,7 +359,7 @@ def test_what_keeps_a_plan_from_its_bound() -> None:
     assert plan.bound is not None and plan.bound.is_far and plan.params.devices == ("CUDA0",)
     compute, whole = plan.bound.reasons
     assert (compute.kind, whole.kind) == ("compute", "whole")
-    # 300 MiB, 4 for the context, 25 for the output, 40 for tensors of the host; the other one has no room for its buffer
+    # 300 MiB, 4 for the context, 25 for the output, 40 for tensors of the host; the other one has no room
     first = (300 + 4 + 25 + 40) * MIB
     assert plan.devices[0].compute == first and compute.devices == ("CUDA1",) and compute.bytes > first + 500 * MIB
     assert plan.bound.seconds < compute.seconds < whole.seconds == plan.bound.reached

@@ -77,7 +77,7 @@ def test_in_better_order(
     [
         pytest.param((60, 3000), (), ("CUDA1",), id="too-small-for-its-buffer"),
         pytest.param((60, 3000), ("devices",), ("CUDA0", "CUDA1"), id="the-users"),
-        pytest.param((20, 20, 20), (), ("CUDA2",), id="one-computes-a-prompt-with-weights-of-the-host"),
+        pytest.param((20, 20, 20), (), ("CUDA0",), id="one-computes-a-prompt-with-weights-of-the-host"),
     ],
 )
 def test_without_idle(mib: tuple[int, ...], fixed: tuple[str, ...], names: tuple[str, ...]) -> None:
@@ -120,6 +120,44 @@ def test_no_step_makes_a_plan_worse(mib: tuple[int, ...], speeds: tuple[DeviceSp
     steps.append(devices.on_others(steps[-1]))
     seconds = [step.seconds or 0.0 for step in steps]
     assert all(step.fits for step in steps) and seconds == sorted(seconds, reverse=True)
+
+
+def test_the_users_slow_device_gets_nothing() -> None:
+    found, _ = known(700, 300, 300, speeds=(FAR_AWAY, CARD, CARD), fixed=("devices",))
+    devices = Devices(found)
+    first = devices.without_idle(found)
+    best = devices.on_others(first)
+    assert first.placement.is_spilled and best.fits
+    assert best.params.devices == ("CUDA0", "CUDA1", "CUDA2") and best.placement.counts[0] == 0
+    assert (best.seconds or 0.0) < (first.seconds or 0.0) and devices.state_of(best).closed == {"CUDA0"}
+
+
+def test_other_devices() -> None:
+    found, _ = known(300, 900)
+    few = found.on(found.devices[:1])
+    alone = Devices(few).without_idle(few)
+    devices = Devices(few, found.devices[1:])
+    devices.note(alone, few)
+    both = devices.on_others(alone)
+    assert alone.params.devices == ("CUDA0",) and "CUDA1" in (both.params.devices or ())
+    assert (both.seconds or 0.0) < (alone.seconds or 0.0)
+
+
+EQUAL = {
+    "the first two": ((900, 900, 900), (CARD,), (0, 2), ("CUDA0", "CUDA1")),
+    "in another order": ((900, 500, 900), (CARD,), (1, 2), ("CUDA1", "CUDA0")),
+    "another speed": ((900, 900), (CARD, SLOW_CARD), (1,), ("CUDA1",)),
+    "less room": ((900, 800), (CARD,), (1,), ("CUDA1",)),
+}
+
+
+@pytest.mark.parametrize(("mib", "speeds", "chosen", "names"), EQUAL.values(), ids=EQUAL)
+def test_the_first_of_equal_devices(
+    mib: tuple[int, ...], speeds: tuple[DeviceSpeed, ...], chosen: tuple[int, ...], names: tuple[str, ...]
+) -> None:
+    found, _ = known(*mib, speeds=speeds)
+    devices = Devices(found)._first_of_equal(found.devices[d] for d in chosen)
+    assert tuple(device.name for device in devices) == names
 
 
 LARGE_BUFFERS = replace(MODEL, compute=200 * MIB)
@@ -175,7 +213,7 @@ def test_devices_of_each_step(
     devices = Devices(found)
     first = devices.without_idle(found)
     second = devices.without_doubtful(first)
-    third = devices.on_others(second)
+    third = devices.or_upstream(devices.on_others(second))
     steps = (first, second, third)
     assert tuple(step.params.devices for step in steps) == expected
     for before, after in ((first, second), (second, third)):

@@ -275,7 +275,12 @@ POOLS: dict[str, tuple[dict[str, Any], list[tuple[str, int]], list[str]]] = {
     "a Mac": ({"gpus": "metal:64GiB"}, [("MTL0+host", 61440 - 1024)], ["MTL0"]),
     "with another margin": ({"gpus": "metal:64GiB", "host_margin": 0}, [("MTL0+host", 61440)], ["MTL0"]),
     "a card": ({"gpus": "24GiB"}, [], ["CUDA0"]),
-    "beside a card": ({"gpus": ["radeon-890m:32GiB", "24GiB"]}, [], ["CUDA0"]),
+    "beside a card": (
+        {"gpus": ["radeon-890m:32GiB", "24GiB"]},
+        [("Vulkan0+host", 31457 - 1024)],
+        ["CUDA0", "Vulkan0 at choice"],
+    ),
+    "beside a card with a split": ({"gpus": ["radeon-890m:32GiB", "24GiB"], "tensor_split": [1]}, [], ["CUDA0"]),
     "beside a card, and named": (
         {"gpus": ["radeon-890m:32GiB", "24GiB"], "devices": ["Vulkan0"]},
         [("Vulkan0+host", 31457 - 1024)],
@@ -289,8 +294,8 @@ def test_memory_that_is_shared(words: dict[str, Any], pools: list[tuple[str, int
     found = request(**words)
     assert [(pool.name, pool.target // MIB) for pool in found.pools] == pools
     assert all(pool.input_bytes == 16 for pool in found.pools), "the token embeddings"
-    assert [device.name for device in found.devices] == names
-    is_said = "radeon-890m:32GiB" in words["gpus"] and "devices" not in words
+    assert [f"{each.name}{'' if each.is_default else ' at choice'}" for each in found.devices] == names
+    is_said = "radeon-890m:32GiB" in words["gpus"] and "tensor_split" in words
     assert [note[:18] for note in found.notes] == (["Vulkan0 is not use"] if is_said else [])
 
 

@@ -20,6 +20,9 @@ from fitter.planning.placing.spill import Ranges
 Bring = Literal["layers", "all", "dense"]
 """Weights of layers on the host that go to a device: a kind of ``Unit.brought``."""
 
+_SAME = 1e-9
+"""Sums of seconds that differ by this share are equal: without it Gemma 3 27B on four 16 GiB leaves the second idle."""
+
 
 def _order(pair: tuple[Item, int]) -> tuple[int, int, str]:
     return pair[0].order
@@ -79,7 +82,7 @@ def pack_fastest(
                     + (hop if first < start < stop else 0.0)
                     + (visit if start < stop else 0.0)
                 )
-                if stop not in following or total < following[stop][0]:
+                if stop not in following or total < (1 - _SAME) * following[stop][0]:
                     following[stop] = (total, (*counts, stop - start))
                 stop += 1
         states = following

@@ -98,11 +98,21 @@ def request_of(
         # the devices of rpc-servers alone
         named = tuple(device.name for device in machine.devices)
     chosen = _chosen_devices(ask, machine, named)
-    outside = _outside(ask, model, calibrations)
-    pools = _pools(ask, model, machine, chosen, params)
     if params.moe_cache_size and not chosen:
         raise UsageError("a cache of experts needs a device: leave --moe-cache-mib out, or name one with --gpu")
-    devices = with_what_they_map(_limits(chosen, ask.margin, outside), pools)
+    outside = _outside(ask, model, calibrations)
+    others = _integrated_beside(ask, machine, chosen) if named is None else ()
+    speeds = dict(questions.speeds(machine.devices if ask.sharing.may_be_anywhere else (*chosen, *others)))
+    # a guess is not enough: they share the host's memory, whose speed may be a guess, too
+    others = tuple(device for device in others if speeds[device.name].known)
+    pools = _pools(ask, model, machine, (*chosen, *others), params)
+    limits = _limits(chosen, ask.margin, outside)
+    if others:
+        # a list has one margin for each device that llama.cpp uses by default
+        is_list = isinstance(ask.margin, tuple) and len(ask.margin) > 1
+        beside = _limits(others, None if is_list else ask.margin, outside)
+        limits = (*limits, *(replace(device, is_default=False) for device in beside))
+    devices = with_what_they_map(limits, pools)
     pinned = pinned_by(params, model, devices, machine.devices, questions.match)
     n_ctx_train = model.n_ctx_train or min(ask.fit_ctx, MAX_TOKENS)
     session, workload = _work(ask, params, n_ctx_train)
@@ -123,7 +133,7 @@ def request_of(
         model_bytes=model.bytes,
         pinned=pinned,
         facts=facts_of(model),
-        speeds=dict(questions.speeds(machine.devices if ask.sharing.may_be_anywhere else chosen)),
+        speeds=speeds,
         host_speed=questions.host_speed(),
         workload=workload,
         most_drafted=DEEPEST if ask.sharing.drafts_with_a_model else 0,
@@ -133,7 +143,7 @@ def request_of(
         strategy=ask.strategy,
         allow=levers(ask.allow),
         pools=pools,
-        notes=(*_beyond_training(params, model), *(_unused(machine, chosen) if named is None else ())),
+        notes=(*_beyond_training(params, model), *(_unused(machine, (*chosen, *others)) if named is None else ())),
     )
 
 
@@ -148,8 +158,16 @@ def _beyond_training(params: Params, model: Model) -> tuple[str, ...]:
     )
 
 
+def _integrated_beside(ask: Ask, machine: Machine, chosen: Sequence[DeviceInfo]) -> tuple[DeviceInfo, ...]:
+    """Return the integrated GPUs that a plan may use although llama.cpp does so only where ``-dev`` names them."""
+    is_chosen = bool(ask.load.tensor_split and any(ask.load.tensor_split)) or ask.load.split_mode != "layer"
+    if is_chosen or ask.strategy != "fastest":
+        return ()
+    return tuple(device for device in machine.devices if device not in chosen)
+
+
 def _unused(machine: Machine, chosen: Sequence[DeviceInfo]) -> tuple[str, ...]:
-    """Note the integrated GPUs that llama.cpp does not use by default."""
+    """Note the integrated GPUs that no plan may use unless ``-dev`` names them."""
     names = [device.name for device in machine.devices if device not in chosen and device.type == "igpu"]
     every = ",".join((*(device.name for device in chosen), *names))
     return tuple(

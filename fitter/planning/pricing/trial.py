@@ -50,6 +50,11 @@ class Trial:
         return tuple(self.devices[d] for d in indices), self.placement.on(indices)
 
     @property
+    def is_shared(self) -> bool:
+        """Whether it uses an integrated GPU that llama.cpp does not use by default."""
+        return not all(device.is_default for device in self.used[0])
+
+    @property
     def deficit(self) -> int:
         """Bytes missing in all."""
         return sum(missing for _, missing in self.missing)

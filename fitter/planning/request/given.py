@@ -101,6 +101,11 @@ def user_chose_devices(request: Request) -> bool:
     return bool(request.fixed & {"devices", "tensor_split"} or pinned_devices(request))
 
 
+def user_chose_split(request: Request) -> bool:
+    """Return whether the user decides which devices have layers, and not only which devices there are."""
+    return bool("tensor_split" in request.fixed or pinned_devices(request))
+
+
 def needs_devices(request: Request) -> bool:
     """Return whether the user wants layers, or a cache of experts, on devices."""
     wants_layers = "n_gpu_layers" in request.fixed and request.params.n_gpu_layers != 0
@@ -108,15 +113,26 @@ def needs_devices(request: Request) -> bool:
 
 
 def usable_devices(request: Request) -> tuple[DeviceLimit, ...]:
-    """Return the devices with room beyond their margin; the largest, if there are more than llama.cpp can use."""
+    """Return the devices with room beyond their margin that llama.cpp uses by default, or that overrides name.
+
+    If there are more than llama.cpp can use, the largest of them.
+    """
     if request.fixed & {"devices", "tensor_split"}:
         return request.devices
     named = pinned_devices(request)
-    by_size = sorted(request.devices, key=lambda device: (device not in named, -device.target))
+    open_to = [device for device in request.devices if device.is_default or device in named]
+    by_size = sorted(open_to, key=lambda device: (device not in named, -device.target))
     usable = [device for device in by_size[:MAX_USED_DEVICES] if device.target > 0 or device in named]
     if not usable and needs_devices(request):
         usable = by_size[:MAX_USED_DEVICES]
     return tuple(device for device in request.devices if device in usable)
+
+
+def other_devices(request: Request) -> tuple[DeviceLimit, ...]:
+    """Return the devices with room that llama.cpp uses only where ``-dev`` names them, as a plan may do."""
+    if user_chose_devices(request):
+        return ()
+    return tuple(device for device in request.devices if not device.is_default and device.target > 0)
 
 
 def units_on_devices(request: Request) -> int:

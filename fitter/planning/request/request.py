@@ -42,6 +42,7 @@ class DeviceLimit:
         margin: Memory that must stay free.
         buffer_type: Name of its default buffer type.
         largest_tensor: Most bytes of one tensor; ``None`` if it names no limit.
+        is_default: Whether llama.cpp uses it without ``-dev``: not an integrated GPU beside a card.
     """
 
     name: str
@@ -51,6 +52,7 @@ class DeviceLimit:
     margin: int
     buffer_type: str
     largest_tensor: int | None = None
+    is_default: bool = True
 
     @property
     def target(self) -> int:

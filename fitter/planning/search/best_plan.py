@@ -7,7 +7,7 @@ whichever file loads fastest.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeVar
@@ -28,6 +28,7 @@ from fitter.planning.pricing.pricing import (
     price_placement,
     reasons_of,
 )
+from fitter.planning.pricing.trial import Trial
 from fitter.planning.request import context_limit
 from fitter.planning.request.given import smallest_context, with_micro_batch
 from fitter.planning.request.request import DeviceLimit, Measure, Progress, Request
@@ -100,6 +101,7 @@ def fit(
     alternative_plans = running.alternatives(best, choice, one_slot, summary) if with_alternatives else ()
     on_progress(Progress(loads, "done"))
     occupied = tuple(device for device in others if taken(uses, device.name))
+    request = _without_unused(request, trial, {device.name for device in occupied})
     devices = tuple(
         _device_use(device, breakdown.on(device.name), taken(uses, device.name))
         for device in (*request.devices, *occupied)
@@ -355,6 +357,7 @@ class _Fit:
     ) -> Candidate:
         layouts: list[Layout] = []
         choices: list[Choice] = []
+        notes: list[str] = []
         latest: dict[str, int] = {}
 
         def measure(params: Params) -> Breakdown:
@@ -382,7 +385,7 @@ class _Fit:
             split = split_candidate(searched, measure, record, on_candidate)
             trial = split.trial
         else:
-            trial = search(searched, measure, record, on_candidate, choices.append, self._has_room)
+            trial = search(searched, measure, record, on_candidate, choices.append, self._has_room, notes.append)
         # caches of sliding windows hold a micro batch more, so their sizes follow it
         recorded, request = request.params, with_micro_batch(request, trial.params.n_ubatch)
         smallest = layouts[0] if layouts else None
@@ -422,9 +425,11 @@ class _Fit:
             at_plan = record(replace(trial.params, tensor_buft_overrides=()))
             bound = replace(bound, reasons=reasons_of(request, bound, at_plan, compute, kept, is_without_flash=is_off))
         placed = request, devices, placement, price.breakdown, layout
-        notes = (*host_only_notes(*placed), *expert_cache_notes(*placed))
+        notes += (*host_only_notes(*placed), *expert_cache_notes(*placed))
         notes += pipeline_notes(request, devices, placement, trial.params)
-        return Candidate(request, trial, price, tuple(choices[-3:]), bound, notes=notes, layout=smallest or layout)
+        return Candidate(
+            request, trial, price, tuple(choices[-3:]), bound, notes=tuple(notes), layout=smallest or layout
+        )
 
     def _timed(self, loads: DummyLoads) -> DummyLoads:
         """Wrap loads to note that the time limit has ended one."""
@@ -461,6 +466,16 @@ class _Fit:
         if params not in self._confirmed:
             self._confirmed[params] = self._llama.user_file.measure(params)
         return self._confirmed[params]
+
+
+def _without_unused(request: Request, trial: Trial, occupied: Set[str]) -> Request:
+    """Leave out devices that neither llama.cpp uses by default nor the plan, and pools without another device."""
+    used = occupied | {*(trial.params.devices or ())}
+    devices = tuple(device for device in request.devices if device.is_default or device.name in used)
+    names = {device.name for device in devices} | occupied
+    names |= {name for name, _ in trial.missing}
+    pools = tuple(pool for pool in request.pools if names.intersection((*pool.devices, pool.name)))
+    return replace(request, devices=devices, pools=pools)
 
 
 def _add_companions(choice: _SharedChoice, breakdown: Breakdown, uses: Sequence[SharedUse]) -> Breakdown:

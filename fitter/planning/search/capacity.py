@@ -19,7 +19,7 @@ Without it Gemma 3 12B on 8 GiB takes 6 loads instead of 4."""
 
 def total_target(state: SearchState) -> int:
     """Add up the bytes that a plan may use of all devices."""
-    return sum(max(0, device.target) for device in state.devices)
+    return sum(max(0, device.target) for device in state.open)
 
 
 def is_too_large(state: SearchState, n_ctx: int) -> bool:

@@ -114,7 +114,7 @@ def settle_partial(state: SearchState, n_ctx: int, limit: float | None = None) -
     is_enough = best is not None and _keeps(best, limit)
     if state.has_lost_flash and not (state.is_plain or state.keeps_attention or is_enough):
         # caches apart from their attention turned flash attention off: that takes much more memory, which was learned
-        kept = state.on(state.devices)
+        kept = state.on(state.open)
         kept.keep_attention()
         trial = settle_partial(kept, n_ctx, limit)
         if trial is not None and (best is None or rank(trial) > rank(best)):

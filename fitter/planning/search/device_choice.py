@@ -6,16 +6,16 @@ Steps of ``search_order``. ``context_choice`` finds the best trial on each choic
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from fitter.errors import LlamaCppError, TimeLimitError
-from fitter.llama.types import Layout
-from fitter.planning.pricing.objective import is_worth_a_load, rank
+from fitter.llama.types import Layout, Params
+from fitter.planning.pricing.objective import WORTH_SHARING, is_worth_a_load, rank
 from fitter.planning.pricing.pricing import bound_of, host_only_everywhere
 from fitter.planning.pricing.trial import Trial
-from fitter.planning.request.given import needs_devices, user_chose_devices
+from fitter.planning.request.given import needs_devices, pinned_devices, user_chose_devices, user_chose_split
 from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search import choices
 from fitter.planning.search.capacity import is_too_large
@@ -62,33 +62,54 @@ def in_better_order(state: SearchState) -> SearchState:
 
 
 class Devices:
-    """The tested choices of devices, with the state of the search and the best trial on each."""
+    """The tested choices of devices, with the state of the search and the best trial on each.
 
-    def __init__(self, state: SearchState) -> None:
+    Args:
+        state: the search on all devices that llama.cpp uses by default.
+        others: further devices, which ``on_others`` may add.
+    """
+
+    def __init__(self, state: SearchState, others: Sequence[DeviceLimit] = ()) -> None:
         self._request = state.original_request
         self._first = state
-        self._states: dict[tuple[str, ...], SearchState] = {}
+        self._every = (*state.open, *others)
+        self._states: dict[tuple[tuple[DeviceLimit, ...], Params], SearchState] = {}
         self._trials: dict[tuple[str, ...], Trial] = {}
         self._distances: dict[tuple[float, int], float] = {}
 
+    def note(self, trial: Trial, state: SearchState) -> None:
+        """Remember the best trial on the devices of ``state``, which was found elsewhere."""
+        self._trials[_names(state.open)], self._states[trial.devices, trial.params] = trial, state
+
     def _best_on(self, state: SearchState) -> Trial:
         """Find the best trial on the devices of ``state``, once."""
-        names = _names(state.devices)
+        names = _names(state.open)
         if names not in self._trials:
-            trial = best_at(state)
-            self._states[names], self._trials[names] = state, trial
+            trial = self._trials[names] = best_at(state)
+            self._states[trial.devices, trial.params] = state
         return self._trials[names]
 
     def state_of(self, trial: Trial) -> SearchState:
         """Return the state of the search on the devices of ``trial``."""
-        return self._states.get(_names(trial.devices), self._first)
+        return self._states.get((trial.devices, trial.params), self._first)
+
+    def _first_of_equal(self, devices: Iterable[DeviceLimit]) -> tuple[DeviceLimit, ...]:
+        """Replace devices by the first ones that are equal to them, in the user's order."""
+        left: dict[tuple[object, ...], list[DeviceLimit]] = {}
+        for device in self._every:
+            left.setdefault(self._kind(device), []).append(device)
+        return tuple((left.get(self._kind(device)) or [device]).pop(0) for device in devices)
+
+    def _kind(self, device: DeviceLimit) -> tuple[object, ...]:
+        is_named = device in pinned_devices(self._request) or "devices" in self._request.fixed
+        return self._request.speeds.get(device.name), device.target, device.largest_tensor, is_named and device.name
 
     def without_idle(self, state: SearchState) -> Trial:
         """Find the best trial on the devices of ``state``, or on those that it has a use for."""
         trial = best = self._best_on(state)
         while state.devices and not user_chose_devices(self._request):
             useless = _useless(state.devices, trial)
-            useful = tuple(device for device in state.devices if device not in useless)
+            useful = self._first_of_equal(device for device in state.devices if device not in useless)
             if not useless or (not useful and needs_devices(self._request)):
                 break
             state = state.on(useful)
@@ -115,7 +136,7 @@ class Devices:
         # an idle device may get something where another one is left out
         for group in dict.fromkeys((*small, *self._slow(best))):
             for devices in dict.fromkeys((best.used[0], best.devices)):
-                others = tuple(device for device in devices if device not in group)
+                others = self._first_of_equal(device for device in devices if device not in group)
                 if others and _names(others) not in self._trials:
                     yield self._first.on(others), group in small
 
@@ -144,34 +165,44 @@ class Devices:
         return expected_plan(state, best.params.n_ctx, optimistic=optimistic)
 
     def _beats(self, likely: float, best: Trial) -> bool:
-        return best.expected is None or likely < best.expected
+        return best.expected is None or is_worth_a_load(likely, best.expected)
 
     def forget_remotes(self, best: Trial) -> None:
         """Leave out of all further choices the remote devices that ``best`` does without."""
-        speeds, used = self._request.speeds, best.devices
-        if not all(device in used for device in self._first.devices):
-            others = (
-                d for d in self._first.devices if d in used or d.name not in speeds or not speeds[d.name].is_remote
-            )
-            self._first = self._first.on(tuple(others))
+        speeds = self._request.speeds
+        forgotten = {
+            d for d in self._first.open if d not in best.devices and d.name in speeds and speeds[d.name].is_remote
+        }
+        if forgotten:
+            self._every = tuple(device for device in self._every if device not in forgotten)
+            self._first = self._first.on(tuple(device for device in self._first.open if device not in forgotten))
 
     def on_others(self, best: Trial) -> Trial:
-        """Try other choices and orders of devices where ``best`` is far from its bound or leaves a device idle."""
-        if user_chose_devices(self._request) or not best.fits or best.seconds is None or not self._first.devices:
+        """Try other choices and orders of devices where ``best`` is far from its bound or leaves a device idle.
+
+        Where the user names the devices, some of them may get nothing if not all of the model is on them.
+        """
+        request = self._request
+        if not self._every or user_chose_split(request) or best.seconds is None:
             return best
-        is_far = self._is_far(best)
-        has_idle = len(best.devices) - len(best.placement.idle) < len(self._first.devices)
-        if not is_far and not (best.placement.is_spilled and has_idle):
+        is_at_bound = best.fits and not is_worth_a_load(1.0, self._distance_at(best))
+        if is_at_bound or ("devices" in request.fixed and not best.placement.is_spilled):
             return best
         for likely, state in self._untested(best):
-            if likely is None or not self._beats(likely, best):
+            if best.fits and (likely is None or not self._beats(likely, best)):
                 break
             trial = self.without_idle(state)
             if rank(trial) > rank(best):
                 self._say_devices(trial, best)
                 best = trial
-                is_far = self._is_far(best)
-        upstream = self._upstream() if is_far else None
+        return best
+
+    def or_upstream(self, best: Trial) -> Trial:
+        """Try the plan of upstream's own rules where ``best`` is far from its bound."""
+        is_open = (
+            not user_chose_devices(self._request) and best.fits and best.seconds is not None and self._first.devices
+        )
+        upstream = self._upstream() if is_open and self._distance_at(best) > FAR else None
         return upstream if upstream is not None and rank(upstream) > rank(best) else best
 
     def with_the_last_layer(self, best: Trial) -> Trial:
@@ -222,12 +253,12 @@ class Devices:
         layout = self._first.smallest_layout
         return 1.0 if layout is None else self._times(best, layout)
 
-    def _is_far(self, best: Trial) -> bool:
-        """Whether ``best`` is far from the lower bound at its own context."""
+    def _distance_at(self, best: Trial) -> float:
+        """Compute ``distance`` at the context of ``best``."""
         layout = self._first.smallest_layout
         if layout is None:
-            return False
-        return self._times(best, resized_layout(self._request.facts, layout, self._request.params, best.params)) > FAR
+            return 1.0
+        return self._times(best, resized_layout(self._request.facts, layout, self._request.params, best.params))
 
     def _times(self, best: Trial, layout: Layout) -> float:
         if best.seconds is None:
@@ -242,30 +273,34 @@ class Devices:
 
     def _untested(self, best: Trial) -> list[tuple[float | None, SearchState]]:
         """List untested choices of devices, each with its expected seconds, the most promising first."""
-        speeds = self._request.speeds
         states: dict[float | None, SearchState] = {}
-        alike: set[tuple[object, ...]] = set()
         # of choices with the same expectation the smallest counts: more devices are of no use
-        for devices in sorted(self._other_orders(best), key=len):
-            kinds = tuple((speeds[device.name], device.target) for device in devices)
-            if kinds not in alike and _names(devices) not in self._trials:
-                alike.add(kinds)
+        for devices in dict.fromkeys(map(self._first_of_equal, sorted(self._other_orders(best), key=len))):
+            if _names(devices) not in self._trials:
                 state = self._first.on(devices)
-                states.setdefault(self._expected_plan(state, best), state)
+                likely = self._expected_plan(state, best)
+                if likely is not None and not all(device.is_default for device in devices):
+                    # other micro batches may save more
+                    likely /= 1 - WORTH_SHARING / 2
+                states.setdefault(likely, state)
         return sorted(states.items(), key=lambda each: math.inf if each[0] is None else each[0])
 
     def _other_orders(self, best: Trial) -> list[tuple[DeviceLimit, ...]]:
         """List choices of devices: some in the user's order, and all by size and by speed."""
-        devices, speeds = self._first.devices, self._request.speeds
+        devices, speeds, used = self._every, self._request.speeds, self.state_of(best).open
+        if not best.fits:
+            return [devices] if len(devices) > len(self._first.open) else []
         by_size = sorted(devices, key=lambda device: -device.target)
         by_speed = sorted(devices, key=lambda device: -speeds[device.name].bandwidth)
         groups = [by_size[:count] for count in range(1, len(devices) + 1)]
         groups += [by_speed[:count] for count in range(1, len(devices))]
-        groups += [[device for device in best.devices if device != removed] for removed in best.devices]
-        groups += [[*best.devices, device] for device in devices if device not in best.devices]
+        groups += [[device for device in used if device != removed] for removed in used]
+        wider = [[*used, device] for device in devices if device not in used]
         # not a set: the order must be the same in each run
-        orders = dict.fromkeys(tuple(device for device in devices if device in group) for group in groups if group)
-        for group in (best.devices, devices) if len(devices) > 1 else ():
+        orders = dict.fromkeys(tuple(d for d in devices if d in group) for group in (*groups, *wider) if group)
+        if "devices" in self._request.fixed or len(devices) < 2:
+            return list(orders)
+        for group in (used, devices, *(group for group in wider if not group[-1].is_default)):
             orders |= dict.fromkeys((tuple(d for d in by_size if d in group), tuple(d for d in by_speed if d in group)))
         return list(orders)
 

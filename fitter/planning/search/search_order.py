@@ -14,14 +14,15 @@ from dataclasses import replace
 
 from fitter.errors import LlamaCppError, TimeLimitError
 from fitter.llama.types import Breakdown, Params
-from fitter.planning.pricing.objective import best_of, rank
+from fitter.planning.pricing.objective import WORTH_SHARING, best_of, rank
 from fitter.planning.pricing.trial import Trial
-from fitter.planning.request.given import usable_devices
+from fitter.planning.request.given import other_devices, usable_devices
 from fitter.planning.request.request import Measure, Record, Request
 from fitter.planning.request.shared import remembered
 from fitter.planning.search import choices, flash_attention
 from fitter.planning.search.context_choice import ContextChoice, best_at
 from fitter.planning.search.device_choice import Devices, in_better_order
+from fitter.planning.search.idle_devices import idle_notes
 from fitter.planning.search.proposals import READABLE, in_words
 from fitter.planning.search.remote_devices import worth_their_network
 from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
@@ -39,6 +40,7 @@ def search(
     on_candidate: Callable[[Params], None] = lambda params: None,
     on_choice: Callable[[Choice], None] = lambda choice: None,
     has_room: Callable[[Params], bool] = lambda params: True,
+    on_note: Callable[[str], None] = lambda note: None,
 ) -> Trial:
     """Find the best trial that fits, or where none does the one that lacks least.
 
@@ -48,6 +50,7 @@ def search(
         on_candidate: gets parameters that may turn out to be the answer, as early as possible.
         on_choice: gets every choice by price.
         has_room: as in ``Callbacks``.
+        on_note: gets notes for the plan.
 
     Raises:
         TimeLimitError: the time limit was reached before a trial fitted. After one, the best so far is returned.
@@ -66,10 +69,12 @@ def search(
         best = cut.best
     if best.fits and best.seconds is not None:
         # a trial on the way may be better than the last one
-        other = order.state.answer.best(request)
+        other = order.state.answer.best(request, best)
         best = best if other is None or is_little(other, best) else best_of((best, other), request)
     if best.fits and best.seconds is not None:
         best = order.in_words(best)
+        for note in idle_notes(order.state_of(best).on(best.devices), best, order.state.answer.trials):
+            on_note(note)
     for choice in order.choices_of(best):
         on_choice(choice)
     return best
@@ -137,9 +142,14 @@ class _SearchOrder:
             # learn whether the devices can compute it at all
             with suppress(LlamaCppError, CutShort):
                 best.state.trial(best.state.default, best.trial.params.n_ctx)
+        # the best on devices that llama.cpp uses by default, once there are others
+        plain = best
         for _ in range(_MAX_OTHERS):
             if (state := variants.next(best, self._kinds(best))) is None:
-                break
+                if (other := self._on_others(best, variants)) is best:
+                    break
+                best, plain = other, plain if best.trial.is_shared else best
+                continue
             trials = [variants.measured(state)]
             with suppress(LlamaCppError, TimeLimitError, CutShort):
                 trials.append(best_at(state))
@@ -151,14 +161,31 @@ class _SearchOrder:
                 self._choices.append(choice)
             share = (trial.seconds or 1.0) / (best.trial.seconds or 1.0)
             best = Answer(trial, best.distance * share, state)
-        return best
+        is_enough = (best.trial.seconds or 0.0) < (1 - WORTH_SHARING) * (plain.trial.seconds or math.inf)
+        is_lent = best.trial.is_shared and not plain.trial.is_shared and plain.trial.fits
+        return plain if is_lent and not is_enough else best
+
+    def _on_others(self, best: Answer, variants: Variants) -> Answer:
+        """Find a better trial of the variant of ``best`` on other devices: another variant has chosen its devices."""
+        others = [device for device in other_devices(self._request) if device not in best.trial.devices]
+        if not variants.may_change_devices(best, others):
+            return best
+        devices = Devices(self.state_of(best.trial), others)
+        devices.note(best.trial, best.state)
+        trial = devices.on_others(best.trial)
+        if rank(trial) <= rank(best.trial):
+            return best
+        return Answer(trial, devices.distance(trial), devices.state_of(trial))
+
+    def state_of(self, best: Trial) -> SearchState:
+        """Return the state of the variant of ``best``, on all devices."""
+        variant = variant_of(best.params)
+        state = self._of_kind(variant.kind, best.params.n_ctx)
+        return state if state.request.params.n_ubatch == variant.n_ubatch else state.with_micro_batch(variant.n_ubatch)
 
     def in_words(self, best: Trial) -> Trial:
         """Return a trial whose placement is easier to read, if one takes hardly longer."""
-        n_ctx, variant = best.params.n_ctx, variant_of(best.params)
-        state = self._of_kind(variant.kind, n_ctx).on(best.devices)
-        if state.request.params.n_ubatch != variant.n_ubatch:
-            state = state.with_micro_batch(variant.n_ubatch)
+        n_ctx, state = best.params.n_ctx, self.state_of(best).on(best.devices)
         if placement := in_words(state.situation(n_ctx, is_whole=False), best):
             with suppress(LlamaCppError, TimeLimitError, CutShort):
                 trial = state.trial(placement, n_ctx)
@@ -199,7 +226,7 @@ def _best(state: SearchState) -> Answer:
     best = worth_their_network(state, best)
     devices.forget_remotes(best)
     best = devices.without_doubtful(best)
-    best = devices.on_others(best)
+    best = devices.or_upstream(devices.on_others(best))
     best = devices.with_the_last_layer(best)
     best = devices.with_few_layers(best)
     return Answer(best, devices.distance(best), devices.state_of(best))

@@ -6,7 +6,7 @@ accepted: every ``Trial`` is a dummy load.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -58,6 +58,11 @@ class Answer:
     def __init__(self) -> None:
         self._trials: list[Trial] = []
 
+    @property
+    def trials(self) -> Sequence[Trial]:
+        """The noted trials."""
+        return self._trials
+
     def note(self, trial: Trial) -> None:
         """Remember ``trial`` if it fits."""
         if trial.fits:
@@ -70,9 +75,13 @@ class Answer:
             for trial in self._trials
         )
 
-    def best(self, request: Request) -> Trial | None:
-        """Return the best trial. Any trial with a price is better than one without."""
-        return best_of(self._trials, request) if self._trials else None
+    def best(self, request: Request, like: Trial | None = None) -> Trial | None:
+        """Return the best trial. Any trial with a price is better than one without.
+
+        ``like``: a trial; without integrated GPUs that llama.cpp does not use by default if it has none.
+        """
+        trials = [trial for trial in self._trials if like is None or like.is_shared or not trial.is_shared]
+        return best_of(trials, request) if trials else None
 
 
 class SearchState:
@@ -80,7 +89,7 @@ class SearchState:
 
     ``original_request`` is the request as it came; ``request`` has no more context than these devices take.
     ``is_plain``: layers have their cache and their weights in one place. ``keeps_attention``: the cache and the weights
-    of attention alone.
+    of attention alone. ``closed``: names of the user's devices that get nothing.
 
     Args:
         previous: another state, whose facts that do not depend on devices are taken over.
@@ -92,10 +101,12 @@ class SearchState:
         devices: tuple[DeviceLimit, ...],
         callbacks: Callbacks,
         previous: SearchState | None = None,
+        closed: frozenset[str] = frozenset(),
     ) -> None:
         self.original_request = original_request
         self.request = context_limit.within(original_request, devices)
         self.devices = devices
+        self.closed = closed
         self.callbacks = callbacks
         self.is_priced = given.is_priced(original_request)
         self.is_plain: bool = previous.is_plain if previous else False
@@ -128,22 +139,28 @@ class SearchState:
         self._prices = self._price_lists[key]
 
     def on(self, devices: tuple[DeviceLimit, ...], request: Request | None = None) -> SearchState:
-        """Make the state of the same search on other devices, or for another request."""
-        return SearchState(request or self.original_request, devices, self.callbacks, self)
+        """Make the state of the same search on other devices, or for another request.
+
+        The user's devices stay: those that are not among ``devices`` get nothing.
+        """
+        request = request or self.original_request
+        named = request.devices if "devices" in request.fixed and devices else devices
+        closed = frozenset(device.name for device in named if device not in devices)
+        return SearchState(request, named, self.callbacks, self, closed)
 
     def at(self, n_ctx: int) -> SearchState:
         """Make the state of the same search at one context, on the devices that accept it."""
         params = replace(self.original_request.params, n_ctx=n_ctx)
         request = replace(self.original_request, params=params, fixed=self.original_request.fixed | {"n_ctx"})
-        state = self.on(context_limit.usable(request, self.devices), request)
-        if state.devices == self.devices:
+        state = self.on(context_limit.usable(request, self.open), request)
+        if state.open == self.open:
             state.buffers.share_whole(self.buffers)
             state._situations, state._partial = self._situations, self._partial
         return state
 
     def with_micro_batch(self, n_ubatch: int) -> SearchState:
         """Make the state of the same search with another micro batch; its compute buffers are not known yet."""
-        return self.on(self.devices, given.with_micro_batch(self.original_request, n_ubatch))
+        return self.on(self.open, given.with_micro_batch(self.original_request, n_ubatch))
 
     def with_buffers_of(self, other: SearchState) -> SearchState:
         """Take over the compute buffers that ``other`` has learned."""
@@ -213,6 +230,11 @@ class SearchState:
     # prices
 
     @property
+    def open(self) -> tuple[DeviceLimit, ...]:
+        """The devices that may get something."""
+        return tuple(device for device in self.devices if device.name not in self.closed)
+
+    @property
     def can_price(self) -> bool:
         """Whether placements have prices: not before sizes were recorded."""
         return self.is_priced and bool(self._records)
@@ -247,7 +269,9 @@ class SearchState:
 
     def room(self, n_ctx: int, is_whole: bool, optimistic: bool = False) -> Room:
         """Bytes of weights and caches that each device may hold, by the latest measurements."""
-        return self.buffers.room(self._with_pools(n_ctx, is_whole), n_ctx, is_whole, self._off_by(), optimistic)
+        devices = self._with_pools(n_ctx, is_whole)
+        room = self.buffers.room(devices, n_ctx, is_whole, self._off_by(), optimistic)
+        return room.without_devices([device.name in self.closed for device in self.devices]) if self.closed else room
 
     def _with_pools(self, n_ctx: int, is_whole: bool) -> tuple[DeviceLimit, ...]:
         """Limit devices that share memory with the host to the bytes that the host is expected to leave.

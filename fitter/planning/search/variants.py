@@ -85,6 +85,14 @@ class Variants:
         self._states = {self.first: state}
         self._measured: dict[Variant, Trial | None] = {}
         self._asked = set[Variant]()
+        self._on_others = {(self.first, False)}
+
+    def may_change_devices(self, best: Answer, others: Sequence[DeviceLimit]) -> bool:
+        """Whether the variant of ``best`` was not yet tried on further devices, and on ``others``."""
+        key = variant_of(best.trial.params), bool(others)
+        is_new = key not in self._on_others and (best.trial.devices == best.state.devices or not best.trial.devices)
+        self._on_others.add(key)
+        return is_new and (best.trial.fits or bool(others))
 
     def next(self, best: Answer | None, kinds: Sequence[Kind]) -> SearchState | None:
         """Return the state of the variant to ask for next; ``None`` where none promises a better trial than ``best``.
@@ -118,7 +126,7 @@ class Variants:
         """Return the state of a variant, whose compute buffers are guessed until it is asked for."""
         if variant not in self._states:
             of_kind = self._states.get(self.first._replace(kind=variant.kind)) or self._of_kind(variant.kind)
-            if of_kind.devices != self._devices:
+            if of_kind.open != self._devices:
                 of_kind = of_kind.on(self._devices)
             is_same = of_kind.request.params.n_ubatch == variant.n_ubatch
             self._states[variant] = of_kind if is_same else of_kind.with_micro_batch(variant.n_ubatch)
@@ -155,7 +163,7 @@ class Variants:
 
     @property
     def _devices(self) -> tuple[DeviceLimit, ...]:
-        return self._states[self.first].devices
+        return self._states[self.first].open
 
     def _is_for_speed(self, variant: Variant) -> bool:
         return variant.n_ubatch >= min(self.first.n_ubatch, _LEAST_FOR_SPEED)
@@ -179,10 +187,10 @@ class Variants:
 
     def _move(self, best: Answer) -> None:
         """Go on on the devices of ``best``, where only its own compute buffers are known."""
-        if best.state.devices == self._devices:
+        if best.state.open == self._devices:
             return
         here = variant_of(best.trial.params)
-        self._states = {self.first: self._states[self.first].on(best.state.devices), here: best.state}
+        self._states = {self.first: self._states[self.first].on(best.state.open), here: best.state}
         self._measured = {here: best.trial}
 
     def _begin(self) -> SearchState:
@@ -264,13 +272,16 @@ class Variants:
     def _may_save(self, variant: Variant, here: Variant, placement: Placement, least: float) -> bool:
         """Whether another micro batch may save time over ``least``, from what it does to a placement that fits.
 
-        A larger one leaves less room. What a smaller one frees holds weights, twice as useful as an average byte.
+        A larger one leaves less room. What a smaller one frees holds weights, twice as useful as an average byte, or
+        layers of a slower device.
         """
         state, start = self.state(variant), self.state(here)
         if not self._is_for_speed(variant) or state.loses_pipeline(placement, self._n_ctx):
             return False
         seconds = state.seconds(placement)
-        if variant.n_ubatch < here.n_ubatch:
+        if variant.n_ubatch < here.n_ubatch and not placement.is_spilled and state.chooses_split:
+            seconds = min(seconds, likely_seconds(state))
+        elif variant.n_ubatch < here.n_ubatch:
             in_whole = not (placement.first or placement.moved)
             rooms = (each.room(self._n_ctx, in_whole).with_caches for each in (state, start))
             freed = sum(max(0, more - less) for more, less in zip(*rooms, strict=True))

@@ -1,0 +1,79 @@
+"""Notes on the devices that a plan leaves idle, each with the reason. Bytes and seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fitter.planning.placing.placement import Placement
+from fitter.planning.pricing.trial import Trial
+from fitter.planning.request.given import user_chose_split
+from fitter.planning.request.request import DeviceLimit
+from fitter.planning.search.expectations import expected_plan
+from fitter.planning.search.search_state import SearchState
+from fitter.text import mib, mib_up
+
+
+def idle_notes(state: SearchState, best: Trial, trials: Sequence[Trial]) -> tuple[str, ...]:
+    """Name the devices that have nothing of the model in ``best``, a line for each reason.
+
+    Args:
+        state: The search of the variant of ``best``, on its devices.
+        best: The trial of the plan, with a price.
+        trials: All trials that fit.
+    """
+    request = state.request
+    wants_none = "n_gpu_layers" in request.fixed and request.params.n_gpu_layers == 0
+    if user_chose_split(request) or wants_none or best.seconds is None:
+        return ()
+    rows = {device: best.breakdown.on(device.name) for device in request.devices}
+    idle = [device for device, row in rows.items() if not row.model + row.context]
+    used = [device for device in request.devices if device not in idle]
+    compute = min((rows[device].compute for device in used), default=0)
+    reasons: dict[str, list[str]] = {}
+    for device in idle:
+        reasons.setdefault(_reason(state, best, trials, device, compute), []).append(device.name)
+    verbs = {reason: "stays" if len(names) == 1 else "stay" for reason, names in reasons.items()}
+    return tuple(f"{', '.join(names)} {verbs[reason]} idle: {reason}" for reason, names in reasons.items())
+
+
+def _reason(state: SearchState, best: Trial, trials: Sequence[Trial], device: DeviceLimit, compute: int) -> str:
+    if device.target <= 0:
+        return (
+            f"of {mib(device.total)} MiB, {mib(device.free)} MiB are free, and {mib(device.margin)} MiB must stay free"
+        )
+    units = state.units(best.params.n_ctx)
+    needed = compute + min(unit.weights + unit.cache for unit in units)
+    if device.target < needed:
+        return (
+            f"{mib(device.target)} MiB beyond the margin are less than a compute buffer and a layer, about "
+            f"{mib_up(needed)} MiB"
+        )
+    assert best.seconds is not None
+    shared = "" if device.is_default else "it shares the host's memory, and "
+    measured = [
+        trial.seconds
+        for trial in trials
+        if trial.params.n_ctx == best.params.n_ctx and trial.seconds and trial.breakdown.on(device.name).model
+    ]
+    seconds = min(measured) if measured else _expected(state, best, device)
+    if seconds is None:
+        return f"{shared}no plan with it is expected to fit"
+    digits = 0 if seconds >= 100 else 1 if seconds >= 10 else 2
+    after, before = (f"{each:.{digits}f} s" for each in (seconds, best.seconds))
+    if after == before or seconds < best.seconds:
+        gain = "no" if after == before else "too little"
+        return f"{shared}a layer there saves {gain} time ({after} instead of {before})"
+    return f"{shared}with a layer there the request would take about {after} instead of {before}"
+
+
+def _expected(state: SearchState, best: Trial, device: DeviceLimit) -> float | None:
+    """Estimate the seconds of a plan with ``device``, too: where all layers are on devices, with the last one there."""
+    wider = state.on((*best.used[0], device)).with_buffers_of(state)
+    if best.placement.is_spilled:
+        return expected_plan(wider, best.params.n_ctx)
+    counts = list(best.used[1].counts)
+    last = next((d for d in reversed(range(len(counts))) if counts[d]), None)
+    if last is None:
+        return expected_plan(wider, best.params.n_ctx)
+    counts[last] -= 1
+    return wider.seconds(Placement(best.placement.first, (*counts, 1)))
