@@ -152,11 +152,11 @@ EQUAL = {
 
 
 @pytest.mark.parametrize(("mib", "speeds", "chosen", "names"), EQUAL.values(), ids=EQUAL)
-def test_the_first_of_equal_devices(
+def test_thefirst_of_equal_devices(
     mib: tuple[int, ...], speeds: tuple[DeviceSpeed, ...], chosen: tuple[int, ...], names: tuple[str, ...]
 ) -> None:
     found, _ = known(*mib, speeds=speeds)
-    devices = Devices(found)._first_of_equal(found.devices[d] for d in chosen)
+    devices = Devices(found).first_of_equal(found.devices[d] for d in chosen)
     assert tuple(device.name for device in devices) == names
 
 

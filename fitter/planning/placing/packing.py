@@ -118,6 +118,9 @@ def pack(
     open_to = [d for d, count in enumerate(counts) if count and d not in far]
     moved: list[tuple[Item, int]] = []
     largest = max(gaps, default=-1)
+    least = min([item.bytes for item, _ in spilled], default=0)
+    if largest < least:
+        return replace(placement, moved=tuple(sorted(on_host)))
     for item, home in sorted(spilled, key=_order):
         target = HOST
         if item.bytes <= largest:

@@ -93,7 +93,7 @@ class Devices:
         """Return the state of the search on the devices of ``trial``."""
         return self._states.get((trial.devices, trial.params), self._first)
 
-    def _first_of_equal(self, devices: Iterable[DeviceLimit]) -> tuple[DeviceLimit, ...]:
+    def first_of_equal(self, devices: Iterable[DeviceLimit]) -> tuple[DeviceLimit, ...]:
         """Replace devices by the first ones that are equal to them, in the user's order."""
         left: dict[tuple[object, ...], list[DeviceLimit]] = {}
         for device in self._every:
@@ -109,7 +109,7 @@ class Devices:
         trial = best = self._best_on(state)
         while state.devices and not user_chose_devices(self._request):
             useless = _useless(state.devices, trial)
-            useful = self._first_of_equal(device for device in state.devices if device not in useless)
+            useful = self.first_of_equal(device for device in state.devices if device not in useless)
             if not useless or (not useful and needs_devices(self._request)):
                 break
             state = state.on(useful)
@@ -136,7 +136,7 @@ class Devices:
         # an idle device may get something where another one is left out
         for group in dict.fromkeys((*small, *self._slow(best))):
             for devices in dict.fromkeys((best.used[0], best.devices)):
-                others = self._first_of_equal(device for device in devices if device not in group)
+                others = self.first_of_equal(device for device in devices if device not in group)
                 if others and _names(others) not in self._trials:
                     yield self._first.on(others), group in small
 
@@ -275,7 +275,7 @@ class Devices:
         """List untested choices of devices, each with its expected seconds, the most promising first."""
         states: dict[float | None, SearchState] = {}
         # of choices with the same expectation the smallest counts: more devices are of no use
-        for devices in dict.fromkeys(map(self._first_of_equal, sorted(self._other_orders(best), key=len))):
+        for devices in dict.fromkeys(map(self.first_of_equal, sorted(self._other_orders(best), key=len))):
             if _names(devices) not in self._trials:
                 state = self._first.on(devices)
                 likely = self._expected_plan(state, best)
