@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -145,7 +146,7 @@ def place_partial(at: Situation) -> Placement | None:
         return (_bare_by_user(at) if at.prices and not at.is_plain else None) or _without_items_by_user(at)
     if at.prices is None:
         return found[0 if at.request.is_expert_model else -1]
-    best = min(found, key=at.prices.seconds)
+    best = min((each for placement in found for each in _near(at, placement)), key=at.prices.seconds)
     return _without_pipeline(at, best if at.is_plain else add_caches(at, swap_caches_for_weights(at, best)))
 
 
@@ -171,6 +172,24 @@ def _from(at: Situation, first: int) -> Placement | None:
     if first not in at.placed:
         at.placed[first] = pack(at.ranges, at.room.behind(at.units, first), first, at.counts(first), at.far)
     return at.placed[first]
+
+
+def _near(at: Situation, placement: Placement) -> Iterator[Placement]:
+    """Yield ``placement``, and others with a layer moved between neighbours: more items may fit elsewhere then.
+
+    Without them Llama 3.1 70B with a cache of q8_0 at 32,768 tokens on two 3090 is 2.6 % slower.
+    """
+    yield placement
+    is_open = placement.moved and "tensor_split" not in at.request.fixed
+    for left in range(len(placement.counts) - 1) if is_open else ():
+        for step in (1, -1):
+            counts = list(placement.counts)
+            counts[left] += step
+            counts[left + 1] -= step
+            room = at.room.behind(at.units, placement.first)
+            moved = pack(at.ranges, room, placement.first, counts, at.far) if min(counts) >= 0 else None
+            if moved:
+                yield moved
 
 
 def _is_whole(at: Situation, first: int) -> bool:
