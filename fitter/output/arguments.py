@@ -69,7 +69,7 @@ def _words(plan: Plan, each: Parameter) -> list[str]:
         return _OLDER_MODES[value]
     if each.key == "tensor_buft_overrides":
         return _override_words(plan)
-    return _option(each, value)
+    return option_words(each, value)
 
 
 def _override_words(plan: Plan) -> list[str]:
@@ -78,11 +78,12 @@ def _override_words(plan: Plan) -> list[str]:
     if _is_before(plan, _N_CPU_FFN):
         flags = {override: flag for override, flag in flags.items() if flag[0] != "n_cpu_ffn"}
     others = [override for override in overrides if override not in flags]
-    words = _option(PARAMETERS["override_tensor"], others) if others else []
-    return [*words, *(word for name, value in flags.values() for word in _option(PARAMETERS[name], value))]
+    words = option_words(PARAMETERS["override_tensor"], others) if others else []
+    return [*words, *(word for name, value in flags.values() for word in option_words(PARAMETERS[name], value))]
 
 
-def _option(each: Parameter, value: Any) -> list[str]:
+def option_words(each: Parameter, value: Any) -> list[str]:
+    """Write a parameter as llama.cpp's option with its value."""
     return [each.option] if isinstance(each.kind, Flag) else [each.option, each.kind.word(value)]
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from fitter.llama.types import Array, DeviceInfo, MetadataValue, Row
 from fitter.machine.gpu_catalogue import capability_text
+from fitter.output.arguments import option_words
 from fitter.output.tables.alternatives import alternative_lines
 from fitter.output.tables.explanation import explain_lines, far_lines
 from fitter.output.tables.narrow import Indented, table_of, too_narrow
@@ -31,6 +32,8 @@ from fitter.output.tables.plan_facts import (
 )
 from fitter.output.tables.pool_lines import pool_lines
 from fitter.output.units import dummy_loads, scaled, speed
+from fitter.parameters.table import PARAMETERS
+from fitter.planning.placing.host_flags import flags_among
 from fitter.planning.plan.layer_map import HOST_NAME
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.turns import Turns
@@ -352,7 +355,10 @@ def parameter_lines(plan: Plan) -> list[str]:
         caches = "one KV cache" if params.kv_unified else "a KV cache each"
         how.append(f"{params.n_seq_max} sequences, {caches}")
     lines = [" · ".join(where), " · ".join(how)]
-    lines += [f"{override.pattern} in {override.buffer_type}" for override in params.tensor_buft_overrides]
+    flags = flags_among(params.tensor_buft_overrides)
+    for override in params.tensor_buft_overrides:
+        flag = " ".join(option_words(PARAMETERS[flags[override][0]], flags[override][1])) if override in flags else ""
+        lines.append(f"{flag or override.pattern} in {override.buffer_type}")
     return list(map(printable, lines))
 
 
