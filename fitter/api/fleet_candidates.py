@@ -16,6 +16,7 @@ from fitter.model.header import open_model
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.fleet.members import Member, Room, Way
 from fitter.planning.plan.plan import Plan
+from fitter.planning.request.constraints import workload_of
 from fitter.planning.request.request import DEFAULT_FIT_CTX
 from fitter.planning.request.session import Session
 from fitter.planning.request.shared import HOST_NAME, parse_reserve, taken
@@ -48,6 +49,9 @@ class FleetCase:
     """The lowest speed of prompts."""
     generation_tokens_per_second: float = 0.0
     """The lowest speed of generation."""
+
+
+_REQUEST = ("prompt", "generate")
 
 
 @dataclass(frozen=True)
@@ -103,9 +107,13 @@ class ModelPlanner:
             self._n_ctx = least
             plan = self.fit({}, is_least=True)
             n_ctx_train = open_model(self.case.model, self.worker.header).n_ctx_train or least
-            if (smallest := min(least, n_ctx_train) * _streams(plan)) != least:
-                self._n_ctx = smallest
-                plan = self.fit({}, is_least=True)
+            self._n_ctx = min(least, n_ctx_train) * _streams(plan)
+            # all contexts are compared at one request
+            given = {word: self._given(word) for word in _REQUEST}
+            asked = {word: PARAMETERS[word].check(value) for word, value in given.items() if value is not None}
+            one = workload_of(asked.get("prompt"), asked.get("generate"), min(least, n_ctx_train), is_set=True)
+            self._words |= {"prompt": one.prompt, "generate": one.generate}
+            plan = self.fit({}, is_least=True)
         self.alone = self.candidate(plan)
         return self.alone
 

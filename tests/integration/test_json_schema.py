@@ -57,6 +57,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
             "program": "llama-server",
         },
     ),
+    "far from its bound": ("llama-3.1-8b.gguf", {"gpus": "4GiB", "n_ctx": 131072}),
     "memory that is shared": ("qwen3-30b-a3b.gguf", {"gpus": "m4-pro:24GiB"}),
     "with alternatives": ("qwen3-30b-a3b.gguf", {"gpus": "12GiB", "alternatives": True}),
     "as upstream places": ("qwen3-30b-a3b.gguf", {"gpus": "rocm:gfx1100:16GiB", "strategy": "llama.cpp"}),

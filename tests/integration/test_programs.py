@@ -250,9 +250,9 @@ def test_a_draft_model_has_a_state_too(folder: Path) -> None:
 def test_the_table_says_what_is_smaller_and_why(folder: Path) -> None:
     words = (folder / "gemma3-12b.gguf", "--gpu", "24GiB", "-c", "8192", "--host-memory", "8GiB")
     said = command(*words)
-    assert said.stdout.strip().endswith("-np 4 -kvu -cram 3568 -ctxcp 2 -fit off")
-    assert "reduced to fit host memory: -cram 3568 -ctxcp 2\n" in said.stderr
-    given = command(*words, "-cram", "3568", "-ctxcp", "2")
+    assert said.stdout.strip().endswith("-np 4 -kvu -cram 3788 -ctxcp 2 -fit off")
+    assert "reduced to fit host memory: -cram 3788 -ctxcp 2\n" in said.stderr
+    given = command(*words, "-cram", "3788", "-ctxcp", "2")
     assert given.stdout.strip() == said.stdout.strip()
     assert "reduced" not in given.stderr
 

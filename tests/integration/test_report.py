@@ -136,9 +136,9 @@ def test_contexts_beside_one_that_is_set_have_requests_of_their_own(tmp_path: Pa
     plan = fitter.fit(model, gpus="rtx-3090", host_memory="64GiB", n_ctx=32768)
     points = report_plan.beside(plan).contexts
     assert [(point.n_ctx, point.prompt) for point in points] == [
-        (4096, 2896),
-        (8192, 4096),
-        (16384, 5792),
+        (4096, 1024),
+        (8192, 2048),
+        (16384, 4096),
         (32768, 8192),
         (40960, 9158),
     ]

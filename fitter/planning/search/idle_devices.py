@@ -68,12 +68,12 @@ def _reason(state: SearchState, best: Trial, trials: Sequence[Trial], device: De
 
 def _expected(state: SearchState, best: Trial, device: DeviceLimit) -> float | None:
     """Estimate the seconds of a plan with ``device``, too: where all layers are on devices, with the last one there."""
-    wider = state.on((*best.used[0], device)).with_buffers_of(state)
-    if best.placement.is_spilled:
+    used, placement = best.used
+    wider = state.on((*used, device)).with_buffers_of(state)
+    counts = dict(zip(used, placement.counts, strict=True))
+    last = next((each for each in reversed(used) if counts[each]), None)
+    if placement.is_spilled or last is None:
         return expected_plan(wider, best.params.n_ctx)
-    counts = list(best.used[1].counts)
-    last = next((d for d in reversed(range(len(counts))) if counts[d]), None)
-    if last is None:
-        return expected_plan(wider, best.params.n_ctx)
-    counts[last] -= 1
-    return wider.seconds(Placement(best.placement.first, (*counts, 1)))
+    counts |= {last: counts[last] - 1, device: 1}
+    # the user's devices stay, those that have nothing too
+    return wider.seconds(Placement(placement.first, tuple(counts.get(each, 0) for each in wider.devices)))
