@@ -29,23 +29,9 @@ from fitter.planning.placing.placement import (
 from fitter.planning.placing.spill import Ranges
 from fitter.planning.request.constraints import device_limits
 from fitter.planning.search.compute_buffers import LearnedCompute
+from tests.support.units import layer, model
 
 MIB = 1024 * 1024
-
-
-def layer(index: int, fixed: int = 10, cache: int = 5, items: tuple[int, ...] = (20, 20, 30)) -> Unit:
-    names = ("gate", "up", "down")
-    return Unit(
-        index,
-        fixed,
-        cache,
-        tuple(Item(index, f"blk.{index}.ffn_{n}", ("weight",), size) for n, size in zip(names, items, strict=False)),
-    )
-
-
-def model(n_layer: int, output: int = 15) -> list[Unit]:
-    """Layers of 80 bytes of weights and 5 of cache, and an output."""
-    return [*map(layer, range(n_layer)), Unit(n_layer, output, 0)]
 
 
 @pytest.mark.parametrize(

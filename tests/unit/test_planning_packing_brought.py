@@ -14,21 +14,7 @@ from fitter.planning.placing.layer_sizes import HOST, Item, Unit
 from fitter.planning.placing.packing import bring_back, bring_first, pack, pack_bare
 from fitter.planning.placing.placement import Placement, caches_on, gaps_of, weights_on
 from fitter.planning.placing.spill import Ranges
-
-
-def layer(index: int, fixed: int = 10, cache: int = 5, items: tuple[int, ...] = (20, 20, 30)) -> Unit:
-    names = ("gate", "up", "down")
-    return Unit(
-        index,
-        fixed,
-        cache,
-        tuple(Item(index, f"blk.{index}.ffn_{n}", ("weight",), size) for n, size in zip(names, items, strict=False)),
-    )
-
-
-def model(n_layer: int, output: int = 15) -> list[Unit]:
-    """Layers of 80 bytes of weights and 5 of cache, and an output."""
-    return [*map(layer, range(n_layer)), Unit(n_layer, output, 0)]
+from tests.support.units import layer, model
 
 
 def is_within(units: Sequence[Unit], placement: Placement, budgets: Sequence[int]) -> bool:
