@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from itertools import product
 
 import pytest
@@ -77,6 +78,42 @@ def test_a_pattern_finds_its_tensors_and_no_others(choice: dict[int, set[str]]) 
             name = f"blk.{index}.ffn_{kind}_exps.weight"
             assert bool(pattern.search(name)) == (kind in choice.get(index, set())), name
     assert not set(pattern.pattern) & set("\\'\" ,*?[")
+
+
+LAYER = {
+    "attn_q": ("weight", "bias"),
+    "attn_norm": ("weight",),
+    "ffn_up": ("weight",),
+    "ffn_up_exps": ("bias", "weight"),
+    "exp_probs_b": ("bias",),
+    "post_attention_norm": ("weight",),
+    "nextn.eh_proj": ("weight",),
+}
+LAYERS = 123
+ALL = [f"blk.{layer}.{stem}.{end}" for layer in range(LAYERS) for stem, ends in LAYER.items() for end in ends]
+
+
+def layer_of(layer: int, stems: Iterable[str] = LAYER) -> list[Item]:
+    return [Item(layer, f"blk.{layer}.{stem}", LAYER[stem], 1) for stem in stems]
+
+
+@given(
+    whole=st.sets(st.integers(0, LAYERS - 1), min_size=1),
+    parts=st.dictionaries(st.integers(0, LAYERS - 1), st.sets(st.sampled_from(sorted(LAYER)), min_size=1)),
+)
+def test_layers_that_are_moved_whole_are_said_without_their_tensors(
+    whole: set[int], parts: dict[int, set[str]]
+) -> None:
+    items = [item for layer in sorted(whole) for item in layer_of(layer)]
+    items += [item for layer, stems in parts.items() if layer not in whole for item in layer_of(layer, sorted(stems))]
+    pattern = pattern_for(items, [*ALL, "output.weight", "token_embd.weight"])
+    assert {name for name in ALL if re.search(pattern, name)} == {name for item in items for name in item.names}
+    assert pattern.startswith("^blk.") and pattern.split("|^")[0].endswith(".(attn|exp|ffn|nextn|post)")
+
+
+def test_a_layer_that_keeps_a_tensor_is_not_whole() -> None:
+    items = [*layer_of(3), *layer_of(4)[1:]]
+    assert pattern_for(items, ALL).startswith("^blk.3.(attn|exp|ffn|nextn|post)|^blk.4.")
 
 
 NUMBERS = {

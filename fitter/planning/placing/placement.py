@@ -5,12 +5,15 @@ Every proposal of the search is a ``Placement``; ``planning.request.given`` turn
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fitter.llama.types import TensorBuftOverride
-from fitter.planning.placing.layer_sizes import HOST, Item, Unit
+from fitter.planning.placing.layer_sizes import HOST, Item, Unit, layer_index
+
+_FIRST_WORD = re.compile("[._]")
 
 
 @dataclass(frozen=True)
@@ -96,38 +99,60 @@ def on_host(units: Sequence[Unit], placement: Placement) -> int:
     return total - sum(weights_on(units, placement)) - sum(caches_on(units, placement))
 
 
-def overrides_of(placement: Placement, buffer_types: Sequence[str]) -> tuple[TensorBuftOverride, ...]:
+def overrides_of(
+    placement: Placement, buffer_types: Sequence[str], names: Sequence[str] = ()
+) -> tuple[TensorBuftOverride, ...]:
     """Write the moved items as overrides, one for each target.
 
     llama.cpp compiles every pattern again for every tensor, so few patterns load faster than many.
 
     Args:
         buffer_types: name of each device's buffer type. The host's is ``CPU``.
+        names: names of all tensors that are loaded, to write a layer of which all are moved without them.
     """
     targets: dict[int, list[Item]] = {}
     for item, target in placement.moved:
         targets.setdefault(target, []).append(item)
     return tuple(
-        TensorBuftOverride(pattern_for(items), "CPU" if target == HOST else buffer_types[target])
+        TensorBuftOverride(pattern_for(items, names), "CPU" if target == HOST else buffer_types[target])
         for target, items in sorted(targets.items())
     )
 
 
-def pattern_for(items: Sequence[Item]) -> str:
-    """Write a regular expression that matches exactly the tensors of ``items``.
+def pattern_for(items: Sequence[Item], names: Sequence[str] = ()) -> str:
+    """Write a regular expression that matches exactly the tensors of ``items``, among ``names`` if these are given.
 
     It has only characters that neither a shell's word splitting nor ``xargs`` changes: no backslash, quote, space,
     comma, ``*``, ``?`` or ``[``. A dot matches any character, so names are anchored at the start and spelled to the
     end.
     """
+    words = _of_whole_layers(items, names)
     tails: dict[tuple[str, ...], dict[str, set[int]]] = {}
     for item in items:
         tail = item.stem.split(".", 2)[2]
-        tails.setdefault(tuple(sorted(item.suffixes)), {}).setdefault(tail, set()).add(item.layer)
-    return "|".join(
+        if item.layer not in words:
+            tails.setdefault(tuple(sorted(item.suffixes)), {}).setdefault(tail, set()).add(item.layer)
+    # a word after the number, since a dot matches another digit, or the letter after it
+    firsts = sorted(set().union(*words.values()))
+    whole = [f"^blk.{_any_of(_numbers(sorted(words)))}.{_any_of(firsts)}"] if words else []
+    parts = [
         f"^blk.{_any_of([_tensors(*group) for group in _groups(layers_of)])}.{_any_of(suffixes)}$"
         for suffixes, layers_of in sorted(tails.items())
-    )
+    ]
+    return "|".join((*whole, *parts))
+
+
+def _of_whole_layers(items: Sequence[Item], names: Sequence[str]) -> dict[int, set[str]]:
+    """Find the layers of which ``items`` have all tensors, with the first words of their names (``attn``, ``ffn``)."""
+    moved = {name for item in items for name in item.names}
+    words: dict[int, set[str]] = {}
+    kept = set[int]()
+    for name in names:
+        if (layer := layer_index(name)) is not None:
+            words.setdefault(layer, set()).add(_FIRST_WORD.split(name.split(".", 2)[2], 1)[0])
+            if name not in moved:
+                kept.add(layer)
+    return {layer: each for layer, each in words.items() if layer not in kept}
 
 
 def _tensors(layers: Sequence[int], names: Sequence[str]) -> str:

@@ -189,7 +189,7 @@ def overrides_for(
     """Write the moved items of ``placement`` after the user's overrides, as a flag's override where one gives them."""
     flag, rest = flag_like(request, placement)
     moved = tuple(pair for pair in placement.moved if pair[0] in rest)
-    placed = overrides_of(replace(placement, moved=moved), buffer_types)
+    placed = overrides_of(replace(placement, moved=moved), buffer_types, request.facts.names)
     return merge_overrides((*request.params.tensor_buft_overrides, *placed, *((flag,) if flag else ())))
 
 
