@@ -149,3 +149,12 @@ def test_where_the_users_caches_are_stays(worker: Worker, offload_kqv: bool) -> 
     assert not fitter.fit("shape://llama-3.1-8b", **asked).params.offload_kqv
     plan = fitter.fit("shape://llama-3.1-8b", **asked, offload_kqv=offload_kqv)
     assert plan.params.offload_kqv is offload_kqv
+
+
+def test_a_second_card_gives_more_context(worker: Worker) -> None:
+    """One card has chosen a micro batch that two could not work on at once: with both, the search goes back."""
+    asked = {"gpus": ["rtx-4090", "rtx-3080"], "prompt": 2048, "n_seq_max": 4}
+    plan = fitter.fit("shape://qwen3-30b-a3b", **asked, worker=worker)
+    by_hand = fitter.fit("shape://qwen3-30b-a3b", **asked, n_ctx=58368, worker=worker)
+    assert plan.params.n_ctx >= 58368 and plan.search.dummy_loads <= 20
+    assert plan.estimate and by_hand.estimate and plan.estimate.seconds <= by_hand.estimate.seconds * SAME

@@ -202,8 +202,12 @@ class ContextChoice:
         start, widest = best, self._state.at(high)
         groups = start.trial.used[0], start.state.devices, self._state.devices, widest.devices
         for devices in dict.fromkeys(groups):
-            state = start.state if devices == start.state.devices else start.state.on(devices)
-            if not devices or not state.with_buffers_of(start.state).buffers.knows(True):
+            known = start.state
+            state = known if devices == known.devices else known.on(devices)
+            if state.loses_pipeline(state.default, best.trial.params.n_ctx):
+                # one device has chosen a micro batch that several could not work on at once
+                known, state = self._state, self._state.on(devices)
+            if not devices or not state.with_buffers_of(known).buffers.knows(True):
                 continue
 
             def attempt(n_ctx: int, state: SearchState = state) -> bool:
@@ -241,18 +245,20 @@ class ContextChoice:
         for _ in range(_MAX_CONTEXTS):
             if last - first <= 1 or crashes > _MAX_CRASHES or is_hopeless(contexts[first + 1]):
                 break
-            guess = (first + last) // 2
+            guess, is_promised = (first + last) // 2, True
             if misses < _MISSES and not crashes:
                 guess = last_true(first, last, lambda index: promises(contexts[index]), near)
+                is_promised = guess > first
                 guess = min(max(guess, first + 1), last - 1)
             try:
                 is_success = attempt(contexts[guess])
             except LlamaCppCrashError:
                 is_success, crashes = False, crashes + 1
+            misses += is_success is not is_promised
             if is_success:
                 first, near = guess, guess + 1
             else:
-                last, near, misses = guess, guess - 1, misses + 1
+                last, near = guess, guess - 1
         return contexts[first] if first >= 0 else None
 
     def _more_partial(self, best: Answer, high: int) -> Answer:
