@@ -83,7 +83,7 @@ def _best_boundaries(
                 if spilled is None:
                     break
                 worth = before + ranges.worth(device, start, stop, spilled)
-                if stop not in following or worth > following[stop][0]:
+                if stop not in following or worth >= following[stop][0]:
                     following[stop] = (worth, (*counts, stop - start))
         states = following
     return states[n_units][1] if n_units in states else None
