@@ -70,7 +70,9 @@ def fit_command(model: Path, devices: Sequence[VirtualDevice], extra: Sequence[s
 
 
 def run(command: Sequence[str], devices: Sequence[VirtualDevice]) -> subprocess.CompletedProcess[str]:
-    """Run an upstream program on virtual devices."""
+    """Run an upstream program on virtual devices, which it looks for only where ``-dev`` names some."""
+    if devices and not {"-dev", "--device"} & set(command):
+        command = [*command, "-dev", ",".join(device.name for device in devices)]
     return subprocess.run(command, env=environment(devices), capture_output=True, text=True, timeout=600, check=False)
 
 

@@ -95,7 +95,9 @@ def test_the_line_goes_through_a_shell(directory: Path) -> None:
     tool = shlex.quote(str(upstream.tool("llama-fit-params")))
     model = shlex.quote(str(path))
     outputs = []
-    for script in (f"{tool} -m {model} --fit-print on $(cat)", f"xargs {tool} -m {model} --fit-print on"):
+    # the plan has no -dev, but virtual devices are looked for only with it
+    command = f"{tool} -m {model} -dev CUDA0,CUDA1 --fit-print on"
+    for script in (f"{command} $(cat)", f"xargs {command}"):
         run = subprocess.run(
             ["sh", "-c", script], input=done.stdout, env=environment, capture_output=True, text=True, check=True
         )
