@@ -63,6 +63,23 @@ def test_what_is_proposed_from(is_whole: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("is_priced", "proposed", "placement", "loads"),
+    [
+        pytest.param(True, (ON_BOTH, None, ON_THE_FIRST), ON_THE_FIRST, 2, id="a-faster-one"),
+        pytest.param(True, (ON_THE_FIRST, None, ON_THE_SECOND), ON_THE_FIRST, 1, id="one-that-is-no-faster"),
+        pytest.param(True, (ON_BOTH, None, ON_BOTH), ON_BOTH, 1, id="the-same-again"),
+        pytest.param(False, (ON_BOTH, None, ON_THE_FIRST), ON_BOTH, 1, id="nothing-is-priced"),
+    ],
+)
+def test_a_plan_is_refined_in_the_room_that_it_leaves(
+    is_priced: bool, proposed: tuple[Placement | None, ...], placement: Placement, loads: int
+) -> None:
+    found, llama = known(3000, 3000, is_priced=is_priced)
+    trial = settle(found, N_CTX, True, proposing(*proposed))
+    assert trial is not None and (trial.placement, len(llama.asked)) == (placement, loads)
+
+
+@pytest.mark.parametrize(
     ("mib", "proposed", "times", "placement", "loads"),
     [
         pytest.param(3000, (ON_BOTH, ON_THE_FIRST), 1.5, ON_BOTH, 1, id="kept-at-once"),
@@ -79,6 +96,25 @@ def test_where_a_limit_is_set_only_whether_it_is_kept_is_asked(
     limit = times * found.seconds(ON_THE_FIRST)
     trial = settle(found, N_CTX, True, proposing(*proposed), limit)
     assert (trial and trial.placement, len(llama.asked)) == (placement, loads)
+
+
+def test_what_does_not_fit_refines_nothing() -> None:
+    found, llama = known(1000, 3000)
+    trial = settle(found, N_CTX, True, proposing(ON_BOTH, None, ON_THE_FIRST))
+    assert trial is not None and (trial.placement, len(llama.asked)) == (ON_BOTH, 2)
+
+
+def test_what_is_measured_slower_than_expected_refines_nothing() -> None:
+    found, llama = known(3000, 3000)
+
+    def measure(params: Params) -> Breakdown:
+        # the second load is of the placement without a hop
+        return replace(llama.measure(params), n_splits=(2, 2) if len(llama.asked) == 1 else (9000, 9000))
+
+    callbacks = replace(found.callbacks, measure=measure)
+    found = SearchState(found.original_request, found.devices, callbacks, found)
+    trial = settle(found, N_CTX, True, proposing(ON_BOTH, None, ON_THE_FIRST))
+    assert trial is not None and (trial.placement, len(llama.asked)) == (ON_BOTH, 2)
 
 
 @pytest.mark.parametrize(

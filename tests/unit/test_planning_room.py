@@ -12,7 +12,7 @@ from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.trial import Trial, missing_of
 from fitter.planning.request.request import SHARED_ROW
 from fitter.planning.search.compute_buffers import Buffers, LearnedCompute
-from fitter.planning.search.room import Room, cached_on, first_without_attention, off_by
+from fitter.planning.search.room import Room, cached_on, first_without_attention, off_by, room_left_by
 from tests.support.synthetic import MIB, SyntheticModel, limits, request
 
 DEVICES, BOTH = limits(100, 80), ("CUDA0", "CUDA1")
@@ -216,6 +216,32 @@ def test_room_with_states_is_a_guess_until_it_is_measured() -> None:
         buffers.learn(measured(compute, 0), 4096, False, {"CUDA0": learned})  # type: ignore[dict-item]
         room = buffers.room(DEVICES, 4096, False, [0, 0])
         assert room == Room(*(tuple(mib * MIB for mib in mibs) for mibs in expected))
+
+
+@pytest.mark.parametrize(
+    ("placement", "expected"),
+    [
+        pytest.param(Placement(0, (2, 1)), ((70, 1), (70, 1), (70, 60)), id="a-cache-on-the-first"),
+        pytest.param(Placement(0, (3, 0)), ((70, 1), (70, 1), (70, 2)), id="an-idle-one-keeps-its-room"),
+        pytest.param(Placement(2, (1, 0)), ((1, 1), (1, 1), (70, 2)), id="no-cache-at-all"),
+    ],
+)
+def test_room_left_by_a_trial(placement: Placement, expected: tuple[tuple[int, int], ...]) -> None:
+    room = Room((1 * MIB, 1 * MIB), (1 * MIB, 1 * MIB), (2 * MIB, 2 * MIB))
+    found = room_left_by(trial(placement, measured(30, 20)), UNITS, room, [0, 0])
+    assert found == Room(*(tuple(mib * MIB for mib in mibs) for mibs in expected))
+
+
+def test_room_left_by_a_trial_with_states_alone() -> None:
+    room = Room((60 * MIB, 0), (90 * MIB, 0), (95 * MIB, 0))
+    found = room_left_by(trial(Placement(4, (3, 0)), measured(20, 0)), HYBRID, room, [4 * MIB, 0])
+    assert found == Room((60 * MIB, 0), (76 * MIB, 0), (95 * MIB, 0))
+
+
+def test_room_that_was_larger_before_is_kept_where_there_is_no_cache() -> None:
+    room = Room((1 * MIB, 1 * MIB), (1 * MIB, 1 * MIB), (2 * MIB, 90 * MIB))
+    found = room_left_by(trial(Placement(0, (2, 1)), measured(30, 20)), UNITS, room, [0, 0])
+    assert found.without == (70 * MIB, 90 * MIB)
 
 
 def test_off_by_is_what_was_measured_beyond_the_estimate() -> None:

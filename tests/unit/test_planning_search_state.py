@@ -112,6 +112,14 @@ def test_room_is_what_a_measured_buffer_leaves() -> None:
     assert taken and found.room(4096, True).with_caches == (3000 * MIB - taken, 1000 * MIB)
 
 
+def test_room_is_what_the_trial_that_was_gone_back_to_leaves() -> None:
+    found, _ = known()
+    first = found.trial(Placement(0, (9, 0)), 4096)
+    found.trial(Placement(0, (5, 4)), 4096)
+    room = found.room_left_by(first, True)
+    assert room.with_caches[0] == 3000 * MIB - first.breakdown.on("CUDA0").compute
+
+
 class Heavier(SyntheticLlama):
     """A llama.cpp that needs 7 MiB more on the first device where the second has nothing."""
 
@@ -128,11 +136,9 @@ def test_what_the_trial_that_was_gone_back_to_was_off_by_is_left_out() -> None:
     llama = Heavier(MODEL, TWO)
     found = SearchState(request(MODEL, TWO), TWO, Callbacks(llama.measure, llama.record))
     first, second = (found.trial(Placement(0, counts), 4096) for counts in ((9, 0), (5, 4)))
-    rooms = []
-    for trial in (first, second, first):
-        assert found.trial(trial.placement, 4096) is trial
-        rooms.append(found.room(4096, True).with_caches[0])
-    assert rooms == [rooms[1] - 7 * MIB, rooms[1], rooms[1] - 7 * MIB]
+    for trial, off in ((first, 7), (second, 0), (first, 7)):
+        left = found.room_left_by(trial, True).with_caches[0]
+        assert left == (3000 - off) * MIB - trial.breakdown.on("CUDA0").compute
 
 
 def test_an_optimist_takes_buffers_of_the_whole_model_for_no_others() -> None:

@@ -23,6 +23,7 @@ from fitter.planning.pricing.trial import Trial
 from fitter.planning.request import context_limit, given
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.search.compute_buffers import Buffers
+from fitter.planning.search.room import Room, room_left_by
 from tests.support.synthetic import MIB, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()
@@ -98,6 +99,9 @@ def test_what_a_device_was_off_by_is_taken_from_all_room() -> None:
     buffers.learn(measured(20), 4096, False, {"CUDA0": "attention", "CUDA1": "nothing"})
     room = buffers.room(devices, 4096, False, [3 * MIB, 4 * MIB])
     assert (room.with_caches, room.without) == ((77 * MIB, 56 * MIB), (77 * MIB, 56 * MIB))
+    trial = Trial(Placement(0, (1, 1)), devices, Params(n_ctx=4096), measured(20), ())
+    left = room_left_by(trial, UNITS, Room((0, 0), (0, 0), (0, 0)), [3 * MIB, 4 * MIB])
+    assert left == Room(*[(77 * MIB, 56 * MIB)] * 3)
 
 
 def lacking(*missing: int) -> Trial:

@@ -59,7 +59,7 @@ def settle(
             best = trial
             if _keeps(best, limit):
                 return best
-    return best
+    return best and _refined(state, best, is_whole, propose, seen)
 
 
 def _keeps(trial: Trial, limit: float | None) -> bool:
@@ -80,6 +80,25 @@ def _trial(state: SearchState, placement: Placement, n_ctx: int) -> Trial | None
         # the host may lack room because caches are apart from their layers
         state.be_plain()
     return trial
+
+
+def _refined(state: SearchState, best: Trial, is_whole: bool, propose: Propose, seen: set[Placement]) -> Trial:
+    """Improve ``best`` in the room that its own compute buffers leave.
+
+    Without it GLM 4.5 Air with 32,768 tokens on two 3090, given to it with an rpc-server, takes 38 % longer.
+    """
+    n_ctx = best.params.n_ctx
+    while state.can_price and len(seen) < _MAX_CORRECTIONS:
+        # learned compute buffers are the largest of all trials, and too large for this one
+        placement = propose(state.situation(n_ctx, is_whole, room=state.room_left_by(best, is_whole)))
+        if placement is None or placement in seen or not _gains(state, placement, best):
+            break
+        seen.add(placement)
+        trial = state.trial(placement, n_ctx)
+        if not trial.fits or rank(trial) <= rank(best):
+            break
+        best = trial
+    return best
 
 
 def _gains(state: SearchState, placement: Placement, best: Trial | None) -> bool:

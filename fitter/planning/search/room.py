@@ -12,6 +12,7 @@ from typing import Literal
 from fitter.planning.placing.layer_sizes import Unit
 from fitter.planning.placing.placement import Placement, caches_on, weights_on
 from fitter.planning.pricing.trial import Trial
+from fitter.planning.request.request import DeviceLimit
 
 Cached = Literal["attention", "states", "nothing"]
 """Caches that a device computes with: of attention, only recurrent states, or none."""
@@ -69,6 +70,27 @@ def first_without_attention(units: Sequence[Unit]) -> int:
     """Return the lowest first layer with which devices compute no attention (see ``cached_on``)."""
     attention = max((unit.index for unit in units if unit.cache > unit.state), default=-1)
     return next((unit.index for unit in units[attention + 1 :] if unit.state), attention) + 1
+
+
+def room_left_by(
+    trial: Trial, units: Sequence[Unit], room: Room, off: Sequence[int], devices: Sequence[DeviceLimit] | None = None
+) -> Room:
+    """Correct ``room`` by the compute buffers of ``trial``, for the devices that it uses.
+
+    ``devices``: the trial's devices, limited where they share memory with the host.
+    """
+    with_caches, with_states, without = map(list, (room.with_caches, room.with_states, room.without))
+    cached = cached_on(units, trial.placement)
+    for d, device in enumerate(trial.devices if devices is None else devices):
+        if d not in trial.placement.idle:
+            left = device.target - trial.breakdown.on(device.name).compute - off[d]
+            without[d] = max(left, without[d])
+            with_caches[d] = left if cached[d] == "attention" else min(with_caches[d], left)
+            if cached[d] == "nothing":
+                with_states[d] = min(with_states[d], left)
+            else:
+                with_states[d] = left if cached[d] == "states" else max(left, with_states[d])
+    return Room(tuple(with_caches), tuple(with_states), tuple(without))
 
 
 def off_by(trial: Trial, units: Sequence[Unit]) -> list[int]:

@@ -23,7 +23,7 @@ from fitter.planning.request.shared import HOST_NAME
 from fitter.planning.search import proposals
 from fitter.planning.search.compute_buffers import Buffers
 from fitter.planning.search.proposals import Situation
-from fitter.planning.search.room import Cached, Room, cached_on, off_by
+from fitter.planning.search.room import Cached, Room, cached_on, off_by, room_left_by
 from fitter.planning.speed.explain import Choice
 from fitter.planning.speed.work import resized_layout
 
@@ -270,7 +270,9 @@ class SearchState:
     def room(self, n_ctx: int, is_whole: bool, optimistic: bool = False) -> Room:
         """Bytes of weights and caches that each device may hold, by the latest measurements."""
         devices = self._with_pools(n_ctx, is_whole)
-        room = self.buffers.room(devices, n_ctx, is_whole, self._off_by(), optimistic)
+        return self._open_room(self.buffers.room(devices, n_ctx, is_whole, self._off_by(), optimistic))
+
+    def _open_room(self, room: Room) -> Room:
         return room.without_devices([device.name in self.closed for device in self.devices]) if self.closed else room
 
     def _with_pools(self, n_ctx: int, is_whole: bool) -> tuple[DeviceLimit, ...]:
@@ -283,6 +285,14 @@ class SearchState:
         used = [(pool, self.buffers.beside_devices(pool.name, n_ctx, is_whole)) for pool in pools]
         return shared_margin.beside_host(self.devices, used)
 
+    def room_left_by(self, trial: Trial, is_whole: bool) -> Room:
+        """``room`` with the compute buffers of ``trial`` for the devices that it uses."""
+        self._last = trial
+        n_ctx = trial.params.n_ctx
+        devices = self._with_pools(n_ctx, is_whole)
+        left = room_left_by(trial, self.units(n_ctx), self.room(n_ctx, is_whole), self._off_by(), devices)
+        return self._open_room(left)
+
     def _off_by(self) -> list[int]:
         if self._last is None:
             return [0] * len(self.devices)
@@ -291,10 +301,10 @@ class SearchState:
         # a device without experts on the host leaves its part of a cache to others, until it has some
         return [max(0, each) for each in off] if self.request.params.moe_cache_size else off
 
-    def situation(self, n_ctx: int, is_whole: bool, optimistic: bool = False) -> Situation:
-        """Describe the placement problem at ``n_ctx``, with the expected room."""
+    def situation(self, n_ctx: int, is_whole: bool, optimistic: bool = False, room: Room | None = None) -> Situation:
+        """Describe the placement problem at ``n_ctx``, with the expected ``room`` if none is given."""
         prices = self._prices if self.is_priced else None
-        units, room = self.units(n_ctx, is_whole), self.room(n_ctx, is_whole, optimistic)
+        units, room = self.units(n_ctx, is_whole), room or self.room(n_ctx, is_whole, optimistic)
         return Situation(
             self.request,
             self.devices,
