@@ -52,11 +52,11 @@ def test_the_virtual_gpus_are_unequal_and_spill_experts(done: subprocess.Complet
     assert sum(map(int, totals.values())) * 2**20 < 1.5 * 130e6
     arguments = part.strip().splitlines()[-1].split()
     assert "-dev" not in arguments, "llama.cpp uses both by itself"
-    pattern, _, buffer_type = arguments[arguments.index("-ot") + 1].rpartition("=")
-    assert buffer_type == "CPU"
-    spilled = [i for i in range(12) if re.search(pattern, f"blk.{i}.ffn_down_exps.weight")]
-    assert 0 < len(spilled) < 12
-    assert not re.search(pattern, "blk.11.attn_q.weight")
+    # the experts of the first layers, and perhaps a part of one more
+    assert 0 < int(arguments[arguments.index("-ncmoe") + 1]) < 12
+    if "-ot" in arguments:
+        pattern, _, buffer_type = arguments[arguments.index("-ot") + 1].rpartition("=")
+        assert buffer_type == "CPU" and not re.search(pattern, "blk.11.attn_q.weight")
 
 
 def test_the_command_that_is_shown_gives_what_is_shown(done: subprocess.CompletedProcess[str], folder: Path) -> None:
