@@ -407,3 +407,19 @@ def test_a_plan_says_how_it_was_found(virtual: bool) -> None:
     found = plan.search
     assert (found.dummy_loads, found.shared_loads, found.is_cut_short) == (len(llama.asked), 5, False)
     assert 0 <= found.seconds < 600
+
+
+@pytest.mark.parametrize(
+    ("is_default", "fixed", "names"),
+    [
+        pytest.param((True, True), (), ("CUDA0", "CUDA1"), id="two cards"),
+        pytest.param((True, False), (), ("CUDA0",), id="an integrated GPU beside a card"),
+        pytest.param((True, True), ("devices",), (), id="the user names them"),
+    ],
+)
+def test_the_devices_of_llama_cpp_itself(
+    is_default: tuple[bool, ...], fixed: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    devices = tuple(replace(each, is_default=is_it) for each, is_it in zip(limits(100, 3000), is_default, strict=True))
+    plan = planned(priced(request(DENSE, devices, fixed=fixed), DENSE), SyntheticLlama(DENSE, devices))
+    assert plan.fits and "CUDA1" in (plan.params.devices or ()) and plan.default_devices == names

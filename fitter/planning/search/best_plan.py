@@ -119,7 +119,7 @@ def fit(
         problems=problems_of(best.request, trial, devices, host, best.excess, running.reserve, uses, pools),
         n_layer=request.n_layer,
         virtual=virtual,
-        default_devices=() if "devices" in request.fixed else tuple(device.name for device in request.devices),
+        default_devices=_default_devices(request),
         estimate=best.price,
         choices=best.choices,
         bound=best.bound,
@@ -512,6 +512,13 @@ def _attempt(params: Params, request: Request) -> str:
         return f"{context}, all on the host"
     n_gpu_layers = params.n_gpu_layers if params.n_gpu_layers >= 0 else request.n_layer + 1
     return f"{context}, {n_gpu_layers} of {request.n_layer + 1} layers on {', '.join(params.devices)}"
+
+
+def _default_devices(request: Request) -> tuple[str, ...]:
+    """Name the devices that llama.cpp uses without ``-dev``; none where the user names some."""
+    if "devices" in request.fixed:
+        return ()
+    return tuple(device.name for device in request.devices if device.is_default)
 
 
 def _device_use(device: DeviceLimit, row: Row, shared: int) -> DeviceUse:
