@@ -98,7 +98,7 @@ SLOW = {
     "test_placements": ("gap_left[qwen3-32b", "gap_left[qwen3-30b", "gap_left[qwen3-next"),
     "test_planner": ("of_fit[['8GiB'", "of_fit[['12GiB"),
     "test_planner_memory": ("takes[70B",),
-    "test_choose_slots": ("on a larger card", "checkpoints, several", "weights once"),
+    "test_conversations": ("a larger card", "checkpoints, several", "weights once"),
     "test_planning_search_order": ("slower-on-fewer",),
     "test_pools": (
         "by_hand[m3-max",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from fitter import programs, system
-from fitter.api import choose_slots, choose_split_mode, early_load
+from fitter.api import early_load
 from fitter.api.call_worker import answering, fetch_all, limited, questions_of, with_addresses, worker_for
 from fitter.api.checked_call import checked_worker_call
+from fitter.api.questions import MODES, Answer, Questions
 from fitter.api.server_memory import ServerMemory, facts_of_program
 from fitter.api.shared_models import check_mtp, choices, open_draft, other_plans
 from fitter.llama.client import Worker
@@ -28,6 +30,7 @@ from fitter.planning.plan.request_of_machine import limits_beside, request_of
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import check_margins
 from fitter.planning.request.request import Progress
+from fitter.planning.request.session import Session
 from fitter.planning.request.summary import ModelSummary, stamp_of
 from fitter.planning.search import best_plan as planning
 
@@ -88,13 +91,11 @@ def fit(
     """
     started = time.monotonic()
     model = os.fsdecode(model)
-    if parameters.get("split_mode") == "auto":
-        others = {"on_log": on_log, "worker": worker, "alternatives": alternatives}
-        return choose_split_mode.either(fit, model, parameters, on_progress=on_progress, **others)
     if "program" not in parameters:
         parameters["program"] = programs.chosen("llama-cpp-python")
-    ask, is_given = Ask.of(parameters), worker is not None
-    words = {"timeout": ask.timeout, **parameters, "on_progress": on_progress, "on_log": on_log}
+    is_split_open = parameters.get("split_mode") == "auto"
+    first: dict[str, Any] = {"split_mode": MODES[0]} if is_split_open else {}
+    ask, is_given = Ask.of(cast(Fitting, {**parameters, **first})), worker is not None
     deadline = None if ask.time_limit is None else started + ask.time_limit
     early_load.parse_meanwhile()
     ask = fetch_all(ask, model, min(ask.timeout, ask.time_limit or ask.timeout), on_progress)
@@ -114,32 +115,51 @@ def fit(
         calibrations = () if ask.virtual else calibrated.read()
         llama_cpp = worker.build()
         known_of_program = facts_of_program(ask.program, llama_cpp, worker.llama_cpp_for(ask.llama_cpp))
-        ask = ask.with_facts(known_of_program)
-        request = request_of(ask, opened, machine, questions_of(ask, worker, machine), calibrations)
-        if not ask.is_described and request.host_speed is not None:
-            speeds, host = tuned.corrected(request.speeds, request.host_speed, machine.devices, llama_cpp.key)
-            request = replace(request, speeds=speeds, host_speed=host)
         beside = other_plans(ask.sharing.beside, machine.devices, ask.rpc)
-        server_memory = ServerMemory(ask, worker, opened, drafts, known_of_program)
-        plan = planning.fit(
-            request,
-            ModelSummary.of(opened),
-            early_load.llama_for(worker, second, opened, ask.skeleton, drafts),
-            on_progress or (lambda _: None),
-            ask.is_described,
-            choices(ask.sharing, worker, opened, drafts, machine, request, (*server_memory.reserved(request), *beside)),
-            limits_beside(ask, opened, machine, request, calibrations),
-            deadline,
-            alternatives,
-            ask.with_one_slot(known_of_program) if alternatives else None,
-        )
-        plan = server_memory.with_turns(server_memory.with_server_memory(plan), request)
-        is_free = known_of_program.has_load_mode and "load_mode" not in ask.given
-        plan = with_its_mode(plan, request, opened, is_free=is_free)
-        work = request.session if programs.PROGRAMS[ask.program].is_server else None
-        conversation = server_memory.conversation(plan.params, work) if work else 0
-        if ask.margin is not None:
-            check_margins(request.devices, plan.problems)
+        llama = early_load.llama_for(worker, second, opened, ask.skeleton, drafts)
+
+        def answer(words: Mapping[str, Any]) -> Answer:
+            asked = ask.having(words, known_of_program)
+            request = request_of(asked, opened, machine, questions_of(asked, worker, machine), calibrations)
+            if not asked.is_described and request.host_speed is not None:
+                speeds, host = tuned.corrected(request.speeds, request.host_speed, machine.devices, llama_cpp.key)
+                request = replace(request, speeds=speeds, host_speed=host)
+            server_memory = ServerMemory(asked, worker, opened, drafts, known_of_program)
+            more = (*server_memory.reserved(request), *beside)
+            plan = planning.fit(
+                request,
+                ModelSummary.of(opened),
+                llama,
+                on_progress or (lambda _: None),
+                asked.is_described,
+                choices(asked.sharing, worker, opened, drafts, machine, request, more),
+                limits_beside(asked, opened, machine, request, calibrations),
+                deadline,
+                alternatives,
+                asked.with_one_slot(known_of_program) if alternatives else None,
+            )
+            plan = server_memory.with_turns(server_memory.with_server_memory(plan), request)
+            is_free = known_of_program.has_load_mode and "load_mode" not in asked.given
+            plan = with_its_mode(plan, request, opened, is_free=is_free)
+            if asked.margin is not None:
+                check_margins(request.devices, plan.problems)
+            conversation = partial(server_memory.conversation, plan.params, asked.session or Session())
+            return Answer(plan, conversation, known_of_program.cache_ram_mib or 0, bool(request.facts.window))
+
+        questions = Questions(ask, answer, first, deadline)
+        if is_split_open:
+            questions.ask_of_modes()
+        if ask.session is not None and programs.PROGRAMS[ask.program].is_server:
+            questions.ask_of_conversations(ask.session)
+        plan = questions.plan
+        if questions.are_more:
+            seconds = time.monotonic() - started
+            effort = replace(
+                plan.search, dummy_loads=llama.dummy_loads(), seconds=seconds, shared_loads=llama.shared_loads()
+            )
+            plan = replace(plan, search=effort)
+        if on_progress is not None:
+            on_progress(Progress(plan.search.dummy_loads, "done"))
         if not is_given:
             worker.dismiss()
     remote = {device.name for device in machine.devices if device.backend == RPC}
@@ -159,29 +179,19 @@ def fit(
         cards = {device.name for device in machine.devices if device.type == "gpu"} - remote
         near = ((use.name, use.total, use.left) for use in plan.devices if use.used and use.name in cards)
         notes = (*notes, *spilling.notes(near))
-    plan = replace(
+    return replace(
         plan,
         params=with_addresses(plan.params),
         program=ask.program,
         rpc=rpc,
         llama_cpp=llama_cpp,
         notes=(*notes, *plan.notes),
-        fit_keywords=words,
+        fit_keywords={
+            "timeout": ask.timeout,
+            **parameters,
+            **questions.words,
+            "on_progress": on_progress,
+            "on_log": on_log,
+        },
         files=stamps,
-    )
-    if work is None:
-        return plan
-    return choose_slots.quickest(
-        plan,
-        fit,
-        model,
-        parameters,
-        session=work,
-        conversation=conversation,
-        own_room=known_of_program.cache_ram_mib or 0,
-        has_windows=bool(request.facts.window),
-        deadline=deadline,
-        on_progress=on_progress,
-        on_log=on_log,
-        worker=worker if is_given else None,
     )

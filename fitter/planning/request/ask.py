@@ -222,6 +222,13 @@ class Ask:
         load = replace(_initial_params(self.words, sharing, program, program_facts), lora=self.load.lora)
         return replace(self, sharing=sharing, load=load)
 
+    def having(self, words: Mapping[str, Any], program_facts: Facts) -> Ask:
+        """Return the parameters with other ``words``, as ``with_facts`` does. Raises ``UsageError`` as ``of`` does."""
+        changed = cast(Fitting, {**self.words, **words})
+        ask = replace(self, words=changed, given=self.given | _user_set(words)).with_facts(program_facts)
+        ask.check()
+        return ask
+
     def with_one_slot(self, program_facts: Facts) -> Params | None:
         """Return the parameters with one sequence (``-np 1``); ``None`` where their number is the user's."""
         if self.given & {"n_seq_max", "kv_unified_per_slot"} or (self.session and self.session.users > 1):

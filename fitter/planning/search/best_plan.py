@@ -99,7 +99,6 @@ def fit(
     trial, loads = best.trial, llama.dummy_loads()
     effort = Search(loads, time.monotonic() - started, llama.shared_loads(), running.is_cut_short)
     alternative_plans = running.alternatives(best, choice, one_slot, summary) if with_alternatives else ()
-    on_progress(Progress(loads, "done"))
     occupied = tuple(device for device in others if taken(uses, device.name))
     request = _without_unused(request, trial, {device.name for device in occupied})
     devices = tuple(

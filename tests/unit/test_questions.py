@@ -1,22 +1,20 @@
-"""--split-mode auto: which of two plans is chosen, and what is said of both."""
+"""Several questions of a fit: which plan is chosen, and what is said of the others."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from fitter.api.choose_split_mode import either
+from fitter.api.questions import Answer, Questions
 from fitter.errors import FitterError, LibraryError, LlamaCppError, ModelError, RemoteError, TimeLimitError, UsageError
 from fitter.llama.types import Breakdown, Params
 from fitter.parameters.table import SplitMode
 from fitter.planning.plan.plan import Plan, Problem
 from fitter.planning.pricing.pricing import Price
-from fitter.planning.request.request import Progress
-from fitter.planning.request.summary import Search
+from fitter.planning.request.ask import Ask
 from fitter.planning.speed.cost import Estimate, Workload
 from tests.support.plans import make_plan
 
@@ -35,7 +33,7 @@ def test_which_split_mode_is_chosen(
     tensor: tuple[SplitMode, float, int, bool], layer: tuple[SplitMode, float, int, bool], expected: str
 ) -> None:
     plans = {mode: _plan(mode, seconds, n_ctx, fits) for mode, seconds, n_ctx, fits in (tensor, layer)}
-    chosen = either(_of(plans), "model.gguf", {"split_mode": "auto"})
+    chosen = _chosen(plans)
     assert chosen.params.split_mode == expected
     assert bool(chosen.choices) == (tensor[3] and layer[3]), "what was compared is said"
 
@@ -43,14 +41,14 @@ def test_which_split_mode_is_chosen(
 def test_with_the_most_context_as_objective_time_decides_between_equals() -> None:
     def chosen(tensor: int, layer: int) -> str:
         plans = {"tensor": _plan("tensor", 10.0, tensor, True), "layer": _plan("layer", 20.0, layer, True)}
-        return either(_of(plans), "model.gguf", {"split_mode": "auto", "objective": "context"}).params.split_mode
+        return _chosen(plans, objective="context").params.split_mode
 
     assert [chosen(4096, 4096), chosen(4096, 4352), chosen(4352, 4096)] == ["tensor", "layer", "tensor"]
 
 
 def test_a_request_without_a_prompt_can_be_fast_at_prompts() -> None:
     plans = {mode: _plan(mode, 0.0, n_ctx, True) for mode, n_ctx in (("layer", 512), ("tensor", 4096))}
-    assert either(_of(plans), "model.gguf", {"objective": "prompt"}).params.split_mode == "tensor"
+    assert _chosen(plans, objective="prompt").params.split_mode == "tensor"
 
 
 REFUSALS: dict[str, tuple[FitterError, str]] = {
@@ -69,7 +67,7 @@ REFUSALS: dict[str, tuple[FitterError, str]] = {
 
 @pytest.mark.parametrize(("error", "said"), REFUSALS.values(), ids=REFUSALS)
 def test_why_there_is_no_plan_with_tensor_is_said(error: FitterError, said: str) -> None:
-    plan = either(_of({"layer": _plan("layer", 10.0, 4096, True), "tensor": error}), "model.gguf", {})
+    plan = _chosen({"layer": _plan("layer", 10.0, 4096, True), "tensor": error})
     assert plan.params.split_mode == "layer" and not plan.choices
     assert plan.notes == (f"planned with split mode 'layer' alone: {said}",)
 
@@ -84,51 +82,31 @@ def test_why_there_is_no_plan_with_tensor_is_said(error: FitterError, said: str)
 )
 def test_what_ends_a_fit_is_raised(answers: dict[str, Any]) -> None:
     with pytest.raises((ModelError, RemoteError)):
-        either(
-            _of({mode: answer or _plan("layer", 10.0, 4096, True) for mode, answer in answers.items()}),
-            "model.gguf",
-            {},
-        )
+        _chosen({mode: answer or _plan("layer", 10.0, 4096, True) for mode, answer in answers.items()})
 
 
-def test_both_searches_are_counted_and_told_of() -> None:
-    told: list[Progress] = []
+def test_a_time_limit_that_ends_one_search_is_said() -> None:
     plans = {mode: _plan(mode, 10.0, 4096, True) for mode in ("layer", "tensor")}
-    plan = either(_of(plans, progress=True), "model.gguf", {}, on_progress=told.append)
-    assert (plan.search.dummy_loads, plan.search.shared_loads, plan.search.is_cut_short) == (6, 2, True)
-    assert [(step.dummy_loads, step.text) for step in told] == [(1, "layer"), (4, "tensor"), (6, "done")]
+    assert not _chosen(plans).search.is_cut_short
+    assert _chosen({**plans, "tensor": TimeLimitError("no time")}).search.is_cut_short
+    late = _chosen(plans, deadline=time.monotonic())
+    assert late.search.is_cut_short
+    assert late.notes == ("planned with split mode 'layer' alone: the time limit was over",)
 
 
-def test_the_time_limit_is_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    limits = []
+def _chosen(answers: dict[Any, Any], deadline: float | None = None, **words: Any) -> Plan:
+    """The plan of split mode ``auto``, where these are the answers, or errors, with each split mode."""
 
-    def fit(model: str, split_mode: SplitMode, **words: Any) -> Plan:
-        limits.append((split_mode, words["time_limit"]))
-        clock[0] += 4
-        return replace(_plan(split_mode, 10.0, 4096, True), fit_keywords={"time_limit": words["time_limit"]})
+    def answer(changed: Mapping[str, Any]) -> Answer:
+        result = answers[changed["split_mode"]]
+        if isinstance(result, FitterError):
+            raise result
+        return Answer(result)
 
-    for limit in (10.0, 4.0):
-        plan = either(fit, "model.gguf", {"time_limit": limit})
-        assert plan.fit_keywords["time_limit"] == limit, "a later fit has all of it again"
-    assert limits == [("layer", 10.0), ("tensor", 6.0), ("layer", 4.0)]
-    assert plan.notes == ("planned with split mode 'layer' alone: the time limit was over",)
-
-
-def _of(answers: dict[Any, Any], *, progress: bool = False) -> Callable[..., Plan]:
-    """A fit that answers with a plan, or raises an error, for each split mode."""
-
-    def fit(model: str, split_mode: SplitMode, **words: Any) -> Plan:
-        if progress:
-            words["on_progress"](Progress(1, split_mode))
-            words["on_progress"](Progress(3, "done"))
-        answer = answers[split_mode]
-        if isinstance(answer, FitterError):
-            raise answer
-        return replace(answer, search=Search(3, 0.5, 1, split_mode == "tensor"))
-
-    return fit
+    questions = Questions(Ask.of({**words}), answer, {"split_mode": "layer"}, deadline)
+    questions.ask_of_modes()
+    assert questions.words["split_mode"] == questions.plan.params.split_mode
+    return questions.plan
 
 
 def _plan(mode: SplitMode, seconds: float, n_ctx: int, fits: bool) -> Plan:

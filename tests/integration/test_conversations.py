@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 
 import fitter
-from fitter.api import choose_slots
+from fitter.api import fit_model
+from fitter.api.questions import Answer, Questions
 from fitter.errors import WorkerError
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.plan.plan import Plan
+from fitter.planning.request.ask import Ask
 from tools import shapes
 
 AGENTS = {"workload": "agent", "users": 8}
 CASES: dict[str, tuple[str, dict[str, Any], int, bool]] = {
     # the caches of eight would put layers on the host
     "fewer slots leave room for experts": ("gpt-oss-120b", {**AGENTS, "gpus": "rtx-3090"}, 4, False),
-    "on a larger card too": ("gpt-oss-120b", {**AGENTS, "gpus": "rtx-5090"}, 4, False),
+    "a larger card loses little with eight": ("gpt-oss-120b", {**AGENTS, "gpus": "rtx-5090"}, 8, False),
     "eight at once read a dense model's weights once": (
         "llama-3.1-70b",
         {"workload": "chat", "users": 8, "gpus": "rtx-3090"},
@@ -133,24 +135,24 @@ def test_a_time_limit_ends_the_tries(tmp_path: Path) -> None:
     assert not limited.search.is_cut_short
 
 
-def test_tries_that_a_time_limit_prevents_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = choose_slots.quickest
+def test_questions_that_a_time_limit_prevents_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(ask: Ask, answer: Any, words: Any, deadline: float | None) -> Questions:
+        return Questions(ask, answer, words, time.monotonic())
 
-    def late(plan: Plan, fit: Any, *args: Any, **words: Any) -> Plan:
-        return whole(plan, fit, *args, **{**words, "deadline": time.monotonic()})
-
-    monkeypatch.setattr(choose_slots, "quickest", late)
+    monkeypatch.setattr(fit_model, "Questions", late)
     assert planned("gpt-oss-120b", tmp_path, **AGENTS, gpus="rtx-3090").search.is_cut_short
 
 
-def test_a_try_that_fails_leaves_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(*args: Any, **words: Any) -> Plan:
-        raise WorkerError("the worker was killed")
+def test_a_question_that_fails_leaves_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(ask: Ask, answer: Any, words: Any, deadline: float | None) -> Questions:
+        def first(changed: Any) -> Answer:
+            if changed:
+                raise WorkerError("the worker was killed")
+            return answer(changed)
 
-    whole = choose_slots.quickest
-    monkeypatch.setattr(
-        choose_slots, "quickest", lambda plan, fit, *args, **words: whole(plan, failing, *args, **words)
-    )
+        return Questions(ask, first, words, deadline)
+
+    monkeypatch.setattr(fit_model, "Questions", failing)
     plan = planned("gpt-oss-120b", tmp_path, **AGENTS, gpus="rtx-3090")
     assert plan.fits
     assert plan.params.n_seq_max == 8
