@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +12,18 @@ import pytest
 from fitter.llama.types import Breakdown, Params
 from fitter.machine.speed import DeviceSpeed
 from fitter.planning.pricing.objective import rank
+from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import HostLimit
 from fitter.planning.request.shared import remembered
-from fitter.planning.search.context_choice import best_at
-from fitter.planning.search.device_choice import Devices, in_better_order
-from fitter.planning.search.remote_devices import worth_their_network
+from fitter.planning.search.device_choice import (
+    in_better_order,
+    of_upstream,
+    with_fewer,
+    with_fewer_remotes,
+    with_others,
+)
 from fitter.planning.search.search_state import Callbacks, SearchState
+from fitter.planning.search.variants import Variant, Variants
 from fitter.planning.speed.explain import Choice
 from tests.support.synthetic import (
     CARD,
@@ -50,6 +58,24 @@ def known(
     return SearchState(asked, devices, callbacks).at(n_ctx), said
 
 
+Step = Callable[[Variants], Iterator[Variant]]
+
+
+def variants_of(state: SearchState) -> Variants:
+    """Variants with the answer on all devices of ``state``."""
+    variants = Variants(state, lambda kind: state)
+    variants.take(variants.ask(variants.first))
+    return variants
+
+
+def after(variants: Variants, *steps: Step) -> Trial:
+    """The best trial after these steps."""
+    for step in steps:
+        for variant in step(variants):
+            variants.take(variants.ask(variant))
+    return variants.best.trial
+
+
 @pytest.mark.parametrize(
     ("mib", "speeds", "fixed", "names"),
     [
@@ -82,13 +108,13 @@ def test_in_better_order(
 )
 def test_without_idle(mib: tuple[int, ...], fixed: tuple[str, ...], names: tuple[str, ...]) -> None:
     found, _ = known(*mib, fixed=fixed)
-    trial = Devices(found).without_idle(found)
+    trial = variants_of(found).best.trial
     assert trial.params.devices == names and (trial.fits or fixed)
 
 
 def test_layers_that_the_user_wants_keep_a_device() -> None:
     found, _ = known(10, fixed=("n_gpu_layers",), params=Params(n_gpu_layers=5))
-    trial = Devices(found).without_idle(found)
+    trial = variants_of(found).best.trial
     assert not trial.fits and trial.params.devices == ("CUDA0",)
 
 
@@ -101,7 +127,7 @@ def test_layers_that_the_user_wants_keep_a_device() -> None:
 )
 def test_devices_that_take_a_context(n_ctx: int, names: tuple[str, ...]) -> None:
     found, _ = known(4000, 4000, context_limits={"CUDA0": 8192}, n_ctx=n_ctx)
-    assert Devices(found).without_idle(found).params.devices == names
+    assert variants_of(found).best.trial.params.devices == names
 
 
 @pytest.mark.parametrize(
@@ -114,31 +140,27 @@ def test_devices_that_take_a_context(n_ctx: int, names: tuple[str, ...]) -> None
 )
 def test_no_step_makes_a_plan_worse(mib: tuple[int, ...], speeds: tuple[DeviceSpeed, ...]) -> None:
     found, _ = known(*mib, speeds=speeds)
-    devices = Devices(found)
-    steps = [devices.without_idle(found)]
-    steps.append(devices.without_doubtful(steps[-1]))
-    steps.append(devices.on_others(steps[-1]))
+    variants = variants_of(found)
+    steps = [variants.best.trial, after(variants, with_fewer), after(variants, with_others)]
     seconds = [step.seconds or 0.0 for step in steps]
     assert all(step.fits for step in steps) and seconds == sorted(seconds, reverse=True)
 
 
 def test_the_users_slow_device_gets_nothing() -> None:
     found, _ = known(700, 300, 300, speeds=(FAR_AWAY, CARD, CARD), fixed=("devices",))
-    devices = Devices(found)
-    first = devices.without_idle(found)
-    best = devices.on_others(first)
+    variants = variants_of(found)
+    first, best = variants.best.trial, after(variants, with_others)
     assert first.placement.is_spilled and best.fits
     assert best.params.devices == ("CUDA0", "CUDA1", "CUDA2") and best.placement.counts[0] == 0
-    assert (best.seconds or 0.0) < (first.seconds or 0.0) and devices.state_of(best).closed == {"CUDA0"}
+    assert (best.seconds or 0.0) < (first.seconds or 0.0) and variants.best.state.closed == {"CUDA0"}
 
 
 def test_other_devices() -> None:
     found, _ = known(300, 900)
     few = found.on(found.devices[:1])
-    alone = Devices(few).without_idle(few)
-    devices = Devices(few, found.devices[1:])
-    devices.note(alone, few)
-    both = devices.on_others(alone)
+    variants = variants_of(few)
+    alone, variants.devices = variants.best.trial, found.devices
+    both = after(variants, with_others)
     assert alone.params.devices == ("CUDA0",) and "CUDA1" in (both.params.devices or ())
     assert (both.seconds or 0.0) < (alone.seconds or 0.0)
 
@@ -156,7 +178,7 @@ def test_thefirst_of_equal_devices(
     mib: tuple[int, ...], speeds: tuple[DeviceSpeed, ...], chosen: tuple[int, ...], names: tuple[str, ...]
 ) -> None:
     found, _ = known(*mib, speeds=speeds)
-    devices = Devices(found).first_of_equal(found.devices[d] for d in chosen)
+    devices = variants_of(found).first_of_equal(found.devices[d] for d in chosen)
     assert tuple(device.name for device in devices) == names
 
 
@@ -209,28 +231,23 @@ def test_devices_of_each_step(
     n_ctx: int,
     expected: Steps,
 ) -> None:
-    found, said = known(*mib, speeds=speeds, model=model, objective=objective, n_ctx=n_ctx)
-    devices = Devices(found)
-    first = devices.without_idle(found)
-    second = devices.without_doubtful(first)
-    third = devices.or_upstream(devices.on_others(second))
-    steps = (first, second, third)
+    found, _ = known(*mib, speeds=speeds, model=model, objective=objective, n_ctx=n_ctx)
+    variants = variants_of(found)
+    steps = (variants.best.trial, after(variants, with_fewer), after(variants, with_others, of_upstream))
     assert tuple(step.params.devices for step in steps) == expected
-    for before, after in ((first, second), (second, third)):
-        assert after is before or rank(after) > rank(before)
+    for before, later in itertools.pairwise(steps):
+        assert later is before or rank(later) > rank(before)
     assert all(step.breakdown.on(device.name).used <= device.free for step in steps for device in step.devices)
-    if second is not first:
-        assert "which devices take part" in [choice.subject for choice in said]
 
 
 @pytest.mark.parametrize("fixed", ["devices", "tensor_split"])
 def test_the_users_devices_are_never_doubtful(fixed: str) -> None:
     more: dict[str, Any] = {"params": Params(tensor_split=(1.0, 2.0))} if fixed == "tensor_split" else {}
     found, _ = known(1250, 2000, speeds=(SLOW_CARD, CARD), fixed=(fixed,), **more)
-    devices = Devices(found)
-    first = devices.without_idle(found)
+    variants = variants_of(found)
+    first = variants.best.trial
     assert first.params.devices == BOTH
-    assert devices.without_doubtful(first) is first and devices.on_others(first) is first
+    assert after(variants, with_fewer, with_others) is first
 
 
 @pytest.mark.parametrize(
@@ -243,9 +260,9 @@ def test_the_users_devices_are_never_doubtful(fixed: str) -> None:
 )
 def test_worth_their_network(speed: DeviceSpeed, names: tuple[str, ...]) -> None:
     found, said = known(600, 900, speeds=(CARD, speed))
-    before = best_at(found)
-    assert before.params.devices == ("CUDA0", "CUDA1")
-    best = worth_their_network(found, before)
+    variants = variants_of(found)
+    assert variants.best.trial.params.devices == ("CUDA0", "CUDA1")
+    best = after(variants, with_fewer_remotes)
     assert best.params.devices == names
     subject = "whether remote devices are worth their network"
     assert (subject in [choice.subject for choice in said]) is speed.is_remote
@@ -293,8 +310,8 @@ def test_remotes_that_leave(
     mib: tuple[int, ...], speeds: tuple[DeviceSpeed, ...], more: dict[str, Any], names: tuple[str, ...], n_ctx: int
 ) -> None:
     found, _ = known(*mib, speeds=speeds, n_ctx=n_ctx, **more)
-    before = best_at(found)
-    best = worth_their_network(found, before)
+    variants = variants_of(found)
+    before, best = variants.best.trial, after(variants, with_fewer_remotes)
     assert best.fits and (best.params.devices, best.params.n_ctx) == (names, n_ctx)
     assert (best.params == before.params) is (best.params.devices == before.params.devices)
 
@@ -308,9 +325,8 @@ def test_remotes_that_were_not_worth_it_are_not_asked_for_again() -> None:
         return found.callbacks.measure(params)
 
     counted = SearchState(found.original_request, found.devices, Callbacks(measure, found.callbacks.record))
-    devices = Devices(counted)
-    best = worth_their_network(counted, devices.without_idle(counted))
+    variants = variants_of(counted)
+    after(variants, with_fewer_remotes)
     loads = len(measured)
-    devices.forget_remotes(best)
-    assert devices.on_others(best).params.devices == ("CUDA0",)
-    assert {params.devices for params in measured[loads:]} == {("CUDA0",)}
+    assert after(variants, with_others).params.devices == ("CUDA0",)
+    assert {params.devices for params in measured[loads:]} <= {("CUDA0",)}

@@ -26,7 +26,6 @@ from fitter.planning.search.variants import (
     Variants,
     is_little,
     likely_seconds,
-    variant_of,
 )
 from fitter.planning.speed.cost import Workload
 from fitter.planning.speed.explain import Choice
@@ -146,10 +145,19 @@ def variants_of(made: Request, model: SyntheticModel = DENSE) -> Variants:
     return Variants(state, of_kind)
 
 
-def asked_for(variants: Variants, trial: Trial | None = None) -> SearchState | None:
+def sized(variants: Variants, n_ubatch: int) -> Variant:
+    """The first variant with another micro batch."""
+    return Variant(variants.first.kind, n_ubatch, variants.first.devices)
+
+
+def asked_for(variants: Variants, trial: Trial | None = None, kind: str = "auto") -> SearchState | None:
     """The state of the variant that is asked for next; ``trial``: the best so far."""
-    best = trial and Answer(trial, 1.5, variants.state(variant_of(trial.params)))
-    return variants.next(best, [Kind("auto")])
+    if trial is None:
+        return variants.state(variants.begin())
+    here = sized(variants, trial.params.n_ubatch)
+    variants.take(Answer(replace(trial, devices=variants.devices), variants.state(here)))
+    variant = variants.next([Kind(kind)])
+    return None if variant is None else variants.state(variant)
 
 
 def test_the_search_begins_with_the_one_that_promises_most() -> None:
@@ -165,6 +173,8 @@ def test_another_is_tried_where_a_plan_takes_longer_than_it_promised() -> None:
     trial = found(pinned(asked(700), n_ubatch))
     as_promised, much_longer = (replace(trial, seconds=seconds, expected=seconds) for seconds in (1e-9, 1e9))
     assert asked_for(variants, as_promised) is None
+    variants = variants_of(asked(700))
+    asked_for(variants)
     tried = [asked_for(variants, much_longer) for _ in range(8)]
     sizes = [state.request.params.n_ubatch for state in tried if state is not None]
     assert sizes and len(set(sizes)) == len(sizes), "each once"
@@ -185,12 +195,10 @@ def test_what_one_trial_did_not_measure_is_guessed_from_others() -> None:
     variants = variants_of(asked(700))
     whole, last_layer = Placement(0, (9,)), Placement(8, (1,))
     for n_ubatch, placement in ((512, whole), (2048, whole), (512, last_layer)):
-        assert variants.measure(Variant(Kind("auto"), n_ubatch), placement) is not None
-    buffers = variants.state(Variant(Kind("auto"), 4096)).buffers
+        assert variants.measure(sized(variants, n_ubatch), placement) is not None
+    buffers = variants.state(sized(variants, 4096)).buffers
     assert buffers.knows(False), "as the last layer alone with 512 tokens, in proportion"
-    sizes = [
-        variants.state(Variant(Kind("auto"), n)).buffers.room(limits(9000), 32768, True, [0]) for n in (512, 2048, 4096)
-    ]
+    sizes = [variants.state(sized(variants, n)).buffers.room(limits(9000), 32768, True, [0]) for n in (512, 2048, 4096)]
     (a,), (b,), (c,) = (room.with_caches for room in sizes)
     assert a - b > 0 and 3 * (b - c) == 4 * (a - b), "by a line"
 
@@ -201,9 +209,9 @@ def test_buffers_without_flash_attention_are_measured_before_it_is_asked_for() -
     assert begun is not None
     trial = found(pinned(asked(9000), begun.request.params.n_ubatch))
     slow = replace(trial, seconds=1e9, expected=1e9)
-    state = variants.next(Answer(slow, 1.5, begun), [Kind("off")])
+    state = asked_for(variants, slow, "off")
     assert state is not None and state.request.params.flash_attn == "off" and state.buffers.knows_any
-    assert variants.measured(state) is not None
+    assert variants.ask(Variant(Kind("off"), *variants.here[1:])).trial.breakdown.flash_attn is False
 
 
 def test_the_choice_is_said() -> None:

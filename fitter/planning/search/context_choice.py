@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from fitter.errors import LlamaCppCrashError
 from fitter.planning.pricing.objective import AS_QUICK, LITTLE_CONTEXT, longest_seconds, rank
 from fitter.planning.pricing.trial import Trial
-from fitter.planning.request.given import is_whole, keeps_layers_on_host
-from fitter.planning.search.capacity import context_in_total, is_tight, is_too_large
-from fitter.planning.search.corrections import settle_fastest, settle_partial, settle_whole
+from fitter.planning.request.given import is_whole
+from fitter.planning.search.capacity import context_in_total, is_tight
+from fitter.planning.search.corrections import best_at, settle_partial, whole_at
 from fitter.planning.search.expectations import (
     expected_seconds,
     expected_whole,
@@ -38,29 +38,6 @@ _MAX_CRASHES = 8
 
 At = Callable[[int], Answer]
 """Finds the best trial at a context."""
-
-
-def best_at(state: SearchState) -> Trial:
-    """Find the best trial at the context of ``state`` on its devices, or where none fits the one that lacks least."""
-    n_ctx = state.request.params.n_ctx
-    trial = None if is_too_large(state, n_ctx) else _whole_at(state)
-    if trial is None and state.devices:
-        trial = settle_partial(state, n_ctx)
-    return trial or state.least or state.trial(state.default, n_ctx)
-
-
-def _whole_at(state: SearchState) -> Trial | None:
-    """Find the best trial with all of the model on devices; without devices on the host."""
-    n_ctx = state.request.params.n_ctx
-    if keeps_layers_on_host(state.request, state.devices):
-        # with weights of those layers on devices it may be faster
-        return None
-    if state.chooses_split and (fastest := settle_fastest(state, n_ctx)):
-        return fastest
-    trial = state.trial(state.default, n_ctx)
-    if trial.fits or not state.devices:
-        return trial if trial.fits else None
-    return settle_whole(state, n_ctx)
 
 
 class ContextChoice:
@@ -118,7 +95,7 @@ class ContextChoice:
             return False
         at = self._state.at(self._request.n_ctx_max)
         try:
-            return bool(at.devices) and _whole_at(at) is not None
+            return bool(at.devices) and whole_at(at) is not None
         except LlamaCppCrashError:
             return False
 
@@ -171,7 +148,7 @@ class ContextChoice:
         def attempt(n_ctx: int) -> bool:
             nonlocal best
             at = state.at(n_ctx)
-            answer = Answer(best_at(at), 1.0, at)
+            answer = Answer(best_at(at), at)
             if not self._accepts(answer):
                 return False
             best = answer
@@ -212,8 +189,8 @@ class ContextChoice:
 
             def attempt(n_ctx: int, state: SearchState = state) -> bool:
                 at = state.at(n_ctx)
-                trial = _whole_at(at)
-                return trial is not None and self._accepts(Answer(trial, 1.0, at))
+                trial = whole_at(at)
+                return trial is not None and self._accepts(Answer(trial, at))
 
             def promises(n_ctx: int, state: SearchState = state) -> bool:
                 return likely_fits_host(state, n_ctx) and expected_whole(state, n_ctx) <= self._limit
@@ -287,10 +264,10 @@ class ContextChoice:
             if not at.has_lost_flash:
                 # buffers grow by a line with the context
                 state = state.with_buffers_of(at)
-            if trial is None or not self._accepts(Answer(trial, 1.0, at)):
+            if trial is None or not self._accepts(Answer(trial, at)):
                 return False
             # the nearest smaller context tells most of those above it
-            state, found = at, Answer(trial, best.distance, at)
+            state, found = at, Answer(trial, at)
             return True
 
         contexts = _round(best.trial.params.n_ctx, high, self._request.alignment)

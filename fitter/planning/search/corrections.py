@@ -11,7 +11,9 @@ from fitter.errors import LlamaCppCrashError, LlamaCppError
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import is_worth_a_load, rank
 from fitter.planning.pricing.trial import Trial
+from fitter.planning.request.given import keeps_layers_on_host
 from fitter.planning.search import choices
+from fitter.planning.search.capacity import is_too_large
 from fitter.planning.search.proposals import Situation, in_place, place_fastest, place_whole
 from fitter.planning.search.search_state import SearchState
 
@@ -144,3 +146,26 @@ def settle_partial(state: SearchState, n_ctx: int, limit: float | None = None) -
         if choice := choices.where_weights_go(state.request, best, other, state.seconds):
             state.callbacks.on_choice(choice)
     return best
+
+
+def best_at(state: SearchState) -> Trial:
+    """Find the best trial at the context of ``state`` on its devices, or where none fits the one that lacks least."""
+    n_ctx = state.request.params.n_ctx
+    trial = None if is_too_large(state, n_ctx) else whole_at(state)
+    if trial is None and state.devices:
+        trial = settle_partial(state, n_ctx)
+    return trial or state.least or state.trial(state.default, n_ctx)
+
+
+def whole_at(state: SearchState) -> Trial | None:
+    """Find the best trial with all of the model on devices; without devices on the host."""
+    n_ctx = state.request.params.n_ctx
+    if keeps_layers_on_host(state.request, state.devices):
+        # with weights of those layers on devices it may be faster
+        return None
+    if state.chooses_split and (fastest := settle_fastest(state, n_ctx)):
+        return fastest
+    trial = state.trial(state.default, n_ctx)
+    if trial.fits or not state.devices:
+        return trial if trial.fits else None
+    return settle_whole(state, n_ctx)

@@ -1,32 +1,30 @@
 """The order of a search: which plan is asked for first, and which others before one goes out. Bytes.
 
-Each step takes the best plan so far and returns it, or a better one. ``objective`` compares plans, ``search_state``
-holds the facts, ``proposals`` makes placements, ``corrections`` measures and corrects them, ``context_choice`` chooses
-the context, ``device_choice`` and ``remote_devices`` the devices. ``levers`` makes concessions after all of it.
+``objective`` compares plans, ``search_state`` holds the facts, ``proposals`` makes placements, ``corrections`` measures
+and corrects them. At one context, ``variants`` and ``device_choice`` list what to ask for next; ``context_choice``
+chooses the context. ``levers`` makes concessions after all of it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
 from fitter.errors import LlamaCppError, TimeLimitError
 from fitter.llama.types import Breakdown, Params
-from fitter.planning.pricing.objective import WORTH_SHARING, best_of, rank
+from fitter.planning.pricing.objective import WORTH_SHARING, best_of
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import other_devices, usable_devices
 from fitter.planning.request.request import Measure, Record, Request
 from fitter.planning.request.shared import remembered
-from fitter.planning.search import choices, flash_attention
-from fitter.planning.search.context_choice import ContextChoice, best_at
-from fitter.planning.search.device_choice import Devices, in_better_order
+from fitter.planning.search import choices, device_choice, flash_attention
+from fitter.planning.search.context_choice import ContextChoice
 from fitter.planning.search.idle_devices import idle_notes
 from fitter.planning.search.proposals import READABLE, in_words
-from fitter.planning.search.remote_devices import worth_their_network
 from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
-from fitter.planning.search.variants import Answer, Kind, Variants, choice_of, is_little, variant_of
+from fitter.planning.search.variants import Answer, Kind, Variant, Variants, choice_of, is_little, variant_of
 from fitter.planning.speed.explain import Choice
 
 _MAX_OTHERS = 5
@@ -123,9 +121,11 @@ class _SearchOrder:
         self._seen.clear()
         self._choices = self._choices_at[n_ctx] = []
         variants = self._variants[n_ctx] = Variants(self.state.at(n_ctx), lambda kind: self._of_kind(kind, n_ctx))
-        first = variants.next(None, ())
-        assert first is not None
-        best = self._improved(_best(first), variants)
+        begun = variants.begin()
+        ordered = device_choice.in_better_order(variants.state(begun)).open
+        variants.take(variants.ask(begun._replace(devices=ordered)))
+        self._ask_each(variants, device_choice.others(variants))
+        best = self._improved(variants)
         if choice := choice_of(best.trial, variants):
             self._choices.append(choice)
         return best
@@ -134,48 +134,50 @@ class _SearchOrder:
         """Improve the answer at the chosen context as if the user had set that."""
         self.is_last = True
         variants = self._variants.get(best.trial.params.n_ctx)
-        return best if variants is None else self._improved(best, variants)
+        if variants is None:
+            return best
+        variants.take(best)
+        return self._improved(variants)
 
-    def _improved(self, best: Answer, variants: Variants) -> Answer:
-        """Ask for further variants while one promises a better trial."""
+    def _improved(self, variants: Variants) -> Answer:
+        """Ask for other micro batches, kinds of attention and then devices while one promises a better trial."""
+        # the best on devices that llama.cpp uses by default, once there are others
+        plain = best = variants.best
         if self._seen == {False} and flash_attention.is_open(self._request) and best.trial.fits:
             # learn whether the devices can compute it at all
             with suppress(LlamaCppError, CutShort):
                 best.state.trial(best.state.default, best.trial.params.n_ctx)
-        # the best on devices that llama.cpp uses by default, once there are others
-        plain = best
-        for _ in range(_MAX_OTHERS):
-            if (state := variants.next(best, self._kinds(best))) is None:
-                if (other := self._on_others(best, variants)) is best:
-                    break
-                best, plain = other, plain if best.trial.is_shared else best
-                continue
-            trials = [variants.measured(state)]
-            with suppress(LlamaCppError, TimeLimitError, CutShort):
-                trials.append(best_at(state))
-            trial = max(filter(None, trials), key=rank, default=best.trial)
-            if rank(trial) <= rank(best.trial):
-                continue
-            is_other = trial.params.flash_attn != best.trial.params.flash_attn
-            if is_other and (choice := flash_attention.choice_of(trial, best.trial)):
-                self._choices.append(choice)
-            share = (trial.seconds or 1.0) / (best.trial.seconds or 1.0)
-            best = Answer(trial, best.distance * share, state)
+        for variant in self._others(variants):
+            if not variants.best.trial.is_shared:
+                plain = variants.best
+            self._ask_each(variants, [variant])
+        best = variants.best
         is_enough = (best.trial.seconds or 0.0) < (1 - WORTH_SHARING) * (plain.trial.seconds or math.inf)
         is_lent = best.trial.is_shared and not plain.trial.is_shared and plain.trial.fits
         return plain if is_lent and not is_enough else best
 
-    def _on_others(self, best: Answer, variants: Variants) -> Answer:
-        """Find a better trial of the variant of ``best`` on other devices: another variant has chosen its devices."""
-        others = [device for device in other_devices(self._request) if device not in best.trial.devices]
-        if not variants.may_change_devices(best, others):
-            return best
-        devices = Devices(self.state_of(best.trial), others)
-        devices.note(best.trial, best.state)
-        trial = devices.on_others(best.trial)
-        if rank(trial) <= rank(best.trial):
-            return best
-        return Answer(trial, devices.distance(trial), devices.state_of(trial))
+    def _others(self, variants: Variants) -> Iterator[Variant]:
+        """Yield what to ask for next; where nothing else promises more, the variant of the best answer elsewhere."""
+        for _ in range(_MAX_OTHERS):
+            best = variants.best
+            if (variant := variants.next(self._kinds(best))) is not None:
+                yield variant
+                continue
+            others = [device for device in other_devices(self._request) if device not in best.trial.devices]
+            if not variants.may_change_devices(others):
+                break
+            variants.devices = tuple(dict.fromkeys((*variants.devices, *others)))
+            yield from device_choice.with_others(variants)
+            if variants.best is best:
+                break
+
+    def _ask_each(self, variants: Variants, others: Iterable[Variant]) -> None:
+        """Ask for each variant, which may follow from the answer before it, and keep the best answer."""
+        for variant in others:
+            before = variants.best.trial
+            with suppress(LlamaCppError, CutShort):
+                if variants.take(variants.ask(variant)) and (choice := _between(variants.best.trial, before)):
+                    self._choices.append(choice)
 
     def state_of(self, best: Trial) -> SearchState:
         """Return the state of the variant of ``best``, on all devices."""
@@ -218,15 +220,8 @@ class _SearchOrder:
         return self._states[kind].at(n_ctx)
 
 
-def _best(state: SearchState) -> Answer:
-    """Find the best trial at the context of ``state``."""
-    state = in_better_order(state)
-    devices = Devices(state)
-    best = devices.without_idle(state)
-    best = worth_their_network(state, best)
-    devices.forget_remotes(best)
-    best = devices.without_doubtful(best)
-    best = devices.or_upstream(devices.on_others(best))
-    best = devices.with_the_last_layer(best)
-    best = devices.with_few_layers(best)
-    return Answer(best, devices.distance(best), devices.state_of(best))
+def _between(chosen: Trial, other: Trial) -> Choice | None:
+    """Describe the choice between trials of two variants."""
+    if chosen.params.flash_attn != other.params.flash_attn:
+        return flash_attention.choice_of(chosen, other)
+    return choices.which_devices_take_part(chosen, other) if chosen.devices != other.devices else None

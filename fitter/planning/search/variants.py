@@ -1,8 +1,9 @@
 """Variants of a request at one context, and which of them to ask for next: the one that promises the least time.
 
-A variant has a micro batch (``n_ubatch``), flash attention as llama.cpp decides or set, and caches with their layers or
-on the host. A larger micro batch makes prompts faster and takes more compute buffer. Each variant has a search state of
-its own, with compute buffers guessed from those that were measured: they grow by a line with the micro batch
+A variant has devices in their order, a micro batch (``n_ubatch``), flash attention as llama.cpp decides or set, and
+caches with their layers or on the host. ``device_choice`` lists other devices; here are other micro batches and kinds
+of attention. A larger micro batch makes prompts faster and takes more compute buffer. Each variant has a search state
+of its own, with compute buffers guessed from those that were measured: they grow by a line with the micro batch
 (``Buffers.guess``). Before a variant is searched for, a placement is measured with it, which mostly is one more context
 of a loaded model.
 """
@@ -12,24 +13,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Literal, NamedTuple
 
 from fitter.errors import LlamaCppError
-from fitter.llama.types import FlashAttn, Params
+from fitter.llama.types import FlashAttn, Layout, Params
 from fitter.planning.placing.placement import Placement
-from fitter.planning.pricing.objective import GAIN
+from fitter.planning.pricing.objective import GAIN, rank
+from fitter.planning.pricing.pricing import bound_of, host_only_everywhere
 from fitter.planning.pricing.trial import Trial
-from fitter.planning.request.given import is_whole, micro_batches
+from fitter.planning.request.given import (
+    is_whole,
+    micro_batches,
+    needs_devices,
+    pinned_devices,
+    user_chose_devices,
+)
 from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search.capacity import is_too_large
 from fitter.planning.search.compute_buffers import Buffers
+from fitter.planning.search.corrections import best_at
 from fitter.planning.search.expectations import expected_placement
 from fitter.planning.search.proposals import most_saved_by, place_fastest
 from fitter.planning.search.scratch import n_scores
 from fitter.planning.search.search_state import SearchState
 from fitter.planning.speed.explain import Choice
+from fitter.planning.speed.work import resized_layout
 
 WORTH = GAIN / 2
 """The share of its time that another micro batch must promise to save."""
@@ -43,13 +53,31 @@ class Answer:
     """The best trial of some variants at one context.
 
     Attributes:
-        distance: its time as a multiple of its lower bound.
         state: the search on its devices, with the compute buffers that they need.
     """
 
     trial: Trial
-    distance: float
     state: SearchState
+
+    @cached_property
+    def distance(self) -> float:
+        """Its time as a multiple of the lower bound at the smallest context; 1 without a bound."""
+        return self._distance(self.state.smallest_layout)
+
+    @cached_property
+    def distance_at_its_context(self) -> float:
+        """Its time as a multiple of the lower bound at its context; 1 without a bound."""
+        layout, request = self.state.smallest_layout, self.state.original_request
+        return self._distance(layout and resized_layout(request.facts, layout, request.params, self.trial.params))
+
+    def _distance(self, layout: Layout | None) -> float:
+        trial, request = self.trial, self.state.original_request
+        if layout is None or trial.seconds is None:
+            return 1.0
+        kept = host_only_everywhere(request, *trial.used, trial.breakdown, layout)
+        is_off = trial.breakdown.flash_attn is False
+        bound = bound_of(request, layout, trial.seconds, None, kept, is_without_flash=is_off)
+        return bound.times if bound else 1.0
 
 
 class Kind(NamedTuple):
@@ -59,15 +87,21 @@ class Kind(NamedTuple):
     offload_kqv: bool = True
 
 
+Rule = Literal["", "last layer", "llama.cpp"]
+"""A rule that places a variant: the last layer alone on devices, or llama.cpp's own."""
+
+
 class Variant(NamedTuple):
-    """What a variant sets: a kind of attention, and ``n_ubatch`` of ``Params``."""
+    """What a variant sets: a kind of attention, ``n_ubatch`` of ``Params``, devices, and a rule."""
 
     kind: Kind
     n_ubatch: int
+    devices: tuple[DeviceLimit, ...] = ()
+    rule: Rule = ""
 
 
 class Variants:
-    """Variants at one context, each asked for once.
+    """Variants at one context, each asked for once, and the best answer so far.
 
     Args:
         state: the search state of the request as it came.
@@ -76,73 +110,161 @@ class Variants:
 
     def __init__(self, state: SearchState, of_kind: Callable[[Kind], SearchState]) -> None:
         params = state.request.params
-        self.first = variant_of(params)
+        self.request = state.original_request
+        self.first = Variant(*variant_of(params)[:2], state.open)
         self.first_seconds = math.inf
         """Seconds that the first variant is expected to take; infinite if it is not known."""
+        self.devices = state.open
+        """The devices that a variant may use."""
         self._n_ctx = params.n_ctx
         self._sizes = micro_batches(state.request) if state.devices else (params.n_ubatch,)
         self._of_kind = of_kind
+        self._first_state = state
         self._states = {self.first: state}
         self._measured: dict[Variant, Trial | None] = {}
-        self._asked = set[Variant]()
-        self._on_others = {(self.first, False)}
+        self._answers: dict[Variant, Answer] = {}
+        self._asked = set[tuple[Kind, int]]()
+        self._on_others = {(self.first[:2], False)}
+        self._best: Answer | None = None
 
-    def may_change_devices(self, best: Answer, others: Sequence[DeviceLimit]) -> bool:
-        """Whether the variant of ``best`` was not yet tried on further devices, and on ``others``."""
-        key = variant_of(best.trial.params), bool(others)
+    @property
+    def best(self) -> Answer:
+        """The best answer so far."""
+        assert self._best is not None
+        return self._best
+
+    @property
+    def here(self) -> Variant:
+        """The variant of the best answer."""
+        return Variant(*variant_of(self.best.trial.params)[:2], self.best.state.open)
+
+    def take(self, answer: Answer) -> bool:
+        """Return whether ``answer`` is better than all before it, and keep it then."""
+        is_better = self._best is None or rank(answer.trial) > rank(self._best.trial)
+        if is_better:
+            before = self._best.state.open if self._best else self.first.devices
+            self._best = answer
+            if before != answer.state.open:
+                # on other devices only its own compute buffers are known
+                self._measured[self.here] = answer.trial
+        return is_better
+
+    def price_best(self) -> None:
+        """Price the best trial: it was measured before sizes were recorded where all of the model has room at once."""
+        best, state = self.best, self.best.state
+        state.prices()
+        seconds = state.seconds(best.trial.placement, best.trial.breakdown)
+        self._best = replace(best, trial=replace(best.trial, seconds=seconds))
+
+    def may_change_devices(self, others: Sequence[DeviceLimit]) -> bool:
+        """Whether the variant of the best answer was not yet tried on further devices, and on ``others``."""
+        best = self.best
+        key = self.here[:2], bool(others)
         is_new = key not in self._on_others and (best.trial.devices == best.state.devices or not best.trial.devices)
         self._on_others.add(key)
         return is_new and (best.trial.fits or bool(others))
 
-    def next(self, best: Answer | None, kinds: Sequence[Kind]) -> SearchState | None:
-        """Return the state of the variant to ask for next; ``None`` where none promises a better trial than ``best``.
+    def ask(self, variant: Variant) -> Answer:
+        """Find the best trial of a variant on its devices, or on those of them that it has a use for."""
+        answer = best = self.settle(variant)
+        while answer.state.devices and not (variant.rule or user_chose_devices(self.request)):
+            useless = _useless(answer.state.devices, answer.trial)
+            useful = self.first_of_equal(each for each in answer.state.devices if each not in useless)
+            if not useless or (not useful and needs_devices(self.request)):
+                break
+            answer = self.settle(variant._replace(devices=useful))
+            if rank(best.trial) <= rank(answer.trial):
+                best = answer
+        return best
+
+    def settle(self, variant: Variant) -> Answer:
+        """Find the best trial of a variant on its devices, once."""
+        if variant not in self._answers:
+            state, before = self.state(variant), self._measured.get(variant)
+            trial = best_at(self._ruled(state, variant))
+            if variant.rule == "llama.cpp":
+                # its own search has no prices
+                state = state.on(trial.devices)
+                trial = replace(trial, seconds=state.seconds(trial.placement, trial.breakdown))
+            self._answers[variant] = Answer(max(filter(None, (before, trial)), key=rank), state)
+        return self._answers[variant]
+
+    def _ruled(self, state: SearchState, variant: Variant) -> SearchState:
+        request = state.original_request
+        if variant.rule == "llama.cpp":
+            return state.on(state.open, replace(request, strategy="llama.cpp"))
+        if variant.rule == "last layer":
+            fixed = request.fixed | {"n_gpu_layers"}
+            params = replace(request.params, n_gpu_layers=1)
+            return state.on(variant.devices, replace(request, params=params, fixed=fixed, context_limits={}))
+        return state
+
+    def is_tested(self, variant: Variant) -> bool:
+        """Whether the best trial of a variant on its devices was looked for."""
+        return variant in self._answers
+
+    def first_of_equal(self, devices: Iterable[DeviceLimit]) -> tuple[DeviceLimit, ...]:
+        """Replace devices by the first ones that are equal to them, in the user's order."""
+        left: dict[tuple[object, ...], list[DeviceLimit]] = {}
+        for device in self.devices:
+            left.setdefault(self._likes(device), []).append(device)
+        return tuple((left.get(self._likes(device)) or [device]).pop(0) for device in devices)
+
+    def _likes(self, device: DeviceLimit) -> tuple[object, ...]:
+        is_named = device in pinned_devices(self.request) or "devices" in self.request.fixed
+        return self.request.speeds.get(device.name), device.target, device.largest_tensor, is_named and device.name
+
+    def next(self, kinds: Sequence[Kind]) -> Variant | None:
+        """Return the variant to ask for next; ``None`` where none promises a better trial than the best.
+
+        It is on the devices of the best answer.
 
         Args:
-            best: the best answer so far. All further variants are on its devices.
             kinds: the kinds of attention that are open.
         """
-        if best is None:
-            return self._begin()
-        if best.trial.devices == best.state.devices:
-            self._move(best)
+        best, here = self.best, self.here
         if best.trial.devices != best.state.devices or not best.trial.devices:
             # the last layer alone, upstream's rules, or no device: micro batches say nothing
-            kinds = [kind for kind in kinds if kind != variant_of(best.trial.params).kind]
+            kinds = [kind for kind in kinds if kind != here.kind]
         tried = set[Variant]()
         while True:
-            promised = dict(self._promised(best, kinds))
+            promised = dict(self._promised(kinds))
             if not promised:
-                return self._against_the_odds(best)
+                return self._against_the_odds()
             chosen = min(promised, key=lambda variant: self._order(variant, promised[variant]))
             if chosen in tried or self._is_known(chosen, best.trial):
-                return self._ask(chosen)
+                return self._next(chosen)
             tried.add(chosen)
-            is_other = chosen.kind != variant_of(best.trial.params).kind
-            placement = _first_placement(self.state(chosen)) if is_other else best.trial.placement
+            placement = _first_placement(self.state(chosen)) if chosen.kind != here.kind else best.trial.placement
             if placement is None or self.measure(chosen, placement) is None:
-                self._asked.add(chosen)
+                self._asked.add(chosen[:2])
 
     def state(self, variant: Variant) -> SearchState:
         """Return the state of a variant, whose compute buffers are guessed until it is asked for."""
         if variant not in self._states:
-            of_kind = self._states.get(self.first._replace(kind=variant.kind)) or self._of_kind(variant.kind)
-            if of_kind.open != self._devices:
-                of_kind = of_kind.on(self._devices)
-            is_same = of_kind.request.params.n_ubatch == variant.n_ubatch
-            self._states[variant] = of_kind if is_same else of_kind.with_micro_batch(variant.n_ubatch)
+            is_first = variant.kind == self.first.kind
+            state = self._first_state if is_first else self._of_kind(variant.kind)
+            if state.open != variant.devices and not variant.rule:
+                state = state.on(variant.devices)
+            is_same = state.request.params.n_ubatch == variant.n_ubatch
+            self._states[variant] = state if is_same else state.with_micro_batch(variant.n_ubatch)
         state = self._states[variant]
-        if variant not in self._asked:
-            known, is_larger = self._buffers_like(variant.kind)
+        if variant[:2] not in self._asked:
+            known, is_larger = self._buffers_like(variant)
             state.buffers.guess(variant.n_ubatch, known, partial(_of_scores, state) if is_larger else _nothing)
         return state
 
-    def _buffers_like(self, kind: Kind) -> tuple[dict[int, Buffers], bool]:
-        """Return measured buffers by micro batch, most like those of a kind, and whether the kind's are larger."""
-        as_asked = self.first.kind.flash_attn
+    def _buffers_like(self, variant: Variant) -> tuple[dict[int, Buffers], bool]:
+        """Return measured buffers by micro batch, most like a variant's, and whether the variant's are larger."""
+        kind, as_asked = variant.kind, self.first.kind.flash_attn
         # nothing that was measured tells buffers with flash attention where llama.cpp had turned it off
         others = [] if kind.flash_attn == "on" else [kind._replace(flash_attn=as_asked), self.first.kind]
         for like in (kind, *others):
-            trials = {each: trial for each, trial in self._measured.items() if each.kind == like}
+            trials = {
+                each: trial
+                for each, trial in self._measured.items()
+                if each.kind == like and each.devices == variant.devices
+            }
             if trials:
                 has_scores = any(trial and trial.breakdown.flash_attn is False for trial in trials.values())
                 known = {each.n_ubatch: self._states[each].buffers for each in trials}
@@ -156,14 +278,6 @@ class Variants:
             self._measured[variant] = state.trial(placement, self._n_ctx)
             return self._measured[variant]
         return None
-
-    def measured(self, state: SearchState) -> Trial | None:
-        """Return what was measured with a variant before it was asked for."""
-        return self._measured.get(variant_of(state.request.params))
-
-    @property
-    def _devices(self) -> tuple[DeviceLimit, ...]:
-        return self._states[self.first].open
 
     def _is_for_speed(self, variant: Variant) -> bool:
         return variant.n_ubatch >= min(self.first.n_ubatch, _LEAST_FOR_SPEED)
@@ -179,29 +293,21 @@ class Variants:
         state = self._states[variant]
         return state.buffers.has_measured(is_whole(state.request, trial.devices, trial.placement))
 
-    def _ask(self, variant: Variant) -> SearchState:
-        self._asked.add(variant)
-        state = self.state(variant)
+    def _next(self, variant: Variant) -> Variant:
+        self._asked.add(variant[:2])
+        self.state(variant)
         self._measured.setdefault(variant, None)
-        return state
+        return variant
 
-    def _move(self, best: Answer) -> None:
-        """Go on on the devices of ``best``, where only its own compute buffers are known."""
-        if best.state.open == self._devices:
-            return
-        here = variant_of(best.trial.params)
-        self._states = {self.first: self._states[self.first].on(best.state.open), here: best.state}
-        self._measured = {here: best.trial}
-
-    def _begin(self) -> SearchState:
-        """Return the state with the micro batch that promises the least time, by a load or two."""
+    def begin(self) -> Variant:
+        """Return the variant with the micro batch that promises the least time, by a load or two."""
         start = self.state(self.first)
         if len(self._sizes) < 2:
-            return self._ask(self.first)
+            return self._next(self.first)
         start.prices()
         placement = _first_placement(start)
         if placement is None or self.measure(self.first, placement) is None:
-            return self._ask(self.first)
+            return self._next(self.first)
         expected = expected_placement(start, self._n_ctx)
         best, least = self.first, math.inf if expected is None else start.seconds(expected)
         self.first_seconds = least
@@ -222,17 +328,16 @@ class Variants:
                     best, least = variant, seconds
                 elif math.isfinite(least):
                     break
-        return self._ask(best)
+        return self._next(best)
 
     def _others(self, n_ubatch: int) -> tuple[list[int], list[int]]:
         """List the larger and the smaller micro batches, the nearest first."""
         larger = [size for size in self._sizes if size > n_ubatch]
         return larger, [size for size in reversed(self._sizes) if size < n_ubatch]
 
-    def _promised(self, best: Answer, kinds: Iterable[Kind]) -> Iterable[tuple[Variant, float]]:
-        """Yield the variants that promise a better trial than ``best``, each with its expected seconds."""
-        trial = best.trial
-        here = variant_of(trial.params)
+    def _promised(self, kinds: Iterable[Kind]) -> Iterable[tuple[Variant, float]]:
+        """Yield the variants that promise a better trial than the best, each with its expected seconds."""
+        trial, here = self.best.trial, self.here
         for kind in kinds:
             is_other = kind != here.kind
             least = math.inf
@@ -241,8 +346,8 @@ class Variants:
                 least = (trial.seconds if is_other else trial.expected) * (1 - WORTH)
             for sizes in ([here.n_ubatch], *self._others(here.n_ubatch)):
                 for size in sizes:
-                    variant = Variant(kind, size)
-                    if variant in self._asked or (trial.fits and not self._is_for_speed(variant)):
+                    variant = Variant(kind, size, here.devices)
+                    if variant[:2] in self._asked or (trial.fits and not self._is_for_speed(variant)):
                         continue
                     seconds = self._likely(variant, here, trial, least)
                     if seconds < least:
@@ -288,17 +393,18 @@ class Variants:
             seconds -= 2 * most_saved_by(start.situation(self._n_ctx, in_whole), placement, freed)
         return seconds < least * (1 - WORTH)
 
-    def _against_the_odds(self, best: Answer) -> SearchState | None:
-        """Return the state of the smallest usual micro batch where only smaller ones were expected to fit.
+    def _against_the_odds(self) -> Variant | None:
+        """Return the variant with the smallest usual micro batch where only smaller ones were expected to fit.
 
         Corrections may find a way.
         """
-        if not best.trial.params.n_ubatch < _LEAST_FOR_SPEED <= self.first.n_ubatch:
+        here = self.here
+        if not here.n_ubatch < _LEAST_FOR_SPEED <= self.first.n_ubatch:
             return None
-        usual = (self.first._replace(n_ubatch=size) for size in self._sizes if size >= _LEAST_FOR_SPEED)
-        variant = next((each for each in usual if each not in self._asked), None)
-        is_open = variant is not None and not any(each.n_ubatch >= _LEAST_FOR_SPEED for each in self._asked)
-        return self._ask(variant) if variant is not None and is_open else None
+        usual = (Variant(self.first.kind, size, here.devices) for size in self._sizes if size >= _LEAST_FOR_SPEED)
+        variant = next((each for each in usual if each[:2] not in self._asked), None)
+        is_open = variant is not None and not any(n_ubatch >= _LEAST_FOR_SPEED for _, n_ubatch in self._asked)
+        return self._next(variant) if variant is not None and is_open else None
 
 
 def variant_of(params: Params) -> Variant:
@@ -356,3 +462,17 @@ def _first_placement(state: SearchState) -> Placement | None:
         at = state.situation(n_ctx, is_whole=True)
         return (place_fastest(at) if state.chooses_split else None) or state.default
     return state.place_partial(state.situation(n_ctx, is_whole=False))
+
+
+def _useless(devices: tuple[DeviceLimit, ...], trial: Trial) -> list[DeviceLimit]:
+    """List devices on which ``trial`` has nothing, or which cannot hold even their compute buffer.
+
+    Such a device would still cost its context, and take part in every graph.
+    """
+    lacking = {name for name, _ in trial.missing}
+    idle = [devices[d] for d in trial.placement.idle if devices[d].name in (trial.params.devices or ())]
+    useless = idle or [device for device in devices if device.name in lacking]
+    if useless and len(idle) == len(devices):
+        # all devices are idle: fewer of them need smaller compute buffers, and may be of use
+        return sorted(idle, key=lambda device: device.target)[: (len(idle) + 1) // 2]
+    return useless if trial.fits or not useless else [min(useless, key=lambda device: device.target)]
