@@ -158,16 +158,16 @@ def in_place(at: Situation) -> list[Placement]:
     """
     n_units = len(at.units)
     firsts = range(n_units) if at.first is None else (at.first,)
-    most = bisect_left(firsts, True, key=lambda first: _from(at, first) is not None)
+    most = bisect_left(firsts, True, key=lambda first: place_from(at, first) is not None)
     if most == len(firsts):
         return [Placement(n_units, (0,) * len(at.devices))] if at.first in (None, n_units) else []
     is_settled = at.request.is_expert_model and not at.far
     whole = most if is_settled else bisect_left(firsts, True, most, key=lambda first: _is_whole(at, first))
-    found = [_from(at, first) for first in dict.fromkeys((*firsts[most:][:1], *firsts[whole:][:1]))]
+    found = [place_from(at, first) for first in dict.fromkeys((*firsts[most:][:1], *firsts[whole:][:1]))]
     return [placement for placement in found if placement]
 
 
-def _from(at: Situation, first: int) -> Placement | None:
+def place_from(at: Situation, first: int) -> Placement | None:
     """Place the layers from ``first`` on on devices, and what they have no room for on the host."""
     if first not in at.placed:
         at.placed[first] = pack(at.ranges, at.room.behind(at.units, first), first, at.counts(first), at.far)
@@ -193,7 +193,7 @@ def _near(at: Situation, placement: Placement) -> Iterator[Placement]:
 
 
 def _is_whole(at: Situation, first: int) -> bool:
-    placement = _from(at, first)
+    placement = place_from(at, first)
     return placement is not None and len({item.layer for item, _ in placement.moved}) <= len(at.devices)
 
 
@@ -312,7 +312,7 @@ def most_saved_by(at: Situation, placement: Placement, room: int) -> float:
 def _fastest_filling(at: Situation, first: int) -> tuple[float, Placement | None]:
     """Place layers from ``first`` on on devices, and fill the room with weights of the others in each possible way."""
     assert at.prices is not None
-    base = _from(at, first)
+    base = place_from(at, first)
     if base is None:
         return math.inf, None
     budgets = at.room.of(at.units, base)
