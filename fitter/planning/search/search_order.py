@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from fitter.errors import LlamaCppError, TimeLimitError
 from fitter.llama.types import Breakdown, Params
-from fitter.planning.pricing.objective import WORTH_SHARING, best_of
+from fitter.planning.pricing.objective import WORTH_SHARING, best_of, rank
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import other_devices, usable_devices
 from fitter.planning.request.request import Measure, Record, Request
@@ -62,7 +62,7 @@ def search(
             contexts = ContextChoice(order.state, order.at)
             answer = contexts.best()
             improved = order.at_last(answer)
-            best = improved.trial if improved is answer else contexts.larger_than(improved)
+            best = contexts.larger_than(improved) if rank(improved.trial) > rank(answer.trial) else answer.trial
     except CutShort as cut:
         best = cut.best
     if best.fits and best.seconds is not None:

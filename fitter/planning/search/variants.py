@@ -167,7 +167,9 @@ class Variants:
     def ask(self, variant: Variant) -> Answer:
         """Find the best trial of a variant on its devices, or on those of them that it has a use for."""
         answer = best = self.settle(variant)
-        while answer.state.devices and not (variant.rule or user_chose_devices(self.request)):
+        # the best answer has a use for all of its devices
+        is_settled = variant.rule or user_chose_devices(self.request) or (self._best and variant[2] == self.here[2])
+        while answer.state.devices and not is_settled:
             useless = _useless(answer.state.devices, answer.trial)
             useful = self.first_of_equal(each for each in answer.state.devices if each not in useless)
             if not useless or (not useful and needs_devices(self.request)):
@@ -182,11 +184,13 @@ class Variants:
         if variant not in self._answers:
             state, before = self.state(variant), self._measured.get(variant)
             trial = best_at(self._ruled(state, variant))
+            if before and before.fits and rank(before) > rank(trial):
+                trial = before
             if variant.rule == "llama.cpp":
                 # its own search has no prices
                 state = state.on(trial.devices)
                 trial = replace(trial, seconds=state.seconds(trial.placement, trial.breakdown))
-            self._answers[variant] = Answer(max(filter(None, (before, trial)), key=rank), state)
+            self._answers[variant] = Answer(trial, state)
         return self._answers[variant]
 
     def _ruled(self, state: SearchState, variant: Variant) -> SearchState:
