@@ -11,13 +11,14 @@ from itertools import islice
 
 from fitter.planning.placing.float_sum import float_sum
 from fitter.planning.placing.layer_sizes import HOST
+from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import WORTH_SHARING, is_worth_a_load
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import pinned_devices, user_chose_devices, user_chose_split
 from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search import choices
 from fitter.planning.search.capacity import is_too_large
-from fitter.planning.search.expectations import expected_partial, expected_plan
+from fitter.planning.search.expectations import expected_partial, expected_placement
 from fitter.planning.search.proposals import place_from
 from fitter.planning.search.search_state import SearchState
 from fitter.planning.search.variants import Answer, Variant, Variants
@@ -130,7 +131,7 @@ def with_the_last_layer(variants: Variants) -> Iterator[Variant]:
     are_many = bool(best.params.devices) and splits is not None and splits[1] > request.n_layer
     is_idle = len(best.placement.idle) == len(best.devices)
     if is_idle or (are_many and not user_chose_devices(request) and variants.best.state.keeps_on_host):
-        by_speed = sorted(request.devices, key=lambda device: -request.speeds[device.name].bandwidth)
+        by_speed = sorted(variants.devices, key=lambda device: -request.speeds[device.name].bandwidth)
         groups = [(device,) for device in by_speed[:_MAX_FOR_LAST]]
         here = variants.here
         for devices in [variants.devices] if user_chose_devices(request) else groups:
@@ -178,7 +179,18 @@ def _promises(variants: Variants, variant: Variant, is_small: bool) -> bool:
 
 def _expected_plan(variants: Variants, variant: Variant, *, optimistic: bool = False) -> float | None:
     state = variants.state(variant).with_buffers_of(variants.best.state)
-    return expected_plan(state, variants.best.trial.params.n_ctx, optimistic=optimistic)
+    placement = expected_placement(state, variants.best.trial.params.n_ctx, optimistic=optimistic)
+    return None if placement is None else _seconds(variants, state, placement)
+
+
+def _seconds(variants: Variants, state: SearchState, placement: Placement) -> float:
+    """Estimate the seconds of a placement, to compare with what was expected of the best one.
+
+    Where that took longer for its splits of the graph, a placement without weights on the host has none.
+    """
+    best, seconds = variants.best.trial, state.seconds(placement)
+    is_split = best.placement.is_spilled and not placement.is_spilled
+    return seconds * best.expected / best.seconds if is_split and best.expected and best.seconds else seconds
 
 
 def _seconds_from_same_layer(variants: Variants, variant: Variant) -> float:
@@ -190,7 +202,7 @@ def _seconds_from_same_layer(variants: Variants, variant: Variant) -> float:
     state.prices()
     placement = place_from(state.situation(best.params.n_ctx, is_whole=False), best.placement.first)
     unknown = math.inf if variant == variants.here else -math.inf
-    return state.seconds(placement) if placement else unknown
+    return _seconds(variants, state, placement) if placement else unknown
 
 
 def _beats(likely: float, best: Trial) -> bool:
