@@ -81,6 +81,9 @@ class Asking:
         except FitterError as error:
             return Outcome(error=f"{type(error).__name__}: {error}", wall=time.monotonic() - started)
         params, names = plan.params, plan.params.devices or ()
+        arguments = tuple(plan.arguments()) if plan.fits else ()
+        # devices that the user sets are the draft model's, too
+        draft = arguments[arguments.index("-devd") + 1].split(",") if "model_draft" in options and arguments else None
         split = params.tensor_split or (1.0,) * len(names)
         return Outcome(
             fits=plan.fits,
@@ -91,8 +94,9 @@ class Asking:
             on_devices=sum(device.model for device in plan.devices),
             compute=sum(device.compute for device in plan.devices),
             placement=(plan.params.n_gpu_layers, tuple(split), len(plan.params.tensor_buft_overrides)),
-            arguments=tuple(plan.arguments()) if plan.fits else (),
+            arguments=arguments,
             pins={
+                "devices_draft": draft,
                 "n_ctx": params.n_ctx,
                 "flash_attn": params.flash_attn,
                 "offload_kqv": params.offload_kqv,
