@@ -14,7 +14,7 @@ from fitter.llama.types import Breakdown, Params, Skeleton
 from fitter.planning.speed.cost import Workload
 from tools.search import depths
 from tools.search.check import check
-from tools.search.machines import MIB, Card, Machine, draw
+from tools.search.machines import MIB, Card, Machine, draw, draw_mixed
 from tools.search.outcomes import Asking, Outcome, worse
 
 SLOW = pytest.mark.slow
@@ -199,6 +199,18 @@ def test_a_plan_is_found_again_without_its_overrides(asking: Asking, number: int
     assert plan.n_gpu_layers and plan.pins["override_tensor"]
     for names in (["n_ctx", "flash_attn", "offload_kqv", "devices", "n_gpu_layers"], [*pins]):
         assert not worse(asking.fit(one, **{name: pins[name] for name in names}), plan)
+
+
+def test_an_integrated_gpu_is_weighed_where_the_card_has_room_for_nothing(asking: Asking) -> None:
+    # Qwen3 Next 80B beside a 4060 Ti: the last layer alone was put on it, which took four times as long
+    plan = asking.fit(draw_mixed(17))
+    assert "ROCm0" in plan.pins["devices"] and plan.n_gpu_layers == 49
+
+
+def test_an_integrated_gpu_is_weighed_by_what_the_plan_without_it_takes(asking: Asking) -> None:
+    # gpt-oss 120B: splits of the graph, which a plan with all layers on both has not, were not expected
+    one = draw_mixed(16)
+    assert not worse(asking.fit(one.having(host_bandwidth="427GB/s")), asking.fit(one))
 
 
 def test_a_card_that_only_streams_takes_the_last_layer(asking: Asking) -> None:
