@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning.placing.layer_sizes import HOST, Unit
 from fitter.planning.speed.bound import lower_bound
-from fitter.planning.speed.cost import Attention, Costs, Family, HostCosts, Work, Workload, default, price
+from fitter.planning.speed.cost import Attention, Costs, Family, HostCosts, SplitCounts, Work, Workload, default, price
 from fitter.planning.speed.model_facts import LayerFacts, ModelFacts, WeightFacts
 from fitter.planning.speed.work import HostOnlyTensors, Pieces
 
@@ -331,7 +331,10 @@ def plain(bandwidth: float, pcie: float) -> DeviceSpeed:
     return DeviceSpeed(bandwidth, 1e30, pcie, "cuda", "8.9", "test", True)
 
 
-NO_WAITS = Costs({"cuda": Family(0, 1, 1, 1, 1, 1)}, HostCosts(0, 1, 5, 5, 5, 5, 5, 1e30, 1e30, 1), 0, 0, 1, 1, 8, 0)
+NO_SPLITS = SplitCounts(*[0] * 8)
+NO_WAITS = Costs(
+    {"cuda": Family(0, 1, 1, 1, 1, 1)}, HostCosts(0, 1, 5, 5, 5, 5, 5, 1e30, 1e30, 1), 0, 0, 1, 1, 8, NO_SPLITS
+)
 TEN, TWO, FIVE = plain(10, 4), plain(2, 8), HostSpeed(5, "test", 1)
 TEN_APART, TWO_APART = plain(10, 0.1), plain(2, 0.1)
 ONE, FEW = [(100, 8e9, False)], [(100, 4, False)]

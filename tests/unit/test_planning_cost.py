@@ -286,6 +286,19 @@ def test_of_experts_those_that_are_used_are_looked_up() -> None:
 # ---- splits
 
 
+def splits(*layers: Layer, costs: cost.Costs | None = None) -> tuple[int, int]:
+    """Graph splits of a prompt and of generation, as predicted for two devices that compute with host weights."""
+    parts = price(work(*layers), (FAST, FAST), DESKTOP, Workload(), costs).parts
+    part = next((part for part in parts if part.name == "graph splits"), cost.Part("", 0, 0))
+    split = cost.default().split
+    return 1 + round(part.prompt * 512 / split), 1 + round(part.generation / split)
+
+
+def with_bare(count: int) -> cost.Costs:
+    """The usual costs, but for the splits of a layer with only its cache on a device."""
+    return replace(cost.default(), splits=replace(cost.default().splits, bare=count))
+
+
 @pytest.mark.parametrize(
     ("layers", "expected"),
     [
@@ -301,20 +314,16 @@ def test_of_experts_those_that_are_used_are_looked_up() -> None:
     ],
 )
 def test_predicted_splits(layers: list[Layer], expected: int) -> None:
-    assert cost.predicted_splits(work(*layers), cost.default().bare_splits) == expected
+    assert splits(*layers)[1] == expected
 
 
 def test_a_cache_without_weights_costs_the_splits_of_the_data_file() -> None:
     bare = Layer(0, (Weights(HOST, 1e8, 1e8),), ATTENTION)
-    costs = cost.default()
-    few, many = (
-        price(work(bare), (FAST,), DESKTOP, Workload(0, 1), replace(costs, bare_splits=n)).generation_seconds
-        for n in (1, 11)
-    )
-    assert many - few == pytest.approx(10 * costs.split)
-    assert cost.predicted_splits(work(bare), 11) - cost.predicted_splits(work(bare), 1) == 10
+    few, many = (price(work(bare), (FAST,), DESKTOP, Workload(0, 1), with_bare(n)).generation_seconds for n in (1, 11))
+    assert many - few == pytest.approx(10 * cost.default().split)
+    assert splits(bare, costs=with_bare(11))[1] - splits(bare, costs=with_bare(1))[1] == 10
     # one for the whole, one for the device, and so many for each
-    assert cost.predicted_splits(work(bare, bare), 11) == 2 + 22
+    assert splits(bare, bare, costs=with_bare(11))[1] == 2 + 22
 
 
 @pytest.mark.parametrize(
@@ -330,20 +339,18 @@ def test_a_cache_without_weights_costs_the_splits_of_the_data_file() -> None:
     ],
 )
 def test_predicted_splits_of_a_prompt(layers: list[Layer], measured: int) -> None:
-    placed = work(*layers)
-    assert cost.predicted_prompt_splits(placed) == pytest.approx(measured, rel=0.2)
-    splits = next(part for part in priced(placed, (FAST, FAST)).parts if part.name == "graph splits")
-    assert splits.prompt * 512 == pytest.approx((cost.predicted_prompt_splits(placed) - 1) * cost.default().split)
+    assert splits(*layers)[0] == pytest.approx(measured, rel=0.2)
 
 
 def test_weights_of_a_layer_whose_cache_is_on_the_host() -> None:
     """Measured: 7, 10 and 12 splits a layer in generation, 3, 2 and 2 in a prompt (Llama 3.1 8B, Qwen3 8B, Gemma 3)."""
     lent = replace(layer(0), home=HOST, attends=0)
-    assert 7 * 32 <= cost.predicted_splits(work(*[lent] * 32), 10) <= 12 * 32
-    assert 2 * 32 <= cost.predicted_prompt_splits(work(*[lent] * 32)) <= 3 * 32 + 2
+    of_prompt, of_step = splits(*[lent] * 32)
+    assert 7 * 32 <= of_step <= 12 * 32
+    assert 2 * 32 <= of_prompt <= 3 * 32 + 2
     # experts that stay there: 8.7 and 5.8 (Llama 4 Scout)
     experts = replace(lent, weights=(lent.weights[0], Weights(HOST, 0.3 * GB, 0.6e9, True)))
-    assert cost.predicted_prompt_splits(work(*[experts] * 32)) == pytest.approx(5.8 * 32, rel=0.15)
+    assert splits(*[experts] * 32)[0] == pytest.approx(5.8 * 32, rel=0.15)
 
 
 def test_measured_splits_count() -> None:
@@ -382,13 +389,14 @@ def test_family(kind: str, capability: str, name: str, family: str) -> None:
 def test_a_family_says_what_differs() -> None:
     cuda = cost.Family(1e-5, 0.7, 0.6, 0.5, 0.4, 0.3)
     host = cost.HostCosts(1e-6, 0.8, 1e9, 2e9, 1e9, 1e9, 2e9, 3e9, 4e9, 6)
-    graph = {"split": 1e-4, "hop": 1e-5, "pcie": 0.9, "pageable": 0.2, "min_bits": 3.0, "bare_splits": 5}
+    graph = {"split": 1e-4, "hop": 1e-5, "pcie": 0.9, "pageable": 0.2, "min_bits": 3.0}
+    counts = cost.SplitCounts(*range(1, 9))
     families = {"cuda": asdict(cuda), "other": {"layer": 2e-5, "cache": 0.1}}
-    found = cost.costs_of({"family": families, "host": asdict(host), "graph": graph})
+    found = cost.costs_of({"family": families, "host": asdict(host), "graph": graph, "splits": asdict(counts)})
     assert found.families == {"cuda": cuda, "other": cost.Family(2e-5, 0.7, 0.1, 0.5, 0.4, 0.3)}
     assert found.host == host
     assert (found.split, found.hop, found.pcie, found.pageable) == (1e-4, 1e-5, 0.9, 0.2)
-    assert (found.min_bits, found.bare_splits) == (3.0, 5)
+    assert (found.min_bits, found.splits) == (3.0, counts)
 
 
 @pytest.mark.parametrize("bandwidth", [0.0, -1.0])
@@ -439,7 +447,7 @@ PLAIN = cost.Costs(
     pcie=0.5,
     pageable=0.1,
     min_bits=4,
-    bare_splits=7,
+    splits=replace(cost.default().splits, bare=7),
 )
 SMALL = DeviceSpeed(100, 1000, 50, "cuda", "8.9", "test", True)
 AWAY = DeviceSpeed(100, 1000, 40, "remote", "", "test", True, round_trip=2.0)
@@ -660,9 +668,8 @@ def test_a_setting_on_other_devices_streams_where_one_of_them_can() -> None:
     ],
 )
 def test_splits_of_what_is_kept_on_the_host(placed: Layer, generation: int, prompt: int) -> None:
-    placed_as = Work((Layer(0, THERE), placed) if placed.home == 0 else (placed, Layer(0, THERE)), 8)
-    assert cost.predicted_splits(placed_as, 10) == 2 + generation
-    assert cost.predicted_prompt_splits(placed_as) == 2 + prompt
+    placed_as = (Layer(0, THERE), placed) if placed.home == 0 else (placed, Layer(0, THERE))
+    assert splits(*placed_as) == (2 + prompt, 2 + generation)
 
 
 def test_splits_and_hops_by_hand() -> None:

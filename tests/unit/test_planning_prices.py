@@ -222,12 +222,12 @@ def test_only_a_network_has_visits() -> None:
 
 def test_a_bare_cache_costs_the_splits_that_the_data_file_says(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = prices(CARD).all.bare_gain(0)
-    more = replace(cost.default(), bare_splits=cost.default().bare_splits + 5)
+    more = replace(cost.default(), splits=replace(cost.default().splits, bare=cost.default().splits.bare + 5))
     monkeypatch.setattr(cost, "default", lambda: more)
     found = prices(CARD).all
     split = prices(CARD, objective="generation")
     assert found.bare_gain(0) < usual and split.all.bare_gain(0) < usual
-    assert cost.default().bare_splits == 15
+    assert cost.default().splits.bare == 15
 
 
 def test_prices_are_of_the_largest_context_known_when_first_asked_for() -> None:

@@ -42,7 +42,12 @@ class Item(_Item):
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Names of its tensors."""
-        return tuple(f"{self.stem}.{suffix}" for suffix in self.suffixes)
+        return tuple([f"{self.stem}.{suffix}" for suffix in self.suffixes])
+
+    @cached_property
+    def tail(self) -> tuple[str, ...]:
+        """Its names without the layer's number."""
+        return tuple([name.split(".", 2)[2] for name in self.names])
 
     @cached_property
     def order(self) -> tuple[int, int, str]:
@@ -216,17 +221,21 @@ def _items(layer: int, groups: Mapping[str, tuple[list[str], int]]) -> tuple[Ite
     return tuple(Item(layer, stem, tuple(suffixes), total) for stem, (suffixes, total) in sorted(groups.items()))
 
 
+# names come back in every layout and every plan of a model
+@lru_cache(maxsize=8192)
 def layer_index(name: str) -> int | None:
     """Read the layer from a weight's name; ``None`` for a weight of no layer."""
     match = _LAYER.match(name)
     return int(match.group(1)) if match else None
 
 
+@lru_cache(maxsize=8192)
 def is_state(name: str) -> bool:
     """Whether a cache tensor with this name is a recurrent state."""
     return _STATE.match(name) is not None
 
 
+@lru_cache(maxsize=8192)
 def cache_layer(name: str, default: int) -> int:
     """Read the layer from a cache tensor's name; ``default`` for a tensor of no layer."""
     match = _CACHE_LAYER.search(name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import Request
@@ -45,6 +46,14 @@ def seconds_for(objective: str, workload: Workload, estimate: Estimate) -> float
     if objective == "prompt":
         return workload.users * (workload.prompt * estimate.prompt_seconds)
     return estimate.seconds
+
+
+def workload_of(request: Request) -> Workload:
+    """Return the part of the request's workload that matters for its objective: only that takes time."""
+    workload = request.workload
+    if request.objective == "generation":
+        return replace(workload, prompt=0, cached=workload.cached + workload.prompt)
+    return replace(workload, generate=0) if request.objective == "prompt" else workload
 
 
 def rank(trial: Trial) -> tuple[bool, int, int, float]:

@@ -13,16 +13,15 @@ from fitter.llama.types import Breakdown, Layout
 from fitter.planning.placing.layer_sizes import HOST, Item, Unit
 from fitter.planning.placing.placement import Placement
 from fitter.planning.placing.spill import Times
-from fitter.planning.pricing.objective import objective_seconds
+from fitter.planning.pricing.objective import workload_of
 from fitter.planning.request.given import devices_in_use
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.speed.cost import (
-    Estimate,
     Seconds,
     Setting,
     layer_seconds,
     logits_seconds,
-    price_at,
+    seconds_at,
     setting,
     tensor_seconds,
     visit_seconds,
@@ -90,7 +89,9 @@ class Prices:
             if pieces.host_only:
                 on_devices = [measured.on(name).model for name in self._names]
                 pieces = as_measured(pieces, work_of(pieces, placement), on_devices)
-        return self.of(price_at(work_of(pieces, placement, n_splits), self._setting))
+        seconds = self._setting.request(seconds_at(work_of(pieces, placement, n_splits), self._setting))
+        # equal placements cost the same, in whatever order their layers are added up: the first of them is proposed
+        return float(f"{seconds:.12g}")
 
     def _with_flash(self, flash: bool | None) -> Pieces:
         if flash not in self._flash:
@@ -98,10 +99,6 @@ class Prices:
             is_same = flash is None or attention == self._pieces.attention
             self._flash[flash] = self._pieces if is_same else replace(self._pieces, attention=attention)
         return self._flash[flash]
-
-    def of(self, estimate: Estimate) -> float:
-        """Return the objective of an estimate."""
-        return objective_seconds(self._request, estimate)
 
     def unit_seconds(self, place: int) -> list[float]:
         """Estimate the objective's part of each unit that is whole at ``place``: a device's index, or ``HOST``."""
@@ -111,12 +108,10 @@ class Prices:
         seconds = self._unit_seconds[place] = [0.0] * self._n_units
         for index in range(len(facts.layers) + 1):
             layer = self._pieces.layer(index, place)
-            total = layer_seconds(layer, at)
-            for weights in layer.weights:
-                total += tensor_seconds(weights, at)
+            total = at.priced(layer).seconds
             if index == len(facts.layers):
                 total += logits_seconds(layer, at)
-            seconds[index if index < len(facts.layers) else -1] = self._value(total)
+            seconds[index if index < len(facts.layers) else -1] = at.request(total)
         return seconds
 
     def times(self, units: Sequence[Unit]) -> Times | None:
@@ -136,12 +131,12 @@ class Prices:
     def hop(self) -> float:
         """Seconds to pass on from one device to the next."""
         costs = self._setting.costs
-        return self._value(Seconds(costs.hop + costs.split, costs.hop + costs.split))
+        return self._setting.request(Seconds(costs.hop + costs.split, costs.hop + costs.split))
 
     @cached_property
     def visits(self) -> list[float]:
         """Seconds to each device and back over its network; 0 for a local device."""
-        return [self._value(visit_seconds(d, self._setting)) for d in range(len(self._devices))]
+        return [self._setting.request(visit_seconds(d, self._setting)) for d in range(len(self._devices))]
 
     def is_remote(self, device: int) -> bool:
         """Whether a device is on another machine."""
@@ -153,11 +148,11 @@ class Prices:
             return 0.0
         at, host = self._setting, self._pieces.layer(index, HOST)
         on_device = replace(self._pieces.layer(index, 0), weights=host.weights)
-        split = self._value(Seconds(at.costs.split, at.costs.split))
+        split = at.request(Seconds(at.costs.split, at.costs.split))
         return (
-            self._value(layer_seconds(host, at))
-            - self._value(layer_seconds(on_device, at))
-            - at.costs.bare_splits * split
+            at.request(layer_seconds(host, at))
+            - at.request(layer_seconds(on_device, at))
+            - at.costs.splits.bare * split
         )
 
     def streaming(self, device: int) -> float:
@@ -167,7 +162,7 @@ class Prices:
         # tensors that the user has put on a device are not streamed
         streamed = [[weights for weights in layer if weights.place == HOST] for layer in layers]
         largest = max(streamed, key=lambda layer: sum(weights.bytes for weights in layer))
-        return self._value(sum((tensor_seconds(weights, at) for weights in largest), Seconds()))
+        return at.request(sum((tensor_seconds(weights, at) for weights in largest), Seconds()))
 
     def saved_by_byte(self, items: Sequence[Item], device: int = 0) -> float:
         """Estimate the seconds that a byte of a layer's ``items`` saves on ``device`` instead of the host."""
@@ -179,20 +174,12 @@ class Prices:
             sum((tensor_seconds(w, self._setting) for w in self._pieces.layer(index, device, where).weights), Seconds())
             for where in ((), apart)
         )
-        return (self._value(away) - self._value(home)) / sum(item.bytes for item in items)
+        return (self._setting.request(away) - self._setting.request(home)) / sum(item.bytes for item in items)
 
     @cached_property
     def _setting(self) -> Setting:
         work = work_of(self._pieces, Placement(self._n_units, (0,) * len(self._devices)))
-        return setting(work, self._devices, self._host, self._request.workload)
-
-    def _value(self, seconds: Seconds) -> float:
-        objective, at = self._request.objective, self._setting
-        if objective == "generation":
-            return at.workload.generate * seconds.generation
-        if objective == "prompt":
-            return at.workload.users * (at.workload.prompt / at.batch * seconds.prompt)
-        return at.request(seconds)
+        return setting(work, self._devices, self._host, workload_of(self._request))
 
 
 class PriceList:
@@ -227,7 +214,7 @@ class PriceList:
 
     def seconds(self, placement: Placement, measured: Breakdown | None = None) -> float:
         """Estimate the objective with ``placement``; see ``Prices.seconds``."""
-        prices, on_used = self._prices_of(placement)
+        prices, on_used = self._prices_of(placement) if 0 in placement.counts else (self.all, placement)
         is_spilled = placement.first > 0 or placement.moved
         return prices.seconds(on_used, measured, self.spilled_flash if is_spilled else None)
 

@@ -15,7 +15,7 @@ from fitter.llama.types import Breakdown, Layout, Params
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning.placing.layer_sizes import HOST, units_of
 from fitter.planning.placing.placement import Placement
-from fitter.planning.pricing.objective import GAIN
+from fitter.planning.pricing.objective import GAIN, workload_of
 from fitter.planning.pricing.prices import pinned_on
 from fitter.planning.request.constraints import context_of_a_sequence
 from fitter.planning.request.given import ends_pipeline, micro_batches, pinned_devices
@@ -293,11 +293,6 @@ def bound_of(
     """
     if request.host_speed is None or not request.devices:
         return None
-    workload = request.workload
-    if request.objective == "generation":
-        workload = replace(workload, prompt=0, cached=workload.cached + workload.prompt)
-    elif request.objective == "prompt":
-        workload = replace(workload, generate=0)
     units = units_of(layout, request.n_layer)
     # a device without room for its compute buffer computes nothing, unless the user has put tensors there
     compute = compute or {}
@@ -317,7 +312,7 @@ def bound_of(
             None if request.host.paging else request.host.target,
             [request.speeds[device.name] for device in devices],
             request.host_speed,
-            workload,
+            workload_of(request),
         )
         for attention in attentions
     )

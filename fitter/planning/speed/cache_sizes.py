@@ -49,20 +49,19 @@ def resized(layout: Layout, window: int, windowed: Collection[int], before: Para
         before: The parameters of the record.
         after: Parameters with another context, type of cache or number of sequences.
     """
-
-    cells = {
-        of_layer: cells_of(after.n_ctx, after, of_layer) / cells_of(layout.n_ctx, before, of_layer)
-        for of_layer in {0, window}
-    }
-
-    def size(entry: LayoutEntry) -> int:
-        if is_state(entry.name):
-            return entry.bytes * after.n_seq_max // before.n_seq_max
-        of_layer = window if cache_layer(entry.name, -1) in windowed else 0
-        old, new = (each.type_v if entry.name.startswith("cache_v") else each.type_k for each in (before, after))
-        return round(entry.bytes * cells[of_layer] * CACHE_BYTES.get(new, 2) / CACHE_BYTES.get(old, 2))
-
-    entries = [entry._replace(bytes=size(entry)) if entry.kind == "context" else entry for entry in layout.entries]
+    cells = {each: cells_of(after.n_ctx, after, each) / cells_of(layout.n_ctx, before, each) for each in {0, window}}
+    types = ((before.type_k, after.type_k), (before.type_v, after.type_v))
+    entries = []
+    for entry in layout.entries:
+        if entry.kind == "context":
+            if is_state(entry.name):
+                size = entry.bytes * after.n_seq_max // before.n_seq_max
+            else:
+                of_layer = window if cache_layer(entry.name, -1) in windowed else 0
+                old, new = types[entry.name.startswith("cache_v")]
+                size = round(entry.bytes * cells[of_layer] * CACHE_BYTES.get(new, 2) / CACHE_BYTES.get(old, 2))
+            entry = LayoutEntry(entry.buffer_type, entry.name, entry.kind, size)
+        entries.append(entry)
     return replace(layout, entries=tuple(entries), n_ctx=after.n_ctx)
 
 

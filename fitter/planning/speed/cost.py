@@ -11,14 +11,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from fitter.machine.speed import AS_ESTIMATED, DeviceSpeed, Factor, HostSpeed
 from fitter.planning.placing.float_sum import float_sum
 from fitter.planning.placing.layer_sizes import HOST
+from fitter.planning.speed.model_facts import WeightFacts
 from fitter.storage.data_files import read_data
 
 MIN_OFFLOAD_BATCH = 32
@@ -87,6 +87,31 @@ class HostCosts:
 
 
 @dataclass(frozen=True)
+class SplitCounts:
+    """Graph splits that llama.cpp makes of one layer.
+
+    Attributes:
+        bare: Of a layer with only its cache on a device, in generation.
+        apart: For each further place of a layer's weights, in generation.
+        cache: For a cache in another place than the layer.
+        lent: Further ones of a layer on the host whose attention has weights on a device, in generation.
+        lent_prompt: All of such a layer in a prompt with streamed host weights.
+        lent_prompt_apart: Further ones of it in that prompt if other weights are on the host.
+        host_prompt: Of a layer on the host in such a prompt.
+        apart_prompt: Of weights on the host whose layer is on a device, in such a prompt.
+    """
+
+    bare: int
+    apart: int
+    cache: int
+    lent: int
+    lent_prompt: int
+    lent_prompt_apart: int
+    host_prompt: int
+    apart_prompt: int
+
+
+@dataclass(frozen=True)
 class Costs:
     """All fitted constants.
 
@@ -98,7 +123,7 @@ class Costs:
         pcie: Share of the theoretical PCIe bandwidth that streaming weights reaches.
         pageable: The same for a KV cache in host memory that a device attends to.
         min_bits: Unpacking a weight takes at least as long as reading this many bits.
-        bare_splits: Graph splits of a layer with only its cache on a device.
+        splits: Graph splits of a layer.
         mapped: Limit in bytes per second for weights that are mapped from their file; the driver copies them twice.
         unlike: Tokens of a step use as many experts as so many unlike ones: their number to this power.
         unlike_of_text: The same for tokens of a text's micro batch (``Workload.is_text``), which are more alike.
@@ -111,7 +136,7 @@ class Costs:
     pcie: float
     pageable: float
     min_bits: float
-    bare_splits: int
+    splits: SplitCounts
     mapped: float = math.inf
     unlike: float = 1.0
     unlike_of_text: float = 1.0
@@ -207,42 +232,10 @@ class Layer:
         """Whether the host computes with some of its weights in prompts too."""
         return self.n_host_only > 0
 
-    @functools.cached_property
+    @property
     def is_bare(self) -> bool:
         """Whether a device has only its cache."""
         return bool(self.attention) and self.home != HOST and all(weights.place == HOST for weights in self.weights)
-
-    @functools.cached_property
-    def splits(self) -> int:
-        """Graph splits of generation for weights in other places than the layer, which is not bare."""
-        apart = {weights.place for weights in self.weights if not weights.is_host_only} - {self.home}
-        return 2 * len(apart) + self._splits_of_kept + 7 * self._is_lent
-
-    @functools.cached_property
-    def prompt_splits(self) -> int:
-        """Graph splits of a prompt with streamed host weights."""
-        is_apart = any(weights.place == HOST and not weights.is_host_only for weights in self.weights)
-        if self.home == HOST:
-            return 2 + 4 * is_apart if self._is_lent else 12
-        return 3 * is_apart + self._splits_of_kept
-
-    @property
-    def _is_lent(self) -> bool:
-        """Whether a device has weights of attention of a layer whose cache is on the host.
-
-        llama.cpp counts 10 splits of such a layer of Qwen3 32B in generation and 2 in a prompt; of Llama 4 Scout, whose
-        experts stay on the host, 8.7 and 5.8.
-        """
-        return self.home == HOST and self.attends is not None
-
-    @property
-    def _splits_of_kept(self) -> int:
-        """Graph splits for tensors that llama.cpp keeps on the host although a device has the layer.
-
-        One more than such tensors: within two of llama.cpp's own count in dummy loads of eleven models in ``TQ2_0`` on
-        CUDA, with one to nine such tensors in each layer, and of three with one (``ssm_a``) on Vulkan.
-        """
-        return self.n_host_only + 1 if self.n_host_only and self.home != HOST else 0
 
 
 @dataclass(frozen=True)
@@ -274,9 +267,10 @@ class Work:
     @functools.cached_property
     def counted(self) -> tuple[tuple[Layer, int], ...]:
         """Equal layers, by identity, and their numbers: hashing them would cost as much as it saves."""
-        counts = Counter(map(id, self.layers))
-        layers = {id(layer): layer for layer in self.layers}
-        return tuple([(layers[key], count) for key, count in counts.items()])
+        counts: dict[int, list[Any]] = {}
+        for layer in self.layers:
+            counts.setdefault(id(layer), [layer, 0])[1] += 1
+        return tuple([(layer, count) for layer, count in counts.values()])
 
     @functools.cached_property
     def homes(self) -> tuple[int, ...]:
@@ -359,6 +353,55 @@ class Seconds:
         return Seconds(self.prompt * count, self.generation * count)
 
 
+class Rates(NamedTuple):
+    """Seconds of weights of one kind at one place, by their bytes and their number.
+
+    All sizes of weights cost so much: the search prices layers by it, and the bound single tensors.
+
+    Attributes:
+        prompt_byte: Of a byte in a micro batch of a prompt: reading or copying it.
+        prompt_param: Of a weight there: its products with all tokens.
+        read: Of a byte in a step of generation. The slowest step counts: reading, unpacking or looking up.
+        unpacked: Of a weight in that step.
+        looked_up: Of a weight of a type with tables in that step.
+        copied: Of a byte in that step, besides: experts that their cache does not have.
+        further: Of a weight in that step, besides: its products with all tokens but the first.
+    """
+
+    prompt_byte: float
+    prompt_param: float
+    read: float
+    unpacked: float
+    looked_up: float
+    copied: float
+    further: float
+
+    def steps(self, weights: Weights | WeightFacts) -> tuple[float, float, float]:
+        """Return the seconds to read, unpack and look up ``weights`` in generation."""
+        return self.read * weights.bytes, self.unpacked * weights.n_params, self.looked_up * weights.n_looked_up
+
+    def seconds(self, weights: Weights | WeightFacts, slowest: int | None = None) -> Seconds:
+        """Compute the seconds of ``weights``.
+
+        ``slowest``: the index of the step that counts; by default the slowest.
+        """
+        steps = self.steps(weights)
+        generation = max(steps) if slowest is None else steps[slowest]
+        return Seconds(
+            self.prompt_byte * weights.bytes + self.prompt_param * weights.n_params,
+            generation + self.copied * weights.bytes + self.further * weights.n_params,
+        )
+
+
+class Priced(NamedTuple):
+    """A layer with the parts of an estimate that it adds to, their sum, and the seconds of its graph splits."""
+
+    layer: Layer
+    parts: tuple[tuple[str, Seconds], ...]
+    seconds: Seconds
+    splits: Seconds
+
+
 _MOST_PRICED = 4096
 
 
@@ -395,28 +438,38 @@ class Setting:
     experts_of_step: float
     workload: Workload
     is_mapped: bool = False
-    _parts: dict[int, tuple[Layer, tuple[tuple[str, Seconds], ...]]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _priced: dict[int, Priced] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _rates: dict[tuple[object, ...], Rates] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
         """Names of devices and host in the parts of an estimate; ``HOST`` is the index of the host's."""
         return (*(f"device {d}" for d in range(len(self.devices))), "host")
 
-    def parts_of(self, layer: Layer) -> tuple[tuple[str, Seconds], ...]:
-        """Return the parts of an estimate that a layer adds to, each with its seconds."""
-        if id(layer) not in self._parts:
-            if len(self._parts) >= _MOST_PRICED:
+    def priced(self, layer: Layer) -> Priced:
+        """Return the price of a layer, made once: hashing a layer would cost as much as this saves."""
+        if id(layer) not in self._priced:
+            if len(self._priced) >= _MOST_PRICED:
                 # with a cache of experts, nearly every placement has other layers
-                self._parts.clear()
+                self._priced.clear()
             cache = layer.home if layer.cache is None else layer.cache
-            weights = ((f"{self.names[each.place]}: weights", tensor_seconds(each, self)) for each in layer.weights)
-            layers = f"{self.names[layer.home]}: layers", _fixed(layer, self)
-            attention = f"{self.names[cache]}: attention", attention_seconds(layer, self)
-            # hashing a layer would cost as much as this saves
-            self._parts[id(layer)] = layer, (*weights, layers, attention)
-        return self._parts[id(layer)][1]
+            parts = (
+                *((f"{self.names[each.place]}: weights", tensor_seconds(each, self)) for each in layer.weights),
+                (f"{self.names[layer.home]}: layers", _fixed(layer, self)),
+                (f"{self.names[cache]}: attention", attention_seconds(layer, self)),
+            )
+            seconds = sum((seconds for _, seconds in parts), Seconds())
+            of_prompt, of_step = splits_of(layer, self.costs.splits)
+            splits = Seconds(of_prompt if self.streams else of_step, of_step) * self.costs.split
+            self._priced[id(layer)] = Priced(layer, parts, seconds, splits)
+        return self._priced[id(layer)]
+
+    def rates(self, weights: Weights) -> Rates:
+        """Return the rates of all weights that differ from ``weights`` only in size."""
+        key = weights.place, weights.experts, weights.is_host_only, weights.cache
+        if key not in self._rates:
+            self._rates[key] = _rates_of(weights, self)
+        return self._rates[key]
 
     def request(self, seconds: Seconds) -> float:
         """Return the seconds of the whole request for the seconds of each micro batch and each generated token."""
@@ -434,10 +487,33 @@ class Setting:
         """Constants of each device."""
         return tuple(self.costs.families[family_name(device)] for device in self.devices)
 
+    def bandwidth(self, place: int) -> float:
+        """Return the bytes of weights that a place reads per second."""
+        if place == HOST:
+            return self.costs.host.bandwidth * self.host.bandwidth
+        return self.families[place].bandwidth * self.devices[place].bandwidth
+
+    def compute(self, place: int) -> float:
+        """Return the FLOP per second of a place in matrix products of a prompt."""
+        if place == HOST:
+            return self.costs.host.compute * self.threads
+        return self.families[place].compute * self.devices[place].compute
+
     @functools.cached_property
     def streamer(self) -> int:
         """Index of the device that computes with host weights in prompts."""
         return next(d for d, device in enumerate(self.devices) if not device.is_remote)
+
+    @functools.cached_property
+    def remote(self) -> tuple[int, ...]:
+        """Indices of the devices on other machines."""
+        return tuple(d for d, device in enumerate(self.devices) if device.is_remote)
+
+    @functools.cached_property
+    def hop(self) -> Seconds:
+        """Seconds to pass activations to another device of this machine."""
+        link = min((self.link(d) for d in range(len(self.devices)) if d not in self.remote), default=math.inf)
+        return Seconds(self.costs.hop + 4 * self.n_embd * self.batch / link, self.costs.hop)
 
     @functools.cached_property
     def is_tuned(self) -> bool:
@@ -511,68 +587,42 @@ def _has_local(devices: Iterable[DeviceSpeed]) -> bool:
 
 def tensor_seconds(weights: Weights, at: Setting) -> Seconds:
     """Compute the seconds to read and compute with ``weights`` at their place."""
-    return at.tuned(_tensor_seconds(weights, at), weights.place, "weights")
+    return at.rates(weights).seconds(weights)
 
 
-def _tensor_seconds(weights: Weights, at: Setting) -> Seconds:
-    costs = at.costs
-    read = max(weights.bytes, weights.n_params * costs.min_bits / 8)
-    generation_bytes = read * (at.experts_of_step if weights.experts else 1)
-    prompt_bytes = weights.bytes * (at.experts_touched if weights.experts else 1)
-    flops = 2 * weights.n_params * (at.expert_share if weights.experts else 1) * at.batch
-    if weights.place != HOST:
-        device, family = at.devices[weights.place], at.families[weights.place]
-        bandwidth = family.bandwidth * device.bandwidth
-        generation = generation_bytes / bandwidth
-        return Seconds(
-            flops / (family.compute * device.compute) + prompt_bytes / bandwidth,
-            generation + _further_tokens_seconds(weights, at),
-        )
-    bandwidth = costs.host.bandwidth * at.host.bandwidth
-    if at.streams and not weights.is_host_only:
-        # the first device computes with host weights, and reads them over PCIe for every micro batch
-        device, family = at.devices[at.streamer], at.families[at.streamer]
-        streamed = prompt_bytes
-        if weights.cache and weights.cache.device == at.streamer:
-            streamed = prompt_bytes * (1 - weights.cache.spared)
+def _rates_of(weights: Weights, at: Setting) -> Rates:
+    """Compute the rates of weights. The streamer computes with host weights, where their operation allows it."""
+    costs, place, cache = at.costs, weights.place, weights.cache
+    share, touched, of_step = (1.0, 1.0, 1.0)
+    if weights.experts:
+        share, touched, of_step = at.expert_share, at.experts_touched, at.experts_of_step
+    may_stream = place == HOST and not weights.is_host_only
+    unpacked = looked_up = copied = 0.0
+    prompt_place, prompt_byte = place, touched / at.bandwidth(place)
+    if may_stream and at.streams:
+        prompt_place = at.streamer
+        spared = cache.spared if cache and cache.device == prompt_place else 0.0
         # what is cached is read and written once more on the device
-        copied = 2 * (prompt_bytes - streamed) / (family.bandwidth * device.bandwidth)
-        prompt = streamed / at.stream + copied + flops / (family.compute * device.compute)
+        prompt_byte = touched * ((1 - spared) / at.stream + 2 * spared / at.bandwidth(prompt_place))
+    if may_stream and at.streams_answers and not cache:
+        place, read = at.streamer, of_step / at.stream
     else:
-        prompt = prompt_bytes / bandwidth + flops / (costs.host.compute * at.threads)
-    if weights.cache:
-        device, family = at.devices[weights.cache.device], at.families[weights.cache.device]
-        uploaded = (1 - weights.cache.hit_rate) * weights.bytes * at.experts_of_step / at.upload(weights.cache.device)
-        read_there = generation_bytes / (family.bandwidth * device.bandwidth)
-        return Seconds(prompt, read_there + uploaded + _further_tokens_seconds(weights, at))
-    if at.streams_answers and not weights.is_host_only:
-        streamed = weights.bytes * (at.experts_of_step if weights.experts else 1) / at.stream
-        return Seconds(prompt, streamed + _further_tokens_seconds(weights, at))
-    looked_up = weights.n_looked_up * (at.experts_of_step if weights.experts else 1) / (costs.host.lookup * at.threads)
-    return Seconds(prompt, max(generation_bytes / bandwidth, looked_up) + _further_tokens_seconds(weights, at))
-
-
-def further_tokens_seconds(weights: Weights, at: Setting) -> float:
-    """Compute the seconds to compute with ``weights`` for all tokens of a step but the first.
-
-    The first one's are part of the time to read the weights.
-    """
-    return at.tuned(Seconds(0.0, _further_tokens_seconds(weights, at)), weights.place, "weights").generation
-
-
-def _further_tokens_seconds(weights: Weights, at: Setting) -> float:
-    more = at.workload.tokens_of_step - 1
-    if not more:
-        return 0.0
-    flops = 2 * weights.n_params * (at.expert_share if weights.experts else 1) * more
-    place = weights.cache.device if weights.cache else weights.place
-    if place == HOST and at.streams_answers and not weights.is_host_only:
-        place = at.streamer
-    if place == HOST:
-        return flops / (at.costs.host.compute * at.threads)
-    device, family = at.devices[place], at.families[place]
-    share = family.few_experts if weights.experts else family.few
-    return flops / (share * family.compute * device.compute)
+        if cache:
+            place, copied = cache.device, (1 - cache.hit_rate) * of_step / at.upload(cache.device)
+        elif place == HOST:
+            looked_up = of_step / (costs.host.lookup * at.threads)
+        read = of_step / at.bandwidth(place)
+        unpacked = read * costs.min_bits / 8
+    family = None if place == HOST else at.families[place]
+    few = 1.0 if family is None else family.few_experts if weights.experts else family.few
+    further = 2 * share * (at.workload.tokens_of_step - 1) / (few * at.compute(place))
+    prompt_param = 2 * share * at.batch / at.compute(prompt_place)
+    tuned = at.tuned(Seconds(1.0, 1.0), weights.place, "weights")
+    return Rates(
+        tuned.prompt * prompt_byte,
+        tuned.prompt * prompt_param,
+        *(tuned.generation * each for each in (read, unpacked, looked_up, copied, further)),
+    )
 
 
 def layer_seconds(layer: Layer, at: Setting) -> Seconds:
@@ -584,11 +634,7 @@ def _states_seconds(layer: Layer, at: Setting, place: int) -> Seconds:
     """Compute the seconds to read and write the recurrent states of all users but the first, in ``Layer.weights``."""
     if not layer.state or at.workload.users == 1:
         return Seconds()
-    if place == HOST:
-        bandwidth = at.costs.host.bandwidth * at.host.bandwidth
-    else:
-        bandwidth = at.families[place].bandwidth * at.devices[place].bandwidth
-    return Seconds(0.0, (at.workload.users - 1) * 2 * layer.state / bandwidth)
+    return Seconds(0.0, (at.workload.users - 1) * 2 * layer.state / at.bandwidth(place))
 
 
 def _fixed(layer: Layer, at: Setting) -> Seconds:
@@ -671,41 +717,25 @@ def _projections(layer: Layer) -> Weights | None:
     return next((weights for weights in layer.weights if not weights.experts), None)
 
 
-def predicted_splits(work: Work, bare_splits: int) -> int:
-    """Predict the graph splits of generation: one, and one for every change of place in graph order.
-
-    Tensors apart from their layer make two splits, and so does a host cache. The token embedding is on the host.
-
-    Args:
-        work: The placed model.
-        bare_splits: Graph splits of a layer with only its cache on a device.
-    """
-    splits = 1 + len(work.homes) - (work.homes[:1] == (HOST,))
-    for layer, count in work.counted:
-        # norms, queries, keys, attention, the output of a bare layer: there and back for each
-        of_layer = bare_splits if layer.is_bare else layer.splits
-        if layer.attention and layer.cache not in (None, layer.home):
-            of_layer += 2
-        splits += count * of_layer
-    return splits
-
-
-def predicted_prompt_splits(work: Work) -> int:
-    """Predict the graph splits of a prompt with streamed host weights: one for each streamed tensor.
-
-    llama.cpp makes about twelve for a layer on the host, three for its feed-forward part alone, two for its cache.
-    """
-    splits = 2 + hops(work)
-    for layer, count in work.counted:
-        has_host_cache = bool(layer.attention) and layer.cache not in (None, layer.home)
-        splits += count * (layer.prompt_splits + 2 * has_host_cache)
-    return splits
+def splits_of(layer: Layer, counts: SplitCounts) -> tuple[int, int]:
+    """Predict the graph splits of a layer: of a prompt with streamed host weights, and of generation."""
+    of_cache = counts.cache if layer.attention and layer.cache not in (None, layer.home) else 0
+    places = {weights.place for weights in layer.weights if not weights.is_host_only}
+    if layer.home == HOST and layer.attends is not None:
+        prompt = counts.lent_prompt + counts.lent_prompt_apart * (HOST in places)
+        return prompt + of_cache, counts.apart * len(places - {HOST}) + counts.lent + of_cache
+    if layer.home == HOST:
+        return counts.host_prompt + of_cache, counts.apart * len(places - {HOST}) + of_cache
+    # tensors that llama.cpp keeps on the host: one more than there are (``cost.toml``)
+    kept = layer.n_host_only + 1 if layer.n_host_only else 0
+    generation = counts.bare if layer.is_bare else counts.apart * len(places - {layer.home}) + kept
+    return counts.apart_prompt * (HOST in places) + kept + of_cache, generation + of_cache
 
 
 def hops(work: Work, remote: Collection[int] = ()) -> int:
     """Count how often the graph passes from one device to another that is not in ``remote``."""
     homes = [home for home in work.homes if home != HOST]
-    return sum(a != b and b not in remote for a, b in itertools.pairwise(homes))
+    return sum([a != b and b not in remote for a, b in itertools.pairwise(homes)])
 
 
 def visits(work: Work, remote: Collection[int]) -> dict[int, int]:
@@ -766,35 +796,54 @@ def price(
 def price_at(work: Work, at: Setting) -> Estimate:
     """Estimate as ``price`` does, in a setting that is the same for all placements of a model."""
     parts: dict[str, list[float]] = {}
-    for layer, count in work.counted:
-        for name, seconds in at.parts_of(layer):
-            part = parts.setdefault(name, [0.0, 0.0])
-            part[0] += seconds.prompt * count
-            part[1] += seconds.generation * count
-
-    def add(name: str, seconds: Seconds, count: float = 1) -> None:
+    steps = [(name, seconds, count) for layer, count in work.counted for name, seconds in at.priced(layer).parts]
+    if not work.n_splits:
+        steps += [("graph splits", at.priced(layer).splits, count) for layer, count in work.counted]
+    for name, seconds, count in (*steps, *_between_layers(work, at)):
         part = parts.setdefault(name, [0.0, 0.0])
         part[0] += seconds.prompt * count
         part[1] += seconds.generation * count
-
-    names = at.names
-    remote = [d for d, device in enumerate(at.devices) if device.is_remote]
-    for d, count in visits(work, remote).items():
-        add(f"{names[d]}: network", visit_seconds(d, at), count)
-    if work.layers and work.layers[-1].home in remote:
-        add(f"{names[work.layers[-1].home]}: network", logits_seconds(work.layers[-1], at))
-    passed_on = hops(work, remote)
-    splits = work.n_splits[1] if work.n_splits else predicted_splits(work, at.costs.bare_splits)
-    prompt_splits = work.n_splits[0] if work.n_splits else predicted_prompt_splits(work) if at.streams else splits
-    local = (at.link(d) for d in range(len(at.devices)) if d not in remote)
-    activations = 4 * work.n_embd * at.batch / min(local, default=float("inf"))
-    # the fixed cost of layers includes the first split, which every model has
-    add("graph splits", Seconds(max(0, prompt_splits - 1), max(0, splits - 1)) * at.costs.split)
-    add("device hops", Seconds(at.costs.hop + activations, at.costs.hop), passed_on)
     shares = [Part(name, of_prompt / at.batch, of_step) for name, (of_prompt, of_step) in parts.items()]
     prompt, generation = float_sum([part.prompt for part in shares]), float_sum([part.generation for part in shares])
     in_all = seconds_of(at.workload, prompt, generation)
     return Estimate(prompt, generation, in_all, tuple([part for part in shares if part.prompt or part.generation]))
+
+
+def seconds_at(work: Work, at: Setting) -> Seconds:
+    """Compute the seconds of ``price_at`` without its parts: a search asks for them some hundred times."""
+    prompt = generation = 0.0
+    for layer, count in work.counted:
+        _, _, seconds, splits = at.priced(layer)
+        prompt += seconds.prompt * count
+        generation += seconds.generation * count
+        if not work.n_splits:
+            prompt += splits.prompt * count
+            generation += splits.generation * count
+    for _, seconds, count in _between_layers(work, at):
+        prompt += seconds.prompt * count
+        generation += seconds.generation * count
+    return Seconds(prompt, generation)
+
+
+def _between_layers(work: Work, at: Setting) -> list[tuple[str, Seconds, int]]:
+    """List names, seconds and numbers of the steps between layers: of graph splits all that are measured, or else
+    predicted, one for every change of place.
+
+    The token embedding is on the host, and the fixed cost of layers includes the first split, which every model has.
+    """
+    n_hops = hops(work)
+    generation = len(work.homes) - (work.homes[:1] == (HOST,))
+    prompt = 1 + n_hops if at.streams else generation
+    if work.n_splits:
+        prompt, generation = (max(0, n - 1) for n in work.n_splits)
+    splits = Seconds(prompt * at.costs.split, generation * at.costs.split)
+    if not at.remote:
+        return [("graph splits", splits, 1), ("device hops", at.hop, n_hops)]
+    found = [("graph splits", splits, 1), ("device hops", at.hop, hops(work, at.remote))]
+    found += [(f"{at.names[d]}: network", visit_seconds(d, at), n) for d, n in visits(work, at.remote).items()]
+    if work.layers and (home := work.layers[-1].home) in at.remote:
+        found.append((f"{at.names[home]}: network", logits_seconds(work.layers[-1], at), 1))
+    return found
 
 
 def seconds_of(workload: Workload, prompt: float, generation: float) -> float:
@@ -839,7 +888,7 @@ def costs_of(data: Mapping[str, Any]) -> Costs:
     """Build ``Costs`` from tables like ``cost.toml``; a family inherits missing figures from ``family.cuda``."""
     base = Family(**data["family"]["cuda"])
     families = {name: replace(base, **figures) for name, figures in data["family"].items()}
-    return Costs(families, HostCosts(**data["host"]), **data["graph"])
+    return Costs(families, HostCosts(**data["host"]), splits=SplitCounts(**data["splits"]), **data["graph"])
 
 
 @functools.cache

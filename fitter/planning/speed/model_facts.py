@@ -63,9 +63,14 @@ class LayerFacts:
     n_attention: int = 0
 
     @cached_property
+    def heads(self) -> tuple[object, ...]:
+        """What decides its attention."""
+        return (self.n_head, self.n_head_kv, self.key_length, self.value_length, self.is_latent, self.is_windowed)
+
+    @cached_property
     def kind(self) -> tuple[object, ...]:
         """What tells its tensors from those of layers of another kind."""
-        return tuple((in_layer(tensor.name), *tensor[1:]) for tensor in self.tensors)
+        return tuple([(in_layer(tensor.name), *tensor[1:]) for tensor in self.tensors])
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ NO_HOST_ONLY = HostOnlyTensors()
 
 
 Apart = tuple[tuple[tuple[str, ...], int], ...]
-"""Names of tensors of a layer that are placed together, and their place: a device's index, or ``HOST``."""
+"""Names of tensors of a layer, with or without the layer's number, and their place: a device's index, or ``HOST``."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Pieces:
         is_mapped: Whether host weights are mapped from their file.
         host_only: Tensors that llama.cpp keeps on the host.
         moe_cache_size: Bytes of a cache of experts on the devices.
-        made: Layers that ``layer`` has made.
+        made: Layers that ``layer`` has made, by kind, place, and tensors with other places.
     """
 
     facts: ModelFacts
@@ -89,29 +89,25 @@ class Pieces:
     host_only: HostOnlyTensors = NO_HOST_ONLY
     moe_cache_size: int = 0
     made: dict[tuple[int, int, Apart], Layer] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _alike: dict[tuple[int, int, Apart], Layer] = field(default_factory=dict, init=False, repr=False, compare=False)
     _whole: dict[int, tuple[Layer, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def layer(self, index: int, home: int, apart: Apart = ()) -> Layer:
         """Return a layer at ``home``, or the output (the index after the last layer).
+
+        Layers of a kind are one object, which is priced once.
 
         Args:
             index: Index in ``facts.layers``.
             home: The layer's place.
             apart: Tensors with other places.
         """
-        key = (index, home, apart)
+        key = self.kinds[index], home, tuple([(tuple(map(in_layer, names)), place) for names, place in apart])
         if key not in self.made:
-            # layers of a kind become one object, which is priced once
-            kind = self._kinds[index], home, tuple([(tuple(map(in_layer, names)), place) for names, place in apart])
-            if kind not in self._alike:
-                places = {name: place for names, place in apart for name in names}
-                self._alike[kind] = self._make(index, home, places)
-            self.made[key] = self._alike[kind]
+            self.made[key] = self._make(index, home, {name: place for names, place in key[2] for name in names})
         return self.made[key]
 
     @cached_property
-    def _kinds(self) -> tuple[int, ...]:
+    def kinds(self) -> tuple[int, ...]:
         """A number for each layer and the output, equal for those that ``_make`` cannot tell apart."""
         layers, numbers = self.facts.layers, dict[object, int]()
         whole: list[object] = [
@@ -129,14 +125,16 @@ class Pieces:
     def whole(self, home: int) -> tuple[Layer, ...]:
         """Return all layers, and the output, with all their tensors at ``home``."""
         if home not in self._whole:
-            self._whole[home] = tuple(self.layer(index, home) for index in range(len(self.facts.layers) + 1))
+            of_kind = {kind: self.layer(self.kinds.index(kind), home) for kind in set(self.kinds)}
+            self._whole[home] = tuple(map(of_kind.__getitem__, self.kinds))
         return self._whole[home]
 
     def _make(self, index: int, home: int, apart: Mapping[str, int]) -> Layer:
         facts = self.facts
         is_output = index == len(facts.layers)
         tensors = facts.output if is_output else facts.layers[index].tensors
-        places = [self._place_of(tensor.name, apart.get(tensor.name, home)) for tensor in tensors]
+        chosen = [apart.get(in_layer(tensor.name), home) if apart else home for tensor in tensors]
+        places = [self._place_of(tensor.name, place) for tensor, place in zip(tensors, chosen, strict=True)]
         sums: dict[tuple[int, bool, bool], tuple[int, int, int]] = {}
         for tensor, (place, is_host_only) in zip(tensors, places, strict=True):
             key = place, tensor.experts, is_host_only
@@ -207,13 +205,18 @@ def pieces_of(
         host_only: Tensors that llama.cpp keeps on the host.
     """
     flash = params.flash_attn != "off" if flash_attn is None else flash_attn
+    made = dict[tuple[object, ...], Attention | None]()
+    attention = []
+    for layer, unit in zip(facts.layers, units, strict=False):
+        # most layers are alike
+        key = *layer.heads, unit.cache - unit.state
+        if key not in made:
+            made[key] = _attention(layer, facts.window, unit.cache - unit.state, n_ctx, params, flash)
+        attention.append(made[key])
     return Pieces(
         facts,
-        tuple(
-            _attention(layer, facts.window, unit.cache - unit.state, n_ctx, params, flash)
-            for layer, unit in zip(facts.layers, units, strict=False)
-        ),
-        tuple(unit.state / params.n_seq_max for unit, _ in zip(units, facts.layers, strict=False)),
+        tuple(attention),
+        tuple([unit.state / params.n_seq_max for unit, _ in zip(units, facts.layers, strict=False)]),
         params.n_ubatch,
         params.op_offload,
         not params.offload_kqv,
@@ -319,21 +322,24 @@ def work_of(pieces: Pieces, placement: Placement, n_splits: tuple[int, int] | No
         placement: The placement.
         n_splits: Graph splits as counted by llama.cpp, if known.
     """
+    output, n_layer = len(pieces.facts.layers), pieces.facts.n_layer
+    layers = list(pieces.whole(HOST)[: placement.first])
+    homes, start = [HOST] * placement.first, placement.first
+    for device, count in enumerate(placement.counts):
+        layers += pieces.whole(device)[start : start + count]
+        homes += [device] * count
+        start += count
+    # layers for multi-token prediction, which generation does not compute, are the last before the output
+    layers[output:] = [pieces.whole(homes[-1])[output]]
     moved: dict[int, list[tuple[tuple[str, ...], int]]] = {}
     for item, target in placement.moved:
-        moved.setdefault(item.layer, []).append((item.names, target))
-    homes, output = placement.homes, len(pieces.facts.layers)
-    layers = list(pieces.whole(HOST)[: min(placement.first, output)])
-    for device, (start, stop) in enumerate(placement.ranges()):
-        layers += pieces.whole(device)[start : min(stop, output)]
-    layers.append(pieces.whole(homes[-1])[output])
+        moved.setdefault(item.layer, []).append((item.tail, target))
     for unit, apart in moved.items():
-        is_output = unit == pieces.facts.n_layer
-        if unit < output or is_output:
-            index = output if is_output else unit
-            key = index, homes[unit], tuple(apart)
+        if unit < output or unit == n_layer:
+            index = output if unit == n_layer else unit
+            key = pieces.kinds[index], homes[unit], tuple(apart)
             # most of them are there: a call of its own would take as long as all else
-            layers[index] = pieces.made.get(key) or pieces.layer(*key)
+            layers[index] = pieces.made.get(key) or pieces.layer(index, *key[1:])
     return pieces.work(tuple(layers), n_splits, placement.counts)
 
 
