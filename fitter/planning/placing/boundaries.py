@@ -33,9 +33,10 @@ def whole_counts(units: Sequence[Unit], budgets: Sequence[int], first: int) -> t
 def spread_counts(ranges: Ranges, budgets: Sequence[int], first: int) -> tuple[int, ...] | None:
     """Count units on each device for the most weights, or the least time, with all units from ``first`` on devices."""
     units = ranges.units
-    need = sum([unit.need for unit in units[first:]])
-    total = sum(max(budget, 0) for budget in budgets)
-    movable = sum([unit.movable for unit in units[first:]])
+    if len(budgets) == 1:
+        return None if ranges.spilled(first, len(units), budgets[0]) is None else (len(units) - first,)
+    need, movable = ranges.need(first, len(units)), ranges.movable(first, len(units))
+    total = sum([max(budget, 0) for budget in budgets])
     if need > total:
         return None
     share = min(1.0, (total - need) / movable) if movable else 1.0
@@ -48,7 +49,7 @@ def spread_counts(ranges: Ranges, budgets: Sequence[int], first: int) -> tuple[i
 
 
 def _proportional(units: Sequence[Unit], budgets: Sequence[int], first: int, share: float) -> list[int]:
-    total = sum(max(budget, 0) for budget in budgets) or 1
+    total = sum([max(budget, 0) for budget in budgets]) or 1
     costs = [unit.need + share * unit.movable for unit in units[first:]]
     all_costs = float_sum(costs) or 1.0
     centers, reached, cost, index = [first], 0, 0.0, 0

@@ -7,7 +7,7 @@ placements are proposals: nothing here decides that a plan fits. ``search.propos
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate, repeat
 from typing import Literal
@@ -107,20 +107,22 @@ def pack(
     counts = spread_counts(ranges, budgets, first) if counts is None else counts
     if counts is None:
         return None
-    placement = Placement(first, tuple(counts))
     spilled: list[tuple[Item, int]] = []
-    for home, (budget, (start, stop)) in enumerate(zip(budgets, placement.ranges(), strict=True)):
-        if ranges.spilled(start, stop, budget) is None:
+    gaps, start = [], first
+    for home, (budget, count) in enumerate(zip(budgets, counts, strict=True)):
+        stop = start + count
+        items = ranges.items(start, stop, budget)
+        if items is None:
             return None
-        spilled += zip(ranges.items(start, stop, budget), repeat(home))
-    on_host = tuple([(item, HOST) for item, _ in spilled])
-    gaps = gaps_of(ranges.units, budgets, replace(placement, moved=on_host))
+        spilled += zip(items, repeat(home))
+        held = ranges.need(start, stop) + ranges.movable(start, stop) - sum([item.bytes for item in items])
+        gaps.append(budget - held)
+        start = stop
     open_to = [d for d, count in enumerate(counts) if count and d not in far]
     moved: list[tuple[Item, int]] = []
     largest = max(gaps, default=-1)
-    least = min([item.bytes for item, _ in spilled], default=0)
-    if largest < least:
-        return replace(placement, moved=tuple(sorted(on_host)))
+    if largest < min([item.bytes for item, _ in spilled], default=0):
+        return Placement(first, tuple(counts), tuple(sorted([(item, HOST) for item, _ in spilled])))
     for item, home in sorted(spilled, key=_order):
         target = HOST
         if item.bytes <= largest:
@@ -131,7 +133,7 @@ def pack(
             largest = max(gaps)
         if target != home:
             moved.append((item, target))
-    return replace(placement, moved=tuple(sorted(moved)))
+    return Placement(first, tuple(counts), tuple(sorted(moved)))
 
 
 def in_first_layers(
@@ -156,7 +158,7 @@ def in_first_layers(
     if index == len(counts) or (packed := of(counts[index])) is None:
         return None
     items = [item for unit in units[placement.first : counts[index]] for item in unit.items]
-    return replace(packed, moved=tuple(sorted((item, HOST) for item in items)))
+    return _with(packed, ((item, HOST) for item in items))
 
 
 def bring_back(
@@ -175,7 +177,7 @@ def bring_back(
     """
     gaps, is_in_parts = gaps_of(units, budgets, placement), bring != "dense"
     moved = _brought(units, gaps, placement.first, bring, _open_to(placement, far), is_in_parts=is_in_parts)
-    return replace(placement, moved=tuple(sorted((*placement.moved, *moved))))
+    return _with(placement, moved)
 
 
 def bring_first(
@@ -185,13 +187,16 @@ def bring_first(
 
     Attention and shared experts of a host layer may save more than experts.
     """
-    units, by_device = ranges.units, placement.ranges()
-    gaps = [budget - sum([unit.need for unit in units[a:b]]) for budget, (a, b) in zip(budgets, by_device, strict=True)]
-    before = list(gaps)
-    moved = _brought(units, gaps, placement.first, bring, _open_to(placement, far))
-    left = [budget - (size - gap) for budget, size, gap in zip(budgets, before, gaps, strict=True)]
+    needs = [ranges.need(start, stop) for start, stop in placement.ranges()]
+    gaps = [budget - need for budget, need in zip(budgets, needs, strict=True)]
+    moved = _brought(ranges.units, gaps, placement.first, bring, _open_to(placement, far))
+    left = [gap + need for gap, need in zip(gaps, needs, strict=True)]
     packed = pack(ranges, left, placement.first, placement.counts) if moved else None
-    return placement if packed is None else replace(packed, moved=tuple(sorted((*packed.moved, *moved))))
+    return placement if packed is None else _with(packed, moved)
+
+
+def _with(placement: Placement, moved: Iterable[tuple[Item, int]]) -> Placement:
+    return Placement(placement.first, placement.counts, tuple(sorted((*placement.moved, *moved))))
 
 
 def _open_to(placement: Placement, far: Collection[int]) -> list[int]:
@@ -242,4 +247,4 @@ def pack_bare(
     others = [*units[:first], *[unit.bare for unit in stripped], *units[first + bare :]]
     placement = pack(Ranges(others), budgets, first, counts, far)
     rest = [(item, HOST) for unit in stripped for item in (*unit.rest, *unit.items)]
-    return placement and replace(placement, moved=tuple(sorted((*placement.moved, *rest))))
+    return placement and _with(placement, rest)

@@ -9,6 +9,7 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import add, sub
 
 from fitter.llama.types import TensorBuftOverride
 from fitter.planning.placing.layer_sizes import HOST, Item, Unit, layer_index
@@ -73,10 +74,10 @@ class Placement:
 def weights_on(units: Sequence[Unit], placement: Placement) -> list[int]:
     """Add up the weights on each device, in bytes."""
     totals = [sum([unit.weights for unit in units[start:stop]]) for start, stop in placement.ranges()]
-    home = placement.homes
+    homes = placement.homes
     for item, target in placement.moved:
-        if home[item.layer] != HOST:
-            totals[home[item.layer]] -= item.bytes
+        if homes[item.layer] != HOST:
+            totals[homes[item.layer]] -= item.bytes
         if target != HOST:
             totals[target] += item.bytes
     return totals
@@ -87,16 +88,19 @@ def caches_on(units: Sequence[Unit], placement: Placement) -> list[int]:
     return [sum([unit.cache for unit in units[start:stop]]) for start, stop in placement.ranges()]
 
 
+def held_on(units: Sequence[Unit], placement: Placement) -> list[int]:
+    """Add up weights and caches on each device, in bytes."""
+    return list(map(add, weights_on(units, placement), caches_on(units, placement)))
+
+
 def gaps_of(units: Sequence[Unit], budgets: Sequence[int], placement: Placement) -> list[int]:
     """Return the bytes that ``placement`` leaves of each device's budget; below 0 where it lacks some."""
-    used = zip(budgets, weights_on(units, placement), caches_on(units, placement), strict=True)
-    return [budget - weights - cache for budget, weights, cache in used]
+    return list(map(sub, budgets, held_on(units, placement)))
 
 
 def on_host(units: Sequence[Unit], placement: Placement) -> int:
     """Add up the weights and caches of layers on the host, in bytes."""
-    total = sum(unit.weights + unit.cache for unit in units)
-    return total - sum(weights_on(units, placement)) - sum(caches_on(units, placement))
+    return sum([unit.weights + unit.cache for unit in units]) - sum(held_on(units, placement))
 
 
 def overrides_of(
@@ -146,13 +150,11 @@ def _of_whole_layers(items: Sequence[Item], names: Sequence[str]) -> dict[int, s
     """Find the layers of which ``items`` have all tensors, with the first words of their names (``attn``, ``ffn``)."""
     moved = {name for item in items for name in item.names}
     words: dict[int, set[str]] = {}
-    kept = set[int]()
-    for name in names:
-        if (layer := layer_index(name)) is not None:
+    kept = {layer_index(name) for name in names if name not in moved}
+    for name in moved.intersection(names):
+        if (layer := layer_index(name)) is not None and layer not in kept:
             words.setdefault(layer, set()).add(_FIRST_WORD.split(name.split(".", 2)[2], 1)[0])
-            if name not in moved:
-                kept.add(layer)
-    return {layer: each for layer, each in words.items() if layer not in kept}
+    return words
 
 
 def _tensors(layers: Sequence[int], names: Sequence[str]) -> str:

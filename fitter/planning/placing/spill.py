@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -41,10 +40,15 @@ class Ranges:
         # lists, not generators: searches make thousands of these sums
         self._need = list(accumulate([unit.need for unit in units], initial=0))
         self._movable = list(accumulate([unit.movable for unit in units], initial=0))
+        self._is_late = any(unit.state for unit in units)
 
-    @cached_property
-    def _is_late(self) -> bool:
-        return any(unit.state for unit in self.units)
+    def need(self, start: int, stop: int) -> int:
+        """Add up the least bytes that a device must hold to have these units."""
+        return self._need[stop] - self._need[start]
+
+    def movable(self, start: int, stop: int) -> int:
+        """Add up the weights of these units that can leave them."""
+        return self._movable[stop] - self._movable[start]
 
     def worth(self, device: int, start: int, stop: int, spilled: int) -> float:
         """Rate a range with ``spilled`` bytes on the host. Only differences mean anything; larger is better."""
@@ -65,11 +69,13 @@ class Ranges:
         index, rest = self._last(start, stop, over)
         return over - rest + self.units[index].least_of(rest)[0]
 
-    def items(self, start: int, stop: int, budget: int) -> list[Item]:
-        """List the items that a range spills, whose units without their items have room."""
+    def items(self, start: int, stop: int, budget: int) -> list[Item] | None:
+        """List the items that a range spills; ``None`` where even the units without their items are too large."""
         over = self._over(start, stop, budget)
         if start == stop or over <= 0:
             return []
+        if over > self.movable(start, stop):
+            return None
         index, rest = self._last(start, stop, over)
         whole = self.units[index + 1 : stop] if self._is_late else self.units[start:index]
         return [*[item for unit in whole for item in unit.items], *self.units[index].least_of(rest)[1]]

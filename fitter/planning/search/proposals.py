@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import add
 
 from fitter.planning.placing.float_sum import float_sum
 from fitter.planning.placing.layer_sizes import HOST, Unit
@@ -23,7 +24,7 @@ from fitter.planning.placing.packing import (
     pack_fastest,
     pack_whole,
 )
-from fitter.planning.placing.placement import Placement, caches_on, weights_on
+from fitter.planning.placing.placement import Placement, caches_on, gaps_of, held_on, weights_on
 from fitter.planning.placing.spill import Ranges
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.pricing.prices import PriceList
@@ -121,8 +122,7 @@ def place_whole(at: Situation) -> Placement | None:
     budgets = at.room.with_caches
     if "tensor_split" not in at.request.fixed:
         return pack_whole(at.units, budgets, default.first)
-    used = map(sum, zip(weights_on(at.units, default), caches_on(at.units, default), strict=True))
-    return default if all(u <= b for u, b in zip(used, budgets, strict=True)) else None
+    return default if min(gaps_of(at.units, budgets, default), default=0) >= 0 else None
 
 
 def place_fastest(at: Situation) -> Placement | None:
@@ -203,8 +203,7 @@ def in_words(at: Situation, best: Trial) -> Placement | None:
     if at.prices is None or not placement.is_spilled or not placement.moved or flag_like(at.request, placement)[0]:
         return None
     left = [device.target - best.breakdown.on(device.name).used for device in best.devices]
-    used = zip(left, weights_on(at.units, placement), caches_on(at.units, placement), strict=True)
-    budgets = [sum(sizes) for sizes in used]
+    budgets = list(map(add, left, held_on(at.units, placement)))
     is_split_by_user = "tensor_split" in at.request.fixed or len(at.devices) < 2
     found = [
         in_first_layers(at.units, budgets, placement, keeps_split=keeps_split)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fitter.planning.placing.layer_sizes import Unit
-from fitter.planning.placing.placement import Placement, caches_on, weights_on
+from fitter.planning.placing.placement import Placement, gaps_of
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import DeviceLimit
 
@@ -58,7 +58,7 @@ def cached_on(units: Sequence[Unit], placement: Placement) -> list[Cached]:
     borrows = last is not None and not last.state
     for start, stop in placement.ranges():
         here = [unit for unit in units[start:stop] if unit.cache]
-        if any(unit.cache > unit.state for unit in here) or (here and borrows and here[0].state):
+        if (here and borrows and here[0].state) or [unit for unit in here if unit.cache > unit.state]:
             cached.append("attention")
         else:
             cached.append("states" if here else "nothing")
@@ -95,9 +95,5 @@ def room_left_by(
 
 def off_by(trial: Trial, units: Sequence[Unit]) -> list[int]:
     """Compute by how many bytes each device's weights and caches in ``trial`` are above their estimate by ``units``."""
-    off = []
-    weights_and_caches = zip(weights_on(units, trial.placement), caches_on(units, trial.placement), strict=True)
-    for device, (weights, cache) in zip(trial.devices, weights_and_caches, strict=True):
-        row = trial.breakdown.on(device.name)
-        off.append(row.model + row.context - weights - cache)
-    return off
+    rows = [trial.breakdown.on(device.name) for device in trial.devices]
+    return gaps_of(units, [row.model + row.context for row in rows], trial.placement)
