@@ -72,19 +72,13 @@ def _best_boundaries(
     states: dict[int, tuple[float, tuple[int, ...]]] = {first: (0, ())}
     for device, budget in enumerate(budgets):
         center = centers[device + 1]
-        stops = range(max(first, center - window), min(n_units, center + window) + 1)
+        low, high = max(first, center - window), min(n_units, center + window)
         if device == n_devices - 1:
-            stops = range(n_units, n_units + 1)
+            low = high = n_units
         following: dict[int, tuple[float, tuple[int, ...]]] = {}
         for start, (before, counts) in states.items():
-            for stop in stops:
-                if stop < start:
-                    continue
-                spilled = ranges.spilled(start, stop, budget)
-                if spilled is None:
-                    break
-                worth = before + ranges.worth(device, start, stop, spilled)
-                if stop not in following or worth >= following[stop][0]:
-                    following[stop] = (worth, (*counts, stop - start))
+            for stop, worth in ranges.worths(device, start, range(max(start, low), high + 1), budget):
+                if stop not in following or before + worth >= following[stop][0]:
+                    following[stop] = (before + worth, (*counts, stop - start))
         states = following
     return states[n_units][1] if n_units in states else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import struct
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import add, sub
@@ -244,7 +245,7 @@ def counts_for_split(n_gpu_layers: int, tensor_split: Sequence[float]) -> tuple[
     counts = [0] * len(splits)
     for index in range(n_gpu_layers):
         position = _float32(index / n_gpu_layers)
-        counts[next((d for d, split in enumerate(splits) if split > position), len(splits) - 1)] += 1
+        counts[min(bisect_right(splits, position), len(splits) - 1)] += 1
     return tuple(counts)
 
 

@@ -35,12 +35,13 @@ class Ranges:
 
     def __init__(self, units: Sequence[Unit], times: Times | None = None) -> None:
         self.units = units
-        self._times = times
+        self._by_byte = times.by_byte if times else None
         self._seconds = [list(accumulate(seconds, initial=0.0)) for seconds in times.units] if times else []
         # lists, not generators: searches make thousands of these sums
         self._need = list(accumulate([unit.need for unit in units], initial=0))
         self._movable = list(accumulate([unit.movable for unit in units], initial=0))
         self._is_late = any(unit.state for unit in units)
+        self._spilled: dict[tuple[int, int, int], int | None] = {}
 
     def need(self, start: int, stop: int) -> int:
         """Add up the least bytes that a device must hold to have these units."""
@@ -50,28 +51,40 @@ class Ranges:
         """Add up the weights of these units that can leave them."""
         return self._movable[stop] - self._movable[start]
 
-    def worth(self, device: int, start: int, stop: int, spilled: int) -> float:
-        """Rate a range with ``spilled`` bytes on the host. Only differences mean anything; larger is better."""
-        if self._times is None:
-            return -spilled
-        seconds = self._seconds[device][stop] - self._seconds[device][start]
-        return -(seconds + spilled * self._times.by_byte[device])
+    def worths(self, device: int, start: int, stops: range, budget: int) -> list[tuple[int, float]]:
+        """Rate the ranges from ``start`` to each stop: larger is better, and only differences mean anything.
+
+        It ends where even the units without their items are too large.
+        """
+        seconds = self._seconds[device] if self._by_byte else [0.0] * (len(self.units) + 1)
+        by_byte = self._by_byte[device] if self._by_byte else 1.0
+        need, movable, rated = self._need, self._movable, list[tuple[int, float]]()
+        room = need[start] + movable[start] + budget
+        for stop in stops:
+            spilled: int | None = 0
+            if stop > start and need[stop] + movable[stop] > room:
+                # the same range comes back for other first layers, and on other devices
+                spilled = self._spilled.get((start, stop, budget)) or self.spilled(start, stop, budget)
+            if spilled is None:
+                break
+            rated.append((stop, -(seconds[stop] - seconds[start] + spilled * by_byte)))
+        return rated
 
     def spilled(self, start: int, stop: int, budget: int) -> int | None:
         """Count the bytes that a range spills; ``None`` where even the units without their items are too large."""
-        if start == stop:
+        movable, spilled = self._movable[stop] - self._movable[start], None
+        over = self._need[stop] - self._need[start] + movable - budget
+        if start == stop or over <= 0:
             return 0
-        over = self._over(start, stop, budget)
-        if over <= 0:
-            return 0
-        if over > self._movable[stop] - self._movable[start]:
-            return None
-        index, rest = self._last(start, stop, over)
-        return over - rest + self.units[index].least_of(rest)[0]
+        if over <= movable:
+            index, rest = self._last(start, stop, over)
+            spilled = over - rest + self.units[index].least_of(rest)[0]
+        self._spilled[start, stop, budget] = spilled
+        return spilled
 
     def items(self, start: int, stop: int, budget: int) -> list[Item] | None:
         """List the items that a range spills; ``None`` where even the units without their items are too large."""
-        over = self._over(start, stop, budget)
+        over = self.need(start, stop) + self.movable(start, stop) - budget
         if start == stop or over <= 0:
             return []
         if over > self.movable(start, stop):
@@ -79,9 +92,6 @@ class Ranges:
         index, rest = self._last(start, stop, over)
         whole = self.units[index + 1 : stop] if self._is_late else self.units[start:index]
         return [*[item for unit in whole for item in unit.items], *self.units[index].least_of(rest)[1]]
-
-    def _over(self, start: int, stop: int, budget: int) -> int:
-        return self._need[stop] - self._need[start] + self._movable[stop] - self._movable[start] - budget
 
     def _last(self, start: int, stop: int, over: int) -> tuple[int, int]:
         """Find the unit that spills only a part, and the bytes that it must spill."""
