@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fitter.planning.placing.layer_sizes import HOST, Item, Unit
-from fitter.planning.placing.packing import bring_back, bring_first, pack, pack_bare
+from fitter.planning.placing.packing import bring, pack, pack_bare
 from fitter.planning.placing.placement import Placement, caches_on, gaps_of, weights_on
 from fitter.planning.placing.spill import Ranges
 from tests.support.units import layer, model
@@ -47,9 +47,9 @@ def test_layers_on_the_host_bring_their_tensors_to_devices_with_room() -> None:
     budgets = [85 * 2 + 15 + 70 + 15]
     base = pack(Ranges(units), budgets, 2)
     assert base is not None
-    together = bring_back(units, budgets, base, "layers")
+    together = bring(Ranges(units), budgets, base, "layers")
     assert {item.layer for item, _ in together.moved} == {1} and len(together.moved) == 3
-    whole = bring_back(units, budgets, base, "all")
+    whole = bring(Ranges(units), budgets, base, "all")
     assert {item.layer for item, _ in whole.moved} == {1} and len(whole.moved) == 4
     for placement in (together, whole):
         assert weights_on(units, placement)[0] + caches_on(units, placement)[0] <= budgets[0]
@@ -62,12 +62,12 @@ def test_layers_on_the_host_come_before_items_of_the_devices_own_layers() -> Non
     # without items the last two layers and the output take 45 bytes, and a layer of the host 80
     base = pack(Ranges(units), [45 + 140], 2)
     assert base is not None and not base.moved
-    found = bring_first(Ranges(units), [45 + 140], base, "all")
+    found = bring(Ranges(units), [45 + 140], base, "all", is_first=True)
     # 60 of 140 bytes are left for items
     assert [(item.layer, item.bytes) for item, at in found.moved if at == HOST] == [(2, 30), (2, 20), (2, 20), (3, 20)]
     assert {item.layer for item, at in found.moved if at == 0} == {1} and weights_on(units, found) == [35 + 80 + 50]
     # no room
-    assert bring_first(Ranges(units), [40], base, "all") == base
+    assert bring(Ranges(units), [40], base, "all", is_first=True) == base
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_layers_on_the_host_come_before_items_of_the_devices_own_layers() -> Non
 )
 def test_only_what_is_beside_experts_is_brought_as_dense(more: int, brought: list[int]) -> None:
     units = with_shared_experts(40)
-    found = bring_back(units, [2 * (85 + 40) + 15 + more], Placement(2, (3,)), "dense")
+    found = bring(Ranges(units), [2 * (85 + 40) + 15 + more], Placement(2, (3,)), "dense")
     assert found.moved == tuple((units[index].rest[1], 0) for index in brought)
 
 
 def test_a_layers_items_make_room_for_shared_experts_of_others() -> None:
-    found = bring_first(Ranges(with_shared_experts(4)), [2 * (85 + 4) + 15], Placement(2, (3,)), "dense")
+    found = bring(Ranges(with_shared_experts(4)), [2 * (85 + 4) + 15], Placement(2, (3,)), "dense", is_first=True)
     assert {(item.stem, target) for item, target in found.moved} == {
         ("blk.0.ffn_up_shexp", 0),
         ("blk.1.ffn_up_shexp", 0),
@@ -100,7 +100,7 @@ def test_what_bringing_promises(
     sizes: list[tuple[int, int, int]],
     first: int,
     far: set[int],
-    bring: Literal["layers", "all", "dense"],
+    kind: Literal["layers", "all", "dense"],
 ) -> None:
     units = with_rest([layer(i, *size[:2], items=(size[2], size[2] // 2 + 1)) for i, size in enumerate(sizes)])
     units.append(Unit(len(units), 15, 0))
@@ -108,26 +108,26 @@ def test_what_bringing_promises(
     base = pack(ranges, budgets, first, far=far)
     if base is None:
         return
-    back, before = bring_back(units, budgets, base, bring, far), bring_first(ranges, budgets, base, bring, far)
+    back, before = (bring(ranges, budgets, base, kind, far, is_first=is_first) for is_first in (False, True))
     assert set(base.moved) <= set(back.moved), "it fills the room that is left"
-    kind = {item for unit in units[:first] for item in unit.brought[bring][0]}
+    movable = {item for unit in units[:first] for item in unit.brought[kind][0]}
     for found in (back, before):
         assert (found.first, found.counts) == (first, base.counts) and is_within(units, found, budgets)
         brought = [(item, target) for item, target in found.moved if item.layer < first]
         assert len({item for item, _ in found.moved}) == len(found.moved)
         for item, target in brought:
-            assert item in kind and (found.counts[target] or target not in far)
+            assert item in movable and (found.counts[target] or target not in far)
     if budgets and not {d for d, count in enumerate(base.counts) if not count} & far:
         gaps = gaps_of(units, budgets, back)
-        near = next((unit for unit in units[:first][::-1] if unit.brought[bring][0]), None)
+        near = next((unit for unit in units[:first][::-1] if unit.brought[kind][0]), None)
         is_brought = any(item.layer < first for item, _ in back.moved)
-        assert is_brought or near is None or near.brought[bring][1] > max(gaps), "the last one, where it has room"
+        assert is_brought or near is None or near.brought[kind][1] > max(gaps), "the last one, where it has room"
 
 
-@pytest.mark.parametrize("bring", ["layers", "all"])
-def test_layers_on_the_host_stay_there_where_all_devices_are_far(bring: Literal["layers", "all"]) -> None:
+@pytest.mark.parametrize("kind", ["layers", "all"])
+def test_layers_on_the_host_stay_there_where_all_devices_are_far(kind: Literal["layers", "all"]) -> None:
     nowhere = Placement(5, (0,))
-    assert bring_back(with_rest(model(4)), [1000], nowhere, bring, far=(0,)) == nowhere
+    assert bring(Ranges(with_rest(model(4))), [1000], nowhere, kind, far=(0,)) == nowhere
 
 
 # caches of two layers, and the other two with the output: 195 bytes

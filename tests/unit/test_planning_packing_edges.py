@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fitter.planning.placing.layer_sizes import HOST, Item, Unit
-from fitter.planning.placing.packing import bring_back, pack, pack_fastest
+from fitter.planning.placing.packing import bring, pack, pack_fastest
 from fitter.planning.placing.placement import Placement
 from fitter.planning.placing.spill import Ranges, Times
 
@@ -97,7 +97,7 @@ BROUGHT = {
 def test_items_are_brought_where_there_is_room(more: tuple[int, int], expected: dict[str, int]) -> None:
     base = Placement(2, (1, 2))
     budgets = [WHOLE + more[0], WHOLE + 15 + more[1]]
-    found = bring_back(UNITS, budgets, base, "layers")
+    found = bring(Ranges(UNITS), budgets, base, "layers")
     assert {item.stem: target for item, target in found.moved} == expected
 
 
@@ -115,7 +115,7 @@ LAYERS = {
 def test_layers_are_brought_whole(more: tuple[int, int], expected: dict[int, int]) -> None:
     base = Placement(2, (1, 2))
     budgets = [WHOLE + more[0], WHOLE + 15 + more[1]]
-    found = bring_back(UNITS, budgets, base, "layers")
+    found = bring(Ranges(UNITS), budgets, base, "layers")
     whole = {layer: {target for item, target in found.moved if item.layer == layer} for layer in expected}
     assert whole == {layer: {target} for layer, target in expected.items()}
     for index in expected:
@@ -127,9 +127,9 @@ def test_layers_are_brought_whole(more: tuple[int, int], expected: dict[int, int
     [pytest.param((), 1, id="none is far"), pytest.param((1,), None, id="it has no layer and is far")],
 )
 def test_nothing_is_brought_to_a_far_device_without_a_layer(far: tuple[int, ...], target: int | None) -> None:
-    found = bring_back(UNITS, [2 * WHOLE + 15, 20], Placement(2, (3, 0)), "layers", far)
+    found = bring(Ranges(UNITS), [2 * WHOLE + 15, 20], Placement(2, (3, 0)), "layers", far)
     assert [where for _, where in found.moved] == ([] if target is None else [target])
-    at_hand = bring_back(UNITS, [WHOLE, WHOLE + 15 + 20], Placement(2, (1, 2)), "layers", far)
+    at_hand = bring(Ranges(UNITS), [WHOLE, WHOLE + 15 + 20], Placement(2, (1, 2)), "layers", far)
     assert [where for _, where in at_hand.moved] == [1], "a far device that has a layer anyway"
 
 

@@ -7,9 +7,10 @@ placements are proposals: nothing here decides that a plan fits. ``search.propos
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate, repeat
+from operator import add, sub
 from typing import Literal
 
 from fitter.planning.placing.boundaries import spread_counts, whole_counts
@@ -17,7 +18,7 @@ from fitter.planning.placing.layer_sizes import HOST, Item, Unit
 from fitter.planning.placing.placement import Placement, gaps_of
 from fitter.planning.placing.spill import Ranges
 
-Bring = Literal["layers", "all", "dense"]
+Kind = Literal["layers", "all", "dense"]
 """Weights of layers on the host that go to a device: a kind of ``Unit.brought``."""
 
 _SAME = 1e-9
@@ -28,23 +29,23 @@ def _order(pair: tuple[Item, int]) -> tuple[int, int, str]:
     return pair[0].order
 
 
+def first_found(numbers: range, of: Callable[[int], Placement | None]) -> Placement | None:
+    """Return the placement of the first number that has one, as all after it have; ``None`` if none has one."""
+    index = bisect_left(numbers, True, key=lambda number: of(number) is not None)
+    return of(numbers[index]) if index < len(numbers) else None
+
+
 def pack_whole(units: Sequence[Unit], budgets: Sequence[int], first: int = 0) -> Placement | None:
     """Place all units from ``first`` on, whole, with the same slack on every device; ``None`` where they do not fit.
 
     The slack protects against compute buffers that the next measurement finds larger.
     """
-    best = whole_counts(units, budgets, first)
-    if best is None:
-        return None
-    low, high = 0, max([0, *budgets])
-    while low < high:
-        slack = (low + high + 1) // 2
+
+    def of(slack: int) -> Placement | None:
         counts = whole_counts(units, [budget - slack for budget in budgets], first)
-        if counts is None:
-            high = slack - 1
-        else:
-            low, best = slack, counts
-    return Placement(first, best)
+        return None if counts is None else Placement(first, counts)
+
+    return first_found(range(max([0, *budgets]), -1, -1), of)
 
 
 def pack_fastest(
@@ -151,66 +152,54 @@ def in_first_layers(
         few = [replace(unit, items=()) if unit.index < count else unit for unit in units]
         kept = Placement(placement.first, placement.counts)
         packed = kept if keeps_split else pack_whole(few, budgets, placement.first)
-        return packed if packed and min(gaps_of(few, budgets, packed)) >= 0 else None
+        if packed is None or min(gaps_of(few, budgets, packed)) < 0:
+            return None
+        return _with(packed, [(item, HOST) for unit in units[placement.first : count] for item in unit.items])
 
-    counts = range(placement.first + 1, len(units) + 1)
-    index = bisect_left(counts, True, key=lambda count: of(count) is not None)
-    if index == len(counts) or (packed := of(counts[index])) is None:
-        return None
-    items = [item for unit in units[placement.first : counts[index]] for item in unit.items]
-    return _with(packed, ((item, HOST) for item in items))
+    return first_found(range(placement.first + 1, len(units) + 1), of)
 
 
-def bring_back(
-    units: Sequence[Unit],
+def bring(
+    ranges: Ranges,
     budgets: Sequence[int],
     placement: Placement,
-    bring: Bring,
+    kind: Kind,
     far: Collection[int] = (),
+    *,
+    is_first: bool = False,
 ) -> Placement:
     """Fill the room that ``placement`` leaves on devices with weights of layers on the host, the last layer first.
 
     Args:
-        bring: which weights. A layer's weights go together where they can, and next to those of the layer after it;
+        kind: which weights. A layer's weights go together where they can, and next to those of the layer after it;
             else some of its items where they fit.
         far: devices that get such weights only if they have a layer anyway.
-    """
-    gaps, is_in_parts = gaps_of(units, budgets, placement), bring != "dense"
-    moved = _brought(units, gaps, placement.first, bring, _open_to(placement, far), is_in_parts=is_in_parts)
-    return _with(placement, moved)
-
-
-def bring_first(
-    ranges: Ranges, budgets: Sequence[int], placement: Placement, bring: Bring, far: Collection[int] = ()
-) -> Placement:
-    """Bring weights of host layers before devices have items of their own layers, which get the room that is left.
-
-    Attention and shared experts of a host layer may save more than experts.
+        is_first: before devices have items of their own layers, which get the room that is left: attention and shared
+            experts of a host layer may save more than experts.
     """
     needs = [ranges.need(start, stop) for start, stop in placement.ranges()]
-    gaps = [budget - need for budget, need in zip(budgets, needs, strict=True)]
-    moved = _brought(ranges.units, gaps, placement.first, bring, _open_to(placement, far))
-    left = [gap + need for gap, need in zip(gaps, needs, strict=True)]
-    packed = pack(ranges, left, placement.first, placement.counts) if moved else None
-    return placement if packed is None else _with(packed, moved)
+    gaps = list(map(sub, budgets, needs)) if is_first else gaps_of(ranges.units, budgets, placement)
+    is_in_parts = not is_first and kind != "dense"
+    open_to = [d for d, count in enumerate(placement.counts) if count or d not in far]
+    moved = _brought(ranges.units, gaps, placement.first, kind, open_to, is_in_parts=is_in_parts)
+    if is_first and moved:
+        packed = pack(ranges, list(map(add, gaps, needs)), placement.first, placement.counts)
+        return placement if packed is None else _with(packed, moved)
+    return _with(placement, moved)
 
 
 def _with(placement: Placement, moved: Iterable[tuple[Item, int]]) -> Placement:
     return Placement(placement.first, placement.counts, tuple(sorted((*placement.moved, *moved))))
 
 
-def _open_to(placement: Placement, far: Collection[int]) -> list[int]:
-    return [d for d, count in enumerate(placement.counts) if count or d not in far]
-
-
 def _brought(
     units: Sequence[Unit],
     gaps: list[int],
     first: int,
-    bring: Bring,
+    kind: Kind,
     open_to: Sequence[int],
     *,
-    is_in_parts: bool = False,
+    is_in_parts: bool,
 ) -> list[tuple[Item, int]]:
     """Bring weights of layers before ``first`` that fit together, then some items of a layer if ``is_in_parts``.
 
@@ -219,7 +208,7 @@ def _brought(
     moved: list[tuple[Item, int]] = []
     target = HOST
     for unit in reversed(units[:first]) if open_to else ():
-        items, size = unit.brought[bring]
+        items, size = unit.brought[kind]
         if target == HOST or gaps[target] < size:
             target = max(open_to, key=gaps.__getitem__)
         if gaps[target] < size:

@@ -15,9 +15,9 @@ from operator import add
 from fitter.planning.placing.float_sum import float_sum
 from fitter.planning.placing.layer_sizes import HOST, Unit
 from fitter.planning.placing.packing import (
-    Bring,
-    bring_back,
-    bring_first,
+    Kind,
+    bring,
+    first_found,
     in_first_layers,
     pack,
     pack_bare,
@@ -44,17 +44,15 @@ _NEAR = 4
 Without further steps in the same direction Qwen3 32B on a 2080 Ti and a 3060 (machine 15 of ``tools.search.depths``) is
 9 % slower."""
 
-_WAYS_TO_BRING: dict[bool, tuple[Bring, ...]] = {False: ("layers", "all"), True: ("layers",)}
-"""Ways to bring weights of host layers to devices, and those that leave attention with its cache.
+_WAYS_TO_BRING: dict[bool, tuple[tuple[Kind, bool], ...]] = {
+    False: (("layers", False), ("all", False), ("all", True), ("dense", True)),
+    True: (("layers", False), ("dense", True)),
+}
+"""Kinds of weights of host layers that devices get, and whether they get them before items of their own layers; by
+whether attention is left with its cache.
 
 Without ``all`` gpt-oss-20b on two 4090 at 2 Mi tokens takes 2.4 times as long; with it alone Llama 3.1 8B on 4 GiB at
-16,384 is 8 % slower."""
-
-_FIRST_TO_BRING: dict[bool, tuple[Bring, ...]] = {False: ("all", "dense"), True: ("dense",)}
-"""The same before devices have experts of their own layers.
-
-Without ``dense`` Llama 4 Scout on a 3060 at 262,144, with ``-kvo``, takes 22 % longer."""
-
+16,384 is 8 % slower. Without ``dense`` Llama 4 Scout on a 3060 at 262,144, with ``-kvo``, takes 22 % longer."""
 
 READABLE = 0.01
 """A placement may take so much longer if its words are easier to read."""
@@ -97,11 +95,6 @@ class Situation:
     def has_states(self) -> bool:
         """Whether layers have recurrent states."""
         return any(unit.state for unit in self.units)
-
-    @cached_property
-    def budgets(self) -> tuple[int, ...]:
-        """Room of each device beside layers with their caches, if devices have any."""
-        return self.room.with_caches if any(unit.cache for unit in self.units) else self.room.without
 
     @property
     def first(self) -> int | None:
@@ -317,10 +310,8 @@ def _fastest_filling(at: Situation, first: int) -> tuple[float, Placement | None
     budgets = at.room.of(at.units, base)
     # hashing placements would take longer than comparing three
     filled: list[Placement] = []
-    for each in (
-        *(bring_back(at.units, budgets, base, bring, at.far) for bring in _WAYS_TO_BRING[at.keeps_attention]),
-        *(bring_first(at.ranges, budgets, base, bring, at.far) for bring in _FIRST_TO_BRING[at.keeps_attention]),
-    ):
+    for kind, is_first in _WAYS_TO_BRING[at.keeps_attention]:
+        each = bring(at.ranges, budgets, base, kind, at.far, is_first=is_first)
         if each not in filled:
             filled.append(each)
     return min(((at.prices.seconds(each), each) for each in filled), key=lambda pair: pair[0])
@@ -355,10 +346,9 @@ def _bare_by_user(at: Situation) -> Placement | None:
 
 def _with_bare(at: Situation, first: int, bare: int) -> Placement | None:
     """Place layers from ``first`` on on devices: of the first ``bare`` only the cache, or of as few more as fit."""
-    numbers = range(bare, len(at.units) - first)
-    index = bisect_left(numbers, True, key=lambda bare: _pack_bare(at, first, bare) is not None)
-    return _pack_bare(at, first, numbers[index]) if index < len(numbers) else None
+    budgets = at.room.with_caches if any(unit.cache for unit in at.units) else at.room.without
 
+    def of(bare: int) -> Placement | None:
+        return pack_bare(at.units, budgets, first, bare, at.counts(first), at.far)
 
-def _pack_bare(at: Situation, first: int, bare: int) -> Placement | None:
-    return pack_bare(at.units, at.budgets, first, bare, at.counts(first), at.far)
+    return first_found(range(bare, len(at.units) - first), of)
