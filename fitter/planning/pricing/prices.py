@@ -210,27 +210,25 @@ class PriceList:
     @cached_property
     def all(self) -> Prices:
         """Prices on all devices."""
-        return self._prices_on(range(len(self._devices)))
+        return self._on(tuple(range(len(self._devices))))
 
     def seconds(self, placement: Placement, measured: Breakdown | None = None) -> float:
         """Estimate the objective with ``placement``; see ``Prices.seconds``."""
-        prices, on_used = self._prices_of(placement) if 0 in placement.counts else (self.all, placement)
+        every = range(len(self._devices))
+        # in most placements none is idle
+        used = tuple(devices_in_use(self._request, self._devices, placement) if 0 in placement.counts else every)
+        on_used = placement if len(used) == len(every) else placement.on(used)
         is_spilled = placement.first > 0 or placement.moved
-        return prices.seconds(on_used, measured, self.spilled_flash if is_spilled else None)
+        return self._on(used).seconds(on_used, measured, self.spilled_flash if is_spilled else None)
 
-    def _prices_of(self, placement: Placement) -> tuple[Prices, Placement]:
-        used = tuple(devices_in_use(self._request, self._devices, placement))
-        if len(used) == len(self._devices):
-            return self.all, placement
-        if used not in self._in_use:
-            self._in_use[used] = self._prices_on(used)
-        return self._in_use[used], placement.on(used)
-
-    def _prices_on(self, indices: Sequence[int]) -> Prices:
+    def _on(self, indices: tuple[int, ...]) -> Prices:
+        if indices in self._in_use:
+            return self._in_use[indices]
         n_ctx = max(self._recorded)
         layout = self._layouts.get(n_ctx)
         devices = [self._devices[d] for d in indices]
         host_only = NO_HOST_ONLY
         if layout:
             host_only = host_only_tensors(self._request.facts, layout, [device.largest_tensor for device in devices])
-        return Prices(self._request, devices, self._recorded[n_ctx], n_ctx, host_only)
+        prices = Prices(self._request, devices, self._recorded[n_ctx], n_ctx, host_only)
+        return self._in_use.setdefault(indices, prices)

@@ -336,28 +336,23 @@ def reasons_of(
             llama.cpp asked for in another trial.
         host_only, is_without_flash: as in ``bound_of``.
     """
-    reached = bound.reached or 0.0
     if not bound.is_far:
         return ()
-    reasons: list[Reason] = []
-    least = bound.seconds
-
-    def step(reason: Reason) -> None:
-        nonlocal least
-        if reason.seconds > least * (1 + GAIN):
-            reasons.append(reason)
-            least = reason.seconds
-
+    reached = bound.reached or 0.0
     of_plan = partial(bound_of, host_only=host_only, is_without_flash=is_without_flash)
-    at_context = of_plan(request, layout, reached)
-    if at_context is not None:
-        cache = sum(entry.bytes for entry in layout.entries if entry.kind == "context")
-        step(Reason("context", min(at_context.seconds, reached), cache))
-    with_compute = of_plan(request, layout, reached, compute)
+    cache = sum(entry.bytes for entry in layout.entries if entry.kind == "context")
     without_room = tuple(d.name for d in request.devices if 0 < d.target <= compute.get(d.name, 0))
-    if with_compute is not None:
-        step(Reason("compute", min(with_compute.seconds, reached), sum(compute.values()), without_room))
-    step(Reason("whole", reached))
+    steps = (
+        (of_plan(request, layout, reached), Reason("context", 0.0, cache)),
+        (of_plan(request, layout, reached, compute), Reason("compute", 0.0, sum(compute.values()), without_room)),
+        (Bound(reached), Reason("whole", 0.0)),
+    )
+    reasons, least = list[Reason](), bound.seconds
+    for found, reason in steps:
+        seconds = min(found.seconds, reached) if found else 0.0
+        if seconds > least * (1 + GAIN):
+            reasons.append(replace(reason, seconds=seconds))
+            least = seconds
     return tuple(reasons)
 
 

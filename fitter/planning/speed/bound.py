@@ -155,7 +155,8 @@ class _Head:
 class _Places:
     """Places for weights: one for each kind of device, because equal devices are interchangeable, and the host.
 
-    ``has_expert_cache``: whether experts on the host may be found in a cache on a device, at best always.
+    ``place_of`` has the place of each device's index, and of ``HOST``. ``has_expert_cache``: whether experts on the
+    host may be found in a cache on a device, at best always.
     """
 
     def __init__(self, at: Setting, has_expert_cache: bool) -> None:
@@ -163,7 +164,7 @@ class _Places:
         self._has_expert_cache = has_expert_cache
         keys = [(family_name(d), d.bandwidth, d.compute, d.pcie, d.factors) for d in at.devices]
         self._devices = [d for d, key in enumerate(keys) if key not in keys[:d]]
-        self._place_of = {HOST: -1} | {d: self._devices.index(keys.index(key)) for d, key in enumerate(keys)}
+        self.place_of = {HOST: -1} | {d: self._devices.index(keys.index(key)) for d, key in enumerate(keys)}
         # the first device computes prompts with weights on the host; without devices the host does
         firsts = [at.on((at.devices[d],)) for d in self._devices if not at.devices[d].is_remote] if at.streams else []
         self._hosts = [*firsts, at.on(())]
@@ -172,12 +173,8 @@ class _Places:
         """Add up the bytes that each place may hold; ``None`` is no limit."""
         room = [0] * len(self._devices)
         for d, budget in enumerate(budgets):
-            room[self._place_of[d]] += max(0, budget)
+            room[self.place_of[d]] += max(0, budget)
         return [*room, None if host_budget is None else max(0, host_budget)]
-
-    def place_of(self, target: int) -> int:
-        """Return the place of a device's index, or of ``HOST``."""
-        return self._place_of[target]
 
     def of_byte(self, tensor: WeightFacts, layer: Sequence[Weights], is_host_only: bool = False) -> tuple[float, ...]:
         """Compute the seconds of one byte of a tensor on each place.
@@ -307,7 +304,7 @@ def _free_tensors(
         of_byte = seconds[sort]
         if is_host_only or tensor.name in pieces.pinned:
             target = HOST if is_host_only else pieces.pinned[tensor.name]
-            fixed += tensor.bytes * of_byte[places.place_of(target)]
+            fixed += tensor.bytes * of_byte[places.place_of[target]]
         else:
             free.append((of_byte, tensor.bytes))
     return free, fixed
@@ -352,10 +349,15 @@ def _rents(spread: Sequence[Spread], room: Sequence[int | None]) -> list[float] 
                     min(((prices[k][other] - prices[k][place], k) for k in held[place]), default=(math.inf, -1))
                     for other in range(count)
                 ]
-    return [saving / scale for saving in _savings(left, moves)]
+    # a byte less room costs what its cheapest byte costs that moves, step by step, to a place with room; where all
+    # places are full, only the differences between places matter
+    start = [0 if size else math.inf for size in left] if any(left) else [*[math.inf] * (count - 1), 0]
+    costs, _ = _cheapest(start, list(zip(*moves, strict=True)))
+    # a place without any room keeps an infinite rent
+    return [(cost - min(costs)) / scale for cost in costs]
 
 
-def _cheapest(prices: Sequence[int], moves: Sequence[Sequence[tuple[float, int]]]) -> tuple[list[float], list[int]]:
+def _cheapest(prices: Sequence[float], moves: Sequence[Sequence[tuple[float, int]]]) -> tuple[list[float], list[int]]:
     """Compute the cost of another byte on each place, and the place to which it pushes another byte; -1 for none."""
     costs: list[float] = list(prices)
     before = [-1] * len(costs)
@@ -368,19 +370,3 @@ def _cheapest(prices: Sequence[int], moves: Sequence[Sequence[tuple[float, int]]
                     costs[b], before[b] = costs[a] + more, a
                     changed = True
     return costs, before
-
-
-def _savings(left: Sequence[float], moves: Sequence[Sequence[tuple[float, int]]]) -> list[float]:
-    """Compute the cost of one byte less room on each place: its cheapest byte moves, step by step, to a place with
-    room.
-    """
-    count = len(left)
-    costs = [0 if size else math.inf for size in left]
-    if math.inf == min(costs):
-        # all places are full: only the differences between places matter
-        costs[-1] = 0
-    for _ in range(count):
-        costs = [min(costs[a], min(costs[b] + moves[a][b][0] for b in range(count))) for a in range(count)]
-    lowest = min(costs)
-    # a place without any room keeps an infinite rent
-    return [cost - lowest for cost in costs]

@@ -251,7 +251,7 @@ class Work:
         n_ubatch: Tokens of a micro batch.
         op_offload: Whether devices compute with host weights in prompts.
         n_splits: Graph splits of prompts and of generation, as counted by llama.cpp (``Breakdown.n_splits``); ``None``
-            to predict them (``predicted_splits``).
+            to predict them (``splits_of``).
         is_mapped: Whether host weights are mapped from their file.
     """
 
@@ -593,9 +593,8 @@ def tensor_seconds(weights: Weights, at: Setting) -> Seconds:
 def _rates_of(weights: Weights, at: Setting) -> Rates:
     """Compute the rates of weights. The streamer computes with host weights, where their operation allows it."""
     costs, place, cache = at.costs, weights.place, weights.cache
-    share, touched, of_step = (1.0, 1.0, 1.0)
-    if weights.experts:
-        share, touched, of_step = at.expert_share, at.experts_touched, at.experts_of_step
+    of_experts = at.expert_share, at.experts_touched, at.experts_of_step
+    share, touched, of_step = of_experts if weights.experts else (1.0, 1.0, 1.0)
     may_stream = place == HOST and not weights.is_host_only
     unpacked = looked_up = copied = 0.0
     prompt_place, prompt_byte = place, touched / at.bandwidth(place)
