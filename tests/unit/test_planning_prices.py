@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 
@@ -98,6 +99,17 @@ def test_what_leaves_a_layer_costs_its_bytes_and_its_going_apart(layers: tuple[i
         return found.seconds(away(*layers)) - found.seconds(FIRST) - of_bytes
 
     assert apart(*layers) == pytest.approx(len(layers) * apart(1)) and apart(1) > 0
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_order_of_layers_does_not_decide_between_equal_placements(objective: str) -> None:
+    def parted(one: int, all_of_it: int, elsewhere: int) -> Placement:
+        """One item of a layer and all items of another on the host, one of a third on the second device."""
+        moved = [(UNITS[one].items[0], HOST), *((item, HOST) for item in UNITS[all_of_it].items)]
+        return Placement(0, (9, 0), tuple(sorted([*moved, (UNITS[elsewhere].items[0], 1)])))
+
+    found = prices(CARD, CARD, objective=objective)
+    assert len({found.seconds(parted(*layers)) for layers in permutations(range(8), 3)}) == 1
 
 
 def test_on_the_slow_card_a_byte_saves_less() -> None:
