@@ -123,20 +123,16 @@ def model_of(model: str, quant: str | None) -> str:
         FitterError: A repository cannot be listed, or has no such model.
     """
     shape = shapes.wanted(model)
-    if shape is None and not os.path.lexists(model):
-        from fitter.model.shapes import catalogue
-
-        if model.lower().partition(":")[0] in catalogue.names():
-            shape = shapes.wanted(shapes.named(shapes.SHAPE, model))
-        elif ":" not in model and model.count("/") == 1 and not model.lower().endswith(".gguf"):
-            if "gguf" in model.lower():
-                model = f"hf://{model}"
-            else:
-                shape = shapes.Wanted(shapes.CONFIG, f"hf://{model}/config.json", "")
+    is_repository = ":" not in model and model.count("/") == 1 and not model.lower().endswith(".gguf")
+    if shape is None and is_repository and not os.path.lexists(model):
+        if "gguf" in model.lower():
+            model = f"hf://{model}"
+        else:
+            shape = shapes.Wanted(shapes.CONFIG, f"hf://{model}/config.json", "")
     if shape is not None:
-        if quant and shape.file_type and quant.upper() != shape.file_type:
+        if quant and shape.file_type and shapes.type_name(quant) != shape.file_type:
             raise UsageError(f"{model} has the file type {shape.file_type}, and --quant says {quant}: leave one out")
-        return shape.of_type(quant.upper()).address if quant else shape.address
+        return shape.of_type(shapes.type_name(quant)).address if quant else shape.address
     if location.is_repository(model):
         return _of_repository(model, quant)
     if quant:

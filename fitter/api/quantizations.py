@@ -17,7 +17,7 @@ from fitter.errors import FitterError, LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.client import Worker
 from fitter.model.file_types import source_type
 from fitter.model.header import Model, open_model
-from fitter.model.shapes.shape_addresses import as_converted, wanted
+from fitter.model.shapes.shape_addresses import as_converted, type_name, unknown_type, wanted
 from fitter.output.documents.file_documents import QUANTIZATIONS
 from fitter.parameters.table import AnyPath, Fitting
 from fitter.parameters.values import shown
@@ -146,7 +146,7 @@ def wanted_types(types: str | Sequence[str] | None) -> tuple[str, ...] | None:
         raise UsageError(
             f"types (--type) is {shown(types)}: name file types, such as Q4_K_M, or leave it out for all of them"
         )
-    names = tuple(each.strip().upper() for each in given)
+    names = tuple(map(type_name, given))
     if not names:
         raise UsageError(
             "types (--type) names no file type: name some, such as Q4_K_M, or leave it out for all of them"
@@ -159,7 +159,7 @@ def _select_types(quantizations: list[Quantization], wanted: tuple[str, ...] | N
         return quantizations
     names = [each.name for each in quantizations]
     if missing := next((name for name in wanted if name not in names), None):
-        raise UsageError(f"this llama.cpp has no file type {shown(missing)}: it has {', '.join(names)}")
+        raise unknown_type(missing, names)
     return [each for each in quantizations if each.name in wanted]
 
 

@@ -132,6 +132,10 @@ def _check_spelling(args: Sequence[str]) -> None:
     word = args[0]
     if not re.fullmatch(r"[A-Za-z][A-Za-z_-]*", word) or os.path.lexists(word):
         return
+    from fitter.model.shapes.shape_addresses import by_name
+
+    if by_name(word):
+        return
     close = difflib.get_close_matches(word.lower(), (*COMMANDS, "help"), n=1)
     if close:
         raise click.UsageError(f"there is no command '{word}', and no file of that name: did you mean '{close[0]}'?")

@@ -29,6 +29,9 @@ _PREFIXES = {"cuda": "CUDA", "rocm": "ROCm", "vulkan": "Vulkan", "metal": "MTL"}
 NO_GPU = "none"
 """The spec of a machine without a GPU."""
 
+_NO_GPUS = (NO_GPU, "cpu")
+"""How people write it."""
+
 OLDEST_CUDA = 500
 """The oldest compute capability that ggml-cuda can be compiled for."""
 
@@ -39,7 +42,15 @@ _UNNAMED = ""
 """The name of a device until ``parse_gpus`` numbers all of them."""
 
 _COUNT = re.compile(r"([0-9]{1,6})\s*[x×*]\s*(?!tx?\b)(.*)", re.IGNORECASE | re.DOTALL)
-_FORMS = "name a GPU (rtx-4090), a size (24GiB), cuda:8.9:24GiB, rocm:gfx1100:24GiB, vulkan:24GiB or metal:64GiB"
+_COUNT_AFTER = re.compile(r"(.*[\s0-9])[x×*]\s*([0-9]{1,6})", re.IGNORECASE | re.DOTALL)
+_BETWEEN = re.compile(r",|\+(?!(?<=max\+)\s*(?:pro\s+)?[0-9]{3}\b)", re.IGNORECASE)
+"""Between two descriptions; the plus of a Ryzen AI Max+ 395 is part of its name."""
+_SIZED = re.compile(r"(.+?)[\s-]*([0-9]{1,4})\s*gi?b", re.IGNORECASE | re.DOTALL)
+"""A name and its memory in GiB: m2-32gb, RTX 3090 24GB."""
+_FORMS = (
+    "name a GPU (rtx-4090), a size (24GiB), cuda:8.9:24GiB, rocm:gfx1100:24GiB, vulkan:24GiB, metal:64GiB, or none "
+    "for a machine without a GPU"
+)
 
 
 def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
@@ -54,9 +65,10 @@ def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
     - profile and memory, optionally with a driver (``vulkan:24GiB``, ``vulkan:nvidia:24GiB``);
     - the memory of a Mac (``metal:64GiB``), of which macOS gives the GPU a part.
 
-    It may begin with a count (``2x``) and end with the free memory (``:free=20GiB``). By default a GPU of the catalogue
-    has as much free memory as an idle card, and other GPUs have all their memory free. ``none`` alone is a machine
-    without a GPU. Several descriptions may stand in one text, with ``+`` or a comma between them.
+    It may begin with a count (``2x``, or end with ``x2``) and end with the free memory (``:free=20GiB``). By default a
+    GPU of the catalogue has as much free memory as an idle card, and other GPUs have all their memory free. ``none`` or
+    ``cpu`` alone is a machine without a GPU. Several descriptions may stand in one text, with ``+`` or a comma between
+    them.
 
     For a GPU that uses the machine's memory, the size is the machine's. ``:free=`` then sets the part that the system
     lets the GPU use, and ``:available=`` the memory for programs and GPU together; by default both are as on an idle
@@ -66,9 +78,10 @@ def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
         UsageError: A description is not valid, there are more than 16 devices, or several share one machine's memory.
     """
     specs = [part for spec in specs for part in split_gpus(spec)]
-    if any(spec.strip().lower() == NO_GPU for spec in specs):
+    none = next((word for spec in specs if (word := spec.strip().lower()) in _NO_GPUS), None)
+    if none is not None:
         if len(specs) > 1:
-            raise UsageError(f"--gpu {specs[-1]!r}: {NO_GPU} means a machine without a GPU: leave out the other GPUs")
+            raise UsageError(f"--gpu {specs[-1]!r}: {none} means a machine without a GPU: leave out the other GPUs")
         return ()
     kinds: list[VirtualDevice] = []
     for spec in specs:
@@ -92,7 +105,7 @@ def split_gpus(text: str) -> list[str]:
     Raises:
         UsageError: A description is missing beside one of them.
     """
-    parts = [part.strip() for part in re.split("[+,]", text)]
+    parts = [part.strip() for part in _BETWEEN.split(text)]
     if len(parts) > 1 and not all(parts):
         raise UsageError(f"--gpu {text!r}: name a GPU on both sides of each + or comma, such as 'rtx-4090 + rtx-3090'")
     return parts
@@ -115,13 +128,13 @@ def cards_of(spec: str) -> tuple[str, ...]:
 
     ``none`` has no cards. Raises ``UsageError``.
     """
-    if spec.strip().lower() == NO_GPU:
+    if spec.strip().lower() in _NO_GPUS:
         return ()
-    count, _ = _parse(spec)
-    rest = match[2] if (match := _COUNT.fullmatch(spec.strip())) else spec.strip()
+    _parse(spec)
+    count, rest = _counted(spec)
     body = _split_options(rest)[0]
-    card = gpu_catalogue.find_as_written(body.rpartition(":")[0] or body)
-    return (card.key if card and ":" not in body else body.lower(),) * count
+    card = gpu_catalogue.find_as_written(body)
+    return (card.key if card else body.lower(),) * count
 
 
 def parse_twin(text: str) -> tuple[str, int]:
@@ -131,17 +144,24 @@ def parse_twin(text: str) -> tuple[str, int]:
 
 
 def _parse(spec: str) -> tuple[int, VirtualDevice]:
-    count, rest = 1, spec.strip()
-    if match := _COUNT.fullmatch(rest):
-        count, rest = int(match[1]), match[2]
-        if count == 0:
-            raise UsageError(f"--gpu {spec!r}: the count must be at least 1")
+    count, rest = _counted(spec)
+    if count == 0:
+        raise UsageError(f"--gpu {spec!r}: the count must be at least 1")
     body, *options = _split_options(rest)
     try:
         kind = _with_options(_parse_kind(body), _parse_options(options))
     except UsageError as error:
         raise UsageError(f"--gpu {spec!r}: {error}") from None
     return count, kind
+
+
+def _counted(spec: str) -> tuple[int, str]:
+    """Split the count from a description; 1 if it has none."""
+    spec = spec.strip()
+    before, after = _COUNT.fullmatch(spec), _COUNT_AFTER.fullmatch(spec)
+    if before and not (after and int(after[2]) <= MAX_DEVICES < int(before[1])):
+        return int(before[1]), before[2]
+    return (int(after[2]), after[1].strip()) if after else (1, spec)
 
 
 def _with_options(kind: VirtualDevice, sizes: Mapping[str, int]) -> VirtualDevice:
@@ -213,6 +233,14 @@ def _parse_kind(body: str) -> VirtualDevice:
         return _parse_memory(body)
     if gpu := gpu_catalogue.find_as_written(body):
         return _device_of_card(gpu, gpu.total)
+    if (match := _SIZED.fullmatch(body)) and (gpu := gpu_catalogue.find_as_written(match[1])):
+        if gpu.unified:
+            return _device_of_card(gpu, int(match[2]) << 30)
+        if round(gpu.total / 2**30) == int(match[2]):
+            return _device_of_card(gpu, gpu.total)
+        raise UsageError(
+            f"{gpu.key} has {gpu.total // 2**20} MiB of memory: leave {match[2]} GB out, or write free=SIZE"
+        )
     names = gpu_catalogue.similar(body)
     if body[:1].isdigit() and not (re.match("[0-9]{3}", body) and names):
         return _parse_memory(body)

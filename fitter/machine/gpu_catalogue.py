@@ -164,7 +164,7 @@ def find(name: str) -> CatalogueGpu | None:
 
 
 def find_as_written(name: str) -> CatalogueGpu | None:
-    """Find a card as ``find`` does, or by a shorter spelling that only one card has: ``RTX4090``, ``4090``, ``4060ti``.
+    """Find a card as ``find`` does, or by a shorter spelling that only one card has: ``RTX4090``, ``4090``, ``p40``.
 
     For words that a person wrote. A driver's name is found by ``find``, which guesses less.
     """
@@ -177,9 +177,9 @@ def find_as_written(name: str) -> CatalogueGpu | None:
 def _spelt_so(name: str) -> list[str]:
     """List the keys that ``name`` spells without some hyphens, without the series, or without the memory size."""
     letters = _normal(name).replace("-", "")
-    series = "(?:[a-z]+-)?" if re.match("[0-9]{3}", letters) else ""
-    spelling = re.compile(series + "-?".join(map(re.escape, letters)) + "(-[0-9]+gb)?")
-    return [key for key in gpus() if letters and spelling.fullmatch(key)]
+    spelling = re.compile("(?:[a-z]+-)*" + "-?".join(map(re.escape, letters)) + "(-[0-9]+gb)?")
+    names = ((gpu.key, map(_normal, (gpu.key, *gpu.names))) for gpu in gpus().values())
+    return [key for key, called in names if len(letters) > 1 and any(map(spelling.fullmatch, called))]
 
 
 def similar(name: str) -> list[str]:
@@ -193,7 +193,7 @@ def similar(name: str) -> list[str]:
 
 
 def _normal(name: str) -> str:
-    words = re.sub(r"[\s_]+", "-", name.strip().lower())
+    words = re.sub(r"[\s_]+", "-", name.strip().lower().replace("+", ""))
     return re.sub(r"^(nvidia-|amd-|intel-|apple-)?(geforce-|radeon-pro-|radeon-|instinct-)?", "", words)
 
 

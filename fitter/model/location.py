@@ -11,19 +11,22 @@ from fitter import system
 from fitter.errors import ModelError, UsageError
 from fitter.model.files import source
 from fitter.model.shapes import shape_addresses as shapes
+from fitter.text import LONGEST_NAME, printable
 
 if TYPE_CHECKING:
     from fitter.model.files.remote_files import Fetching
 
 
 def is_address(path: str | os.PathLike[str]) -> bool:
-    """Return whether ``path`` is the address of a remote file."""
+    """Return whether ``path`` is the address of a remote file, or the name of a shape."""
+    if shapes.wanted(path) is not None:
+        return True
     if ":" not in os.fspath(path):
         return False
     from fitter.model.files.addresses import as_url
 
     url = as_url(path)
-    return shapes.wanted(path) is not None or (url is not None and not url.lower().startswith("file://"))
+    return url is not None and not url.lower().startswith("file://")
 
 
 def is_repository(path: str | os.PathLike[str]) -> bool:
@@ -52,7 +55,7 @@ def model_files(
         at_once: Files to read at the same time.
 
     Raises:
-        UsageError: There is no such file, but a shape of that name.
+        UsageError: There is no such file, but a shape with a similar name.
         ModelError: A file is missing, cannot be read, or is no GGUF file for this llama.cpp.
         LibraryError: A package that reads it is missing.
     """
@@ -66,19 +69,12 @@ def model_files(
 
         return remote_files.fetched(as_url(path) or "", timeout=timeout, say=say, at_once=at_once)
     plain = os.fspath(_of_file_url(path))
-    if os.sep not in plain and not os.path.lexists(plain):
-        _check_is_no_shape(plain)
+    if os.sep not in plain and not plain.endswith(".gguf") and not os.path.lexists(plain):
+        from fitter.model.shapes import catalogue
+
+        if hint := catalogue.similar(plain.replace(":", "-")):
+            raise UsageError(f"{printable(plain, LONGEST_NAME)}: no such file or shape; {hint}")
     return source.model_files(plain)
-
-
-def _check_is_no_shape(name: str) -> None:
-    from fitter.model.shapes import catalogue
-
-    if name.partition(":")[0].lower() in catalogue.names():
-        raise UsageError(
-            f"{name}: no such file; to plan the published shape of that name, write --shape {name} "
-            f"(shape://{name} in Python)"
-        )
 
 
 def name_of(path: str | os.PathLike[str]) -> str:

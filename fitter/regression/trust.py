@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 from fitter.errors import UsageError
 from fitter.model.location import is_address
-from fitter.model.shapes.shape_addresses import CONFIG, SHAPE, wanted
+from fitter.model.shapes.shape_addresses import SHAPE, wanted
 
 VARIABLE = "FITTER_TRUST"
 """The environment variable that is 1 where all files are trusted."""
 
-_PUBLIC = ("http", "https", "hf", SHAPE)
+_PUBLIC = ("http", "https", "hf")
 """Schemes of addresses that are read without keys of this machine; only the hub of Hugging Face gets its token."""
 
 
@@ -29,7 +29,9 @@ def code(key: str, text: str) -> str:
 def address(key: str, text: str) -> str | None:
     """Say why the file ``text`` of ``key`` needs trust; ``None`` for paths and for addresses that take no keys."""
     request = wanted(text)
-    if request is not None and request.scheme == CONFIG:
+    if request is not None and request.scheme == SHAPE:
+        return None
+    if request is not None:
         text = request.name
     if not is_address(text) or text.partition(":")[0].lower() in _PUBLIC:
         return None

@@ -12,7 +12,7 @@ from fitter.errors import UsageError
 from fitter.machine.gpu import parse_gpus
 from fitter.model.files.addresses import HUB
 from fitter.model.repository_models import is_repository
-from fitter.model.shapes.shape_addresses import CONFIG, SHAPE
+from fitter.model.shapes.shape_addresses import CONFIG, SHAPE, by_name
 from fitter.parameters.kinds import Amount, Choice, Flag, Kind, Number, Seconds, Size, Texts, Whole
 from fitter.parameters.table import PARAMETERS
 from fitter.parameters.values import MAX_DEVICES
@@ -189,6 +189,8 @@ def wanted(model: str, root: Root | None) -> Wanted:
     text = model.strip()
     if not text:
         raise UsageError("the model has no name: choose one")
+    if shape := by_name(text):
+        return Wanted(shape.address)
     match = _ADDRESS.match(text)
     scheme = match[1].lower() if match else ""
     if scheme == SHAPE:

@@ -464,11 +464,12 @@ def test_quants_are_of_the_model_as_it_is_converted(worker: Worker) -> None:
     [
         (("--shape", "qwen3-0.6"), 2, "there is no shape 'qwen3-0.6': did you mean qwen3-0.6b"),
         (("--shape", "qwen3-0.6b:Q9_9"), 2, "this llama.cpp has no file type 'Q9_9': it has "),
+        (("qwen3-0.6",), 2, "qwen3-0.6: no such file or shape; did you mean qwen3-0.6b"),
         (("--shape", "qwen3-0.6b", "--config", "c.json"), 2, "two models are given, --shape 'qwen3-0.6b' and --config"),
         (("model.gguf", "--shape", "qwen3-0.6b"), 2, "two models are given, 'model.gguf' and --shape 'qwen3-0.6b'"),
         (("verify", "shape://qwen3-0.6b"), 3, "shape://qwen3-0.6b is a model without a file, which cannot be loaded"),
     ],
-    ids=["name", "file type", "two", "and a file", "verify"],
+    ids=["name", "file type", "a bare name", "two", "and a file", "verify"],
 )
 def test_what_is_wrong_is_said(words: tuple[str, ...], status: int, said: str) -> None:
     words = words if words[0] == "verify" else ("fit", *words, "--gpu", "8GiB")

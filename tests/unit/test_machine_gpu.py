@@ -163,7 +163,7 @@ def test_a_mac(spec: str, total: int, free: int | None) -> None:
     assert device == VirtualDevice("MTL0", "virtual Apple GPU", "metal", 0, total, free or total, memory)
 
 
-@pytest.mark.parametrize("spec", ["none", " None "])
+@pytest.mark.parametrize("spec", ["none", " None ", "CPU"])
 def test_a_machine_without_a_gpu(spec: str) -> None:
     assert parse_gpus([spec]) == ()
 
@@ -208,6 +208,23 @@ def test_gpus_of_amd(spec: str, description: str, number: int) -> None:
         ("rtx-4090 + 2x rtx-3090", ["rtx-4090", "rtx-3090", "rtx-3090"]),
         ("rtx-4090,3090", ["rtx-4090", "rtx-3090"]),
         ("24GiB,8GiB", ["24GiB", "8GiB"]),
+        ("3090 x2", ["rtx-3090", "rtx-3090"]),
+        ("RTX 3090×2", ["rtx-3090", "rtx-3090"]),
+        ("24GiB x 2", ["24GiB", "24GiB"]),
+        ("rtx-3090:free=20GiB x2", ["rtx-3090:free=20GiB", "rtx-3090:free=20GiB"]),
+        ("p40", ["tesla-p40"]),
+        ("a6000", ["rtx-a6000"]),
+        ("RTX 3090 24GB", ["rtx-3090"]),
+        ("RTX 4090 24 GB x2", ["rtx-4090", "rtx-4090"]),
+        ("m2-32gb", ["m2:32GiB"]),
+        ("M4 Max 64 GB", ["m4-max:64GiB"]),
+        ("strix halo 64gb", ["strix-halo:64GiB"]),
+        ("strix halo 96gb", ["strix-halo-96gb"]),
+        ("ryzen ai max+ 395", ["strix-halo"]),
+        ("Ryzen AI Max+ PRO 395:128GiB", ["strix-halo"]),
+        ("ryzen-ai-max-395", ["strix-halo"]),
+        ("AI Max+ 395 + rtx-3090", ["strix-halo", "rtx-3090"]),
+        ("m2-max+rtx-3090", ["m2-max", "rtx-3090"]),
     ],
 )
 def test_what_can_only_mean_one_card_is_understood(text: str, cards: list[str]) -> None:
@@ -253,6 +270,10 @@ def test_every_backend_numbers_its_own_devices() -> None:
         pytest.param([""], "no GPU", id="empty"),
         pytest.param(["2x"], "no GPU", id="a count of nothing"),
         pytest.param(["24"], "has no unit", id="no unit"),
+        pytest.param(["i7-13700k"], "or none for a machine without a GPU", id="a processor"),
+        pytest.param(["v100"], "did you mean tesla-v100-16gb or tesla-v100-32gb", id="a number with 16 or 32 GB"),
+        pytest.param(["rtx 3090 20gb"], "rtx-3090 has 24576 MiB of memory: leave 20 GB out", id="another size"),
+        pytest.param(["cpu", "rtx-4090"], "cpu means a machine without a GPU", id="a processor and a card"),
         pytest.param(["-1GiB"], "unknown GPU", id="negative"),
         pytest.param(["0GiB"], "must have memory", id="zero"),
         pytest.param(["24GiB:free=0MiB"], "must have memory", id="nothing free"),
@@ -312,7 +333,7 @@ def test_a_spec_is_read_or_refused(spec: str) -> None:
     except UsageError as error:
         assert len(str(error).splitlines()) == 1
     else:
-        assert (0 if spec.strip().lower() == "none" else 1) <= len(devices) <= 16
+        assert (0 if spec.strip().lower() in ("none", "cpu") else 1) <= len(devices) <= 16
         assert all(0 < device.free <= device.total for device in devices)
 
 

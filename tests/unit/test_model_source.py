@@ -83,25 +83,45 @@ def test_no_file(tmp_path: Path) -> None:
 
 
 SHAPES = {
-    "a shape": ("llama-3.1-8b", "write --shape llama-3.1-8b (shape://llama-3.1-8b in Python)"),
-    "a shape with a type": ("Llama-3.1-8B:Q8_0", "write --shape Llama-3.1-8B:Q8_0 "),
-    "no shape": ("llama-3.1-8b-instruct", None),
+    "a shape": ("llama-3.1-8b", "shape://llama-3.1-8b"),
+    "a shape with a type": ("Llama-3.1-8B:q8_0", "shape://llama-3.1-8b:Q8_0"),
+    "a type as people write it": ("gpt-oss-20b:q4km", "shape://gpt-oss-20b:Q4_K_M"),
+    "a shape with more words": ("llama-3.1-8b-instruct", None),
     "a path": ("./llama-3.1-8b", None),
     "a file's name": ("llama-3.1-8b.gguf", None),
 }
 
 
 @pytest.mark.parametrize(("name", "meant"), SHAPES.values(), ids=SHAPES)
-def test_a_missing_file_with_the_name_of_a_shape(
+def test_the_name_of_a_shape_is_its_address_where_no_such_file_is(
     name: str, meant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError if meant is None else UsageError, match="no such file") as caught:
-        location.model_files(name)
-    assert meant is None or str(caught.value).startswith(f"{name}: no such file; to plan the published shape of that")
-    assert (meant or "") in str(caught.value)
+    assert location.is_address(name) == (meant is not None)
+    assert location.called(name) == (meant or name)
     _files(tmp_path, name)
+    assert not location.is_address(name)
     assert location.model_files(name) == (Path(name),)
+
+
+SIMILAR = {
+    "more words": ("llama-3.1-8b-instruct", "llama-3.1-8b-instruct: no such file or shape; did you mean llama-3.1-8b"),
+    "another way to write it": ("llama3.1:8b", "did you mean llama-3.1-8b"),
+    "nothing like a shape": ("my-model", None),
+    "a file": ("llama-3.1-8b.gguf", None),
+    "a path": ("./llama-3.1-8b", None),
+}
+
+
+@pytest.mark.parametrize(("name", "says"), SIMILAR.values(), ids=SIMILAR)
+def test_a_missing_file_is_told_which_shapes_are_called_so(
+    name: str, says: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError if says is None else UsageError, match="no such file") as caught:
+        location.model_files(name)
+    assert (says or "") in str(caught.value)
+    assert (says is None) == ("did you mean" not in str(caught.value))
 
 
 @pytest.mark.parametrize("name", ["a\0b.gguf", "a" * 300 + ".gguf", "a" * 300 + "-00001-of-00002.gguf"])

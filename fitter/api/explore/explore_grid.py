@@ -26,6 +26,7 @@ from fitter.llama.types import LlamaCpp, Skeleton
 from fitter.model.files import header_cache
 from fitter.model.files.source import with_addresses
 from fitter.model.header import Model, open_model
+from fitter.model.shapes.shape_addresses import unknown_type
 from fitter.output.documents.exploration_document import EXPLORATION
 from fitter.output.pages.exploration_page import exploration_fragment
 from fitter.parameters.table import AnyPath
@@ -245,7 +246,7 @@ def _headers_of(
         headers: dict[str | None, tuple[CellHeader | str, dict[str, Any]]] = {}
         for name in types:
             if name not in by_name:
-                raise UsageError(f"this llama.cpp has no file type {shown(name)}: it has {', '.join(by_name)}")
+                raise unknown_type(name or "", list(by_name))
             planned = quantization(model, file_types, by_name[name])
             path = Path(directory) / f"{name}.gguf"
             header = planned.problem or CellHeader.of(path, worker.header(path).data_offset)

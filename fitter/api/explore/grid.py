@@ -13,6 +13,7 @@ from fitter.errors import UsageError
 from fitter.machine.gpu import cards_of, parse_gpus, split_gpus
 from fitter.model import repository_models
 from fitter.model.location import called, is_repository
+from fitter.model.shapes.shape_addresses import type_name
 from fitter.parameters.kinds import Flag
 from fitter.parameters.table import PARAMETERS, Fitting, taken_by
 from fitter.parameters.values import shown
@@ -80,7 +81,7 @@ def grid_of(models: Any, machines: Any, types: Any, parameters: Mapping[str, Any
     names = list(dict.fromkeys(path for each in given for path in _models_of(each, timeout)))
     places = tuple(dict.fromkeys(map(_machine, _several("machines (--gpu)", machines))))
     named = types.split(",") if isinstance(types, str) else types
-    each_type = [None] if types is None else [each.strip().upper() for each in _several("types (--type)", named)]
+    each_type = [None] if types is None else [type_name(each) for each in _several("types (--type)", named)]
     file_types = tuple(dict.fromkeys(each_type))
     axes = {name: _values(name, parameters.get(name)) for name in AXES}
     contexts, micro_batches = tuple(dict.fromkeys(axes["n_ctx"])), tuple(dict.fromkeys(axes["n_ubatch"]))

@@ -32,12 +32,17 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
 
 
+def similar(name: str, cutoff: float = 0.7) -> str:
+    """Return ``did you mean NAME?`` with the shapes most similar to ``name``; empty if none is."""
+    close = difflib.get_close_matches(name.strip().lower()[:100], names(), n=3, cutoff=cutoff)
+    return f"did you mean {' or '.join(close)}?" if close else ""
+
+
 def published(name: str) -> Published:
     """Read the shape ``name``. Raises ``UsageError`` for an unknown one."""
     key = name.strip().lower()
     if key not in names():
-        close = difflib.get_close_matches(key[:100], names(), n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(close)}? " if close else ""
+        hint = f"{similar(key, 0.5)} ".lstrip()
         raise UsageError(f"there is no shape '{printable(name, 60)}': {hint}'fitter shapes' lists them")
     entry = parse_toml((_FOLDER / f"{key}.toml").read_text(encoding="utf-8"))
     return Published(key, entry["title"], entry["source"], entry["config"])

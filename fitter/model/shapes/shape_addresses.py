@@ -1,13 +1,18 @@
 """Addresses of models without a file: ``shape://NAME`` and ``config://config.json``.
 
-A path or another address follows ``config://``. Both may end with a colon and a file type.
+A path or another address follows ``config://``. Both may end with a colon and a file type. The bare name of a shape is
+its address too, where no such file is.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from fitter.errors import UsageError
+from fitter.parameters.values import shown
 
 SHAPE, CONFIG = "shape", "config"
 DEFAULT_TYPE = "Q4_K_M"
@@ -73,8 +78,27 @@ class Wanted:
 
 
 def wanted(path: str | os.PathLike[str]) -> Wanted | None:
-    """Parse an address; ``None`` for the path or address of a file."""
-    match = _ADDRESS.fullmatch(os.fspath(path))
+    """Parse an address, or the name of a shape; ``None`` for the path or address of a file."""
+    text = os.fspath(path)
+    if (address := _parsed(text)) is not None:
+        return address
+    shape = by_name(text)
+    return None if shape is None or os.path.lexists(text) else shape
+
+
+def by_name(text: str) -> Wanted | None:
+    """Parse ``NAME`` or ``NAME:TYPE`` of a shape; ``None`` for anything else."""
+    if text.endswith(".gguf") or "/" in text:
+        # most are files, which need no catalogue
+        return None
+    from fitter.model.shapes import catalogue
+
+    is_name = text.partition(":")[0].strip().lower() in catalogue.names()
+    return _parsed(f"{SHAPE}://{text}") if is_name else None
+
+
+def _parsed(text: str) -> Wanted | None:
+    match = _ADDRESS.fullmatch(text)
     if match is None:
         return None
     scheme, rest = match["scheme"].lower(), match["rest"]
@@ -82,15 +106,32 @@ def wanted(path: str | os.PathLike[str]) -> Wanted | None:
     typed = _TYPED.fullmatch(rest)
     if typed is None and scheme == SHAPE and ":" in rest:
         name, _, file_type = rest.partition(":")
-        return Wanted(scheme, name, file_type.upper())
+        return Wanted(scheme, name, type_name(file_type))
     if typed is None:
         return Wanted(scheme, rest, "")
-    return Wanted(scheme, typed["what"], CONVERTED if typed["type"].lower() == CONVERTED else typed["type"].upper())
+    return Wanted(scheme, typed["what"], CONVERTED if typed["type"].lower() == CONVERTED else type_name(typed["type"]))
+
+
+def type_name(text: str) -> str:
+    """Return llama-quantize's spelling of a file type: ``Q4_K_M`` for ``q4km`` and ``q4-k-m``; others in capitals."""
+    spelt = {name.replace("_", ""): name for name in FILE_TYPES}
+    name = text.strip().upper()
+    return spelt.get(re.sub("[-_ ]", "", name), name)
+
+
+def unknown_type(name: str, known: Sequence[str]) -> UsageError:
+    """Make the error for a file type that llama.cpp does not have; ``known`` are those that it has."""
+    import difflib
+
+    begins = [each for each in (*FILE_TYPES, *known) if each.startswith(name) and each in known]
+    close = list(dict.fromkeys(begins or difflib.get_close_matches(name, known)))[:3]
+    meant = f"did you mean {' or '.join(close)}? " if close else ""
+    return UsageError(f"this llama.cpp has no file type {shown(name)}: {meant}it has {', '.join(known)}")
 
 
 def named(scheme: str, text: str) -> str:
     """Return the address of the shape or ``config.json`` in an option, which may be an address itself."""
-    address = wanted(text)
+    address = _parsed(text)
     return text if address is not None and address.scheme == scheme else f"{scheme}://{text}"
 
 

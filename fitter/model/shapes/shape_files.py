@@ -24,11 +24,10 @@ from fitter.model.files.addresses import HUB
 from fitter.model.shapes import catalogue
 from fitter.model.shapes.config import LONGEST, parse
 from fitter.model.shapes.mapping import header_of
-from fitter.model.shapes.shape_addresses import CONFIG, CONVERTED, DEFAULT_TYPE, PACKED_TYPE, Wanted
+from fitter.model.shapes.shape_addresses import CONFIG, CONVERTED, DEFAULT_TYPE, PACKED_TYPE, Wanted, unknown_type
 from fitter.model.shapes.shape_header import Header
 from fitter.storage.folders import cache_folder
 from fitter.storage.temporary import Directory
-from fitter.text import printable
 
 _FULL = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 """File types of the conversion, without quantization."""
@@ -138,9 +137,7 @@ def _quantized(path: Path, wanted: Wanted, timeout: float | None) -> Path:
         file_types = worker.file_types([path], directory)
         types = {each.name: each for each in file_types.found}
         if kind not in types:
-            raise UsageError(
-                f"this llama.cpp has no file type '{printable(kind, 30)}': it has {', '.join(sorted(types))}"
-            )
+            raise unknown_type(kind, sorted(types))
         if types[kind].problem:
             raise LlamaCppError(f"{wanted.of_type('').shown} cannot be quantized as {kind}: {types[kind].problem}")
         made = Path(directory, f"{kind}.gguf")
