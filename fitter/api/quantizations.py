@@ -70,9 +70,11 @@ def quants(
 
     Args:
         model: Path or address of a GGUF file.
-        types: File types to plan (``Q4_K_M``, or several); all by default.
+        types: File types to plan (``Q4_K_M``, or several); by default all but those that suit only models trained for
+            them.
         tokens_per_second: The estimated speed of generation that is useful to you, 20 by default. The ``best`` type
-            has the most bits per weight that generates so fast.
+            has the most bits per weight that generates so fast, with 8192 tokens of context or more unless ``n_ctx`` or
+            ``fit_ctx`` sets another.
         on_progress: Called at each step.
         on_log: Called with every line of llama.cpp's log.
         worker: A worker to use; it stays open.
@@ -156,7 +158,8 @@ def wanted_types(types: str | Sequence[str] | None) -> tuple[str, ...] | None:
 
 def _select_types(quantizations: list[Quantization], wanted: tuple[str, ...] | None) -> list[Quantization]:
     if wanted is None:
-        return quantizations
+        # ternary weights and the like ruin a model that was not trained for them
+        return [each for each in quantizations if not each.is_trained_for]
     names = [each.name for each in quantizations]
     if missing := next((name for name in wanted if name not in names), None):
         raise unknown_type(missing, names)

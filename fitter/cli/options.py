@@ -23,7 +23,7 @@ from fitter.output.formats import FORMATS
 from fitter.output.formats.fleets import FORMATS as FLEET_FORMATS
 from fitter.parameters import kinds, table
 from fitter.parameters.kinds import Kind
-from fitter.parameters.table import DEVICES, GOAL_HELP, GOALS, OUTPUT, USEFUL_SPEED, Parameter
+from fitter.parameters.table import DEVICES, GOAL_HELP, GOALS, OUTPUT, USEFUL_CONTEXT, USEFUL_SPEED, Parameter
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -475,13 +475,14 @@ def _choice_options(section: str, types: str) -> Callable[[_Function], _Function
             metavar="N",
             brief="A useful speed, in tokens per second.",
             help="The speed of generation that is useful to you: marked as the best is the most bits per weight that "
-            f"generates N tokens per second. [default: {USEFUL_SPEED:g}]",
+            f"generates N tokens per second, with {USEFUL_CONTEXT} tokens of context or more unless -c or --fit-ctx sets "
+            f"others. [default: {USEFUL_SPEED:g}]",
         ),
     )
 
 
 quantization_options = _choice_options(
-    _MODEL, "Only this file type of llama-quantize, such as Q4_K_M. Repeatable. [default: all]"
+    _MODEL, "Only this file type of llama-quantize, such as Q4_K_M. Repeatable. [default: all that suit the model]"
 )
 claim_options = stacked(
     _option(

@@ -44,6 +44,11 @@ USEFUL_SPEED = 20.0
 3.1 8B on 8 GiB would be Q8_0 at 13 in place of Q6_K at 31.
 """
 
+USEFUL_CONTEXT = 8192
+"""Tokens of context that a best file type has, unless the user sets a context or the smallest one (``--fit-ctx``).
+
+Without it, Qwen3 32B on an RTX 3090 is Q5_K_M with 4608 tokens for four slots, not Q4_K_M with 16640."""
+
 MAX_DRAFTED = 64
 """Most tokens drafted at a time: llama.cpp allocates a recurrent state for each, even in a dummy load."""
 

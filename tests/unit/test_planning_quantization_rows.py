@@ -37,11 +37,13 @@ def made(
     needs: bool = False,
     trained: bool = False,
     rate: float = 40.0,
+    n_ctx: int = 4096,
+    **asked: int,
 ) -> Quantization:
     """A model of 8 × 2^30 weights in a file type."""
-    params = Params(n_ctx=4096, n_gpu_layers=33 if on_devices else 20)
+    params = Params(n_ctx=n_ctx, n_gpu_layers=33 if on_devices else 20)
     price = make_price(generation=rate) if fits else None
-    plan = make_plan(params, problems=() if fits else (SHORT,), estimate=price)
+    plan = replace(make_plan(params, problems=() if fits else (SHORT,), estimate=price), fit_keywords=asked)
     longest = 8192 if fits else None
     return Quantization(name, int(bits * GIB), bits, {"q4_K": 2, "f32": 1}, needs, trained, plan, longest)
 
@@ -111,6 +113,26 @@ CASES: dict[str, tuple[tuple[Quantization, ...], dict[str, object], str | None]]
         {"own_type": "mxfp4", "published": "MXFP4_MOE", "tokens_per_second": 40.0},
         "Q8_0",
     ),
+    # Qwen3 32B on an RTX 3090
+    "with a useful context": (
+        (made("Q5_K_M", 5.7, rate=31, n_ctx=4608), made("Q4_K_M", 4.8, rate=34, n_ctx=16640)),
+        {},
+        "Q4_K_M",
+    ),
+    "with the smallest context that the user wants": (
+        (
+            made("Q5_K_M", 5.7, rate=31, n_ctx=4608, fit_ctx=4096),
+            made("Q4_K_M", 4.8, rate=34, n_ctx=16640, fit_ctx=4096),
+        ),
+        {},
+        "Q5_K_M",
+    ),
+    "where all that are fast have less": (
+        (made("Q8_0", 8.5, rate=2, n_ctx=16384), made("Q5_K_M", 5.7, n_ctx=4608), made("Q4_K_M", 4.8, n_ctx=5120)),
+        {},
+        "Q5_K_M",
+    ),
+    "of a model for less": ((made("Q5_K_M", 5.7), made("Q4_K_M", 4.8)), {}, "Q5_K_M"),
     "none is as fast": ((Q8_0, Q4_K_M), {"tokens_per_second": 41.0}, "Q8_0"),
     "nothing fits": ((made("Q8_0", 8.5, fits=False),), {}, None),
     "unknown": ((Quantization("IQ3_XXS", None, None, {}, True, problem="unknown"),), {}, None),
@@ -243,6 +265,11 @@ LAST: dict[str, tuple[Quantizations, str]] = {
         "whatever it costs in time IQ4_XS has the best quality at 20 t/s or more (--tokens-per-second sets another "
         "speed) best: IQ4_XS, 4.4 GiB, made with an importance matrix "
         "arguments: -c 4096 -ngl 33 -np 1 -fit off",
+    ),
+    "with a useful context": (
+        of(wide := made("Q8_0", 8.5, n_ctx=8192), best=wide),
+        "Q8_0 has the best quality at 20 t/s or more, with 8192 tokens of context or more (--tokens-per-second and "
+        "--fit-ctx set others) best: Q8_0, 8.5 GiB arguments: -c 8192 -ngl 33 -np 1 -fit off",
     ),
     "none fast enough": (
         of(Q8_0, best=Q8_0, rate=50.0),

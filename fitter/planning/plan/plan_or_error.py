@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fitter.parameters.table import USEFUL_CONTEXT
+
 if TYPE_CHECKING:
     from fitter.planning.plan.plan import Plan
 
@@ -26,6 +28,12 @@ class Planned:
     def n_ctx(self) -> int | None:
         """Context of the plan, in tokens; ``None`` if it does not fit."""
         return None if self.plan is None or not self.fits else self.plan.params.n_ctx or self.plan.breakdown.n_ctx
+
+    @property
+    def least_context(self) -> int:
+        """Tokens of context that the best plan has: none where the user set the context or the smallest one."""
+        keywords = {} if self.plan is None else self.plan.fit_keywords
+        return 0 if {"n_ctx", "fit_ctx"}.intersection(keywords) else USEFUL_CONTEXT
 
     @property
     def host_weights(self) -> int | None:

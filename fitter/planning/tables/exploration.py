@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fitter.errors import UsageError
+from fitter.parameters.table import USEFUL_CONTEXT
 from fitter.parameters.values import parse_tokens, shown
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.result_methods import methods_of
@@ -258,7 +259,10 @@ def _best_first(cells: Sequence[ExploredCell], requirement: Requirement) -> Iter
 
 def _type_figures(cell: ExploredCell) -> TypeFigures:
     rate = cell.tokens_per_second
-    return TypeFigures(cell.file_type or "", cell.bytes, cell.bits_per_weight, rate, cell.needs_imatrix)
+    least = 0 if cell.asked_context else USEFUL_CONTEXT
+    return TypeFigures(
+        cell.file_type or "", cell.bytes, cell.bits_per_weight, rate, cell.needs_imatrix, cell.n_ctx, least
+    )
 
 
 _CONTEXT = re.compile(

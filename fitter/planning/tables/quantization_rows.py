@@ -145,7 +145,8 @@ def needs_imatrix(tensors: Sequence[str], file_type: FileType) -> bool:
 
 def quantization(model: Model, types: FileTypes, file_type: FileType) -> Quantization:
     """Describe one file type before it is planned; ``problem`` says why it will not be planned."""
-    name, is_trained_for = file_type.name, file_type.name in data()["trained"]["names"]
+    name, trained = file_type.name, data()["trained"]
+    is_trained_for = name in trained["names"] and model.architecture not in trained["architectures"]
     if file_type.problem:
         return Quantization(name, None, None, {}, False, is_trained_for, problem=f"llama.cpp: {file_type.problem}")
     needs = needs_imatrix(types.tensors, file_type)
@@ -185,4 +186,7 @@ def best_of(
 
 def figures_of(each: Quantization) -> TypeFigures:
     """Return the figures of a type to choose by."""
-    return TypeFigures(each.name, each.bytes, each.bits_per_weight, each.tokens_per_second, each.needs_imatrix)
+    contexts = each.n_ctx, each.least_context
+    return TypeFigures(
+        each.name, each.bytes, each.bits_per_weight, each.tokens_per_second, each.needs_imatrix, *contexts
+    )

@@ -106,7 +106,8 @@ def _best_of(group: Sequence[RepositoryFile], tokens_per_second: float | None) -
 
 def figures_of(each: RepositoryFile) -> TypeFigures:
     """Return the figures of a file to choose by."""
-    return TypeFigures(each.file_type or each.name, each.bytes, each.bits_per_weight, each.generation_tokens_per_second)
+    name, rate = each.file_type or each.name, each.generation_tokens_per_second
+    return TypeFigures(name, each.bytes, each.bits_per_weight, rate, n_ctx=each.n_ctx, least_context=each.least_context)
 
 
 def _models(files: Sequence[RepositoryFile]) -> list[list[RepositoryFile]]:

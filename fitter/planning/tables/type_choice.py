@@ -35,6 +35,10 @@ class TypeFigures:
     bits_per_weight: float | None
     tokens_per_second: float | None
     needs_imatrix: bool = False
+    n_ctx: int | None = None
+    """Tokens of its context."""
+    least_context: int = 0
+    """Tokens of context that it should have."""
 
     @property
     def bits(self) -> float:
@@ -43,6 +47,11 @@ class TypeFigures:
     @property
     def rate(self) -> float:
         return self.tokens_per_second or 0.0
+
+    @property
+    def context(self) -> int:
+        """Tokens of context, as far as they count."""
+        return min(self.n_ctx or 0, self.least_context)
 
 
 _Row = TypeVar("_Row")
@@ -58,7 +67,7 @@ def best_type(
 ) -> _Row | None:
     """Choose the row with the best file type: the most bits per weight that generates ``tokens_per_second``.
 
-    Fewer than 4 bits must be three times as fast as the fastest with 4 bits or more. If that leaves none, choose the
+    It has the least context that it should have, or where no row has that, the largest. Fewer than 4 bits must be three times as fast as the fastest with 4 bits or more. If that leaves none, choose the
     most bits of those with 4 bits or more that are at most a fifth slower than the fastest of them. Never chosen are
     types for models that were trained for them, types that another one beats by size and published perplexity, F16 of a
     BF16 model and the other way round, and types no smaller than the one that keeps published weights.
@@ -72,7 +81,9 @@ def best_type(
     """
     others = {each.upper() for each in FULL if each != own_type.lower()} if own_type.lower() in FULL else set()
     able = [row for row in rows if figures(row).name not in {*data()["trained"]["names"], *others}]
-    useful = [row for row in able if is_useful(figures(row), tokens_per_second)]
+    enough = max((figures(row).context for row in able), default=0)
+    fast = [row for row in able if is_useful(figures(row), tokens_per_second)]
+    useful = [row for row in fast if figures(row).context >= enough] or fast
 
     def most_bits(candidates: list[_Row]) -> _Row | None:
         left = [row for row in candidates if not any(_beats(figures(by), figures(row), published) for by in candidates)]
@@ -95,6 +106,10 @@ def reason(best: TypeFigures, called: str, tokens_per_second: float | None) -> s
     """Say in a line why ``best`` is the best one."""
     rate = f"{USEFUL_SPEED if tokens_per_second is None else tokens_per_second:g} t/s"
     name = printable(called)
+    if is_useful(best, tokens_per_second) and best.least_context and best.context == best.least_context:
+        context = f"with {best.least_context} tokens of context or more"
+        others = "--tokens-per-second and --fit-ctx set others"
+        return f"{name} has the best quality at {rate} or more, {context} ({others})"
     if is_useful(best, tokens_per_second):
         return f"{name} has the best quality at {rate} or more (--tokens-per-second sets another speed)"
     if best.bits >= _LEAST_BITS:
