@@ -112,7 +112,7 @@ def quants(
         planned = []
         for number, each in enumerate(chosen, 1):
             say(Progress(used_worker.dummy_loads, f"planning {each.name}, {number} of {len(chosen)}"))
-            planned.append(_plan_type(each, opened, Path(directory), told) if each.problem is None else each)
+            planned.append(plan_type(each, opened, Path(directory), told) if each.problem is None else each)
         n_devices = max((len(each.plan.devices) for each in planned if each.plan is not None), default=0)
     failed = [each for each in planned if each.plan is None and each.bytes is not None]
     if failed and all(each.plan is None for each in planned):
@@ -166,12 +166,22 @@ def _select_types(quantizations: list[Quantization], wanted: tuple[str, ...] | N
     return [each for each in quantizations if each.name in wanted]
 
 
-def _plan_type(each: Quantization, model: Model, directory: Path, told: dict[str, Any]) -> Quantization:
-    """Plan one type; a refusal of llama.cpp becomes its problem."""
+def plan_type(
+    each: Quantization, model: Model, directory: Path, told: dict[str, Any], *, with_longest: bool = True
+) -> Quantization:
+    """Plan one type; a refusal of llama.cpp becomes its problem.
+
+    Args:
+        each: The type.
+        model: The model.
+        directory: The directory with the headers of all types.
+        told: Keywords of ``fit``, with a worker.
+        with_longest: Whether to look for the longest context, too.
+    """
     header = directory / f"{each.name}.gguf"
     try:
         plan = api.fit(header, **{**told, "skeleton": False})
-        longest = longest_context(plan, model, header, told)
+        longest = longest_context(plan, model, header, told) if with_longest else None
     except (LlamaCppError, TimeLimitError) as error:
         return replace(each, problem=str(error).replace(str(header), short(model)))
     shape = wanted(model.called)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ _PASSING_ON = ("args", "shell")
 
 
 @click.command(cls=llama_options.Command, epilog=_EPILOG)
-@options.model_argument
+@options.model_or_machine
 @options.repository_options
 @options.fitting_options()
 @options.json_option
@@ -50,7 +51,7 @@ _PASSING_ON = ("args", "shell")
 @options.page_option
 @options.verbose_option
 def fit(
-    model: str,
+    model: str | None,
     types: tuple[str, ...] | None,
     tokens_per_second: float | None,
     as_json: bool | None,
@@ -69,8 +70,11 @@ def fit(
     not fit, stdout stays empty, except with --json or --anyway.
 
     MODEL may be a repository of Hugging Face's hub, hf://org/repo, or a directory: every model in it is planned, a
-    table of the plans goes to stdout, and its last lines say what to download and how to run the best one.
+    table of the plans goes to stdout, and its last lines say what to download and how to run the best one. Without
+    MODEL, --gpu lists the strongest models for that machine, as fitter shapes does.
     """
+    if model is None:
+        return _shapes(given, tokens_per_second, as_json=as_json or output_format == "json", verbose=verbose)
     if as_json and output_format not in (None, "json"):
         raise UsageError(f"--json means --format json, but --format {output_format} is given too: leave one out")
     if location.is_repository(model):
@@ -107,6 +111,18 @@ def fit(
         sys.stdout.flush()
         write(plan, model, page_file, verbose=verbose)
     return EXIT_FITS if plan.fits else EXIT_DOES_NOT_FIT
+
+
+def _shapes(given: Mapping[str, Any], tokens_per_second: float | None, *, as_json: bool, verbose: int) -> int:
+    """Without a model, list those that run well on the described machine; return the exit status."""
+    if given["gpus"] is None:
+        raise click.UsageError(
+            "no model is given: name a file, an address or a shape ('fitter shapes' lists them), or a machine with "
+            "--gpu to see the strongest models for it"
+        )
+    from fitter.cli import shapes
+
+    return shapes.plan((), given, as_json=as_json, verbose=verbose, tokens_per_second=tokens_per_second)
 
 
 def _fit_model(model: str, output_format: str, verbose: int, alternatives: bool, given: dict[str, Any]) -> Plan:

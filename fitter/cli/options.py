@@ -167,6 +167,9 @@ model_argument = stacked(
     _model_option,
     _shape_options,
 )
+model_or_machine = stacked(
+    click.argument("model", type=click.Path(), metavar="MODEL", required=False), _model_option, _shape_options
+)
 shapes_option = _option(
     _MODEL,
     "shapes",
@@ -467,19 +470,36 @@ def _choice_options(section: str, types: str) -> Callable[[_Function], _Function
             brief="Only this file type, such as Q4_K_M.",
             help=types,
         ),
-        _option(
-            section,
-            "tokens_per_second",
-            "--tokens-per-second",
-            type=float,
-            metavar="N",
-            brief="A useful speed, in tokens per second.",
-            help="The speed of generation that is useful to you: marked as the best is the most bits per weight that "
-            f"generates N tokens per second, with {USEFUL_CONTEXT} tokens of context or more unless -c or --fit-ctx sets "
-            f"others. [default: {USEFUL_SPEED:g}]",
-        ),
+        _useful_speed(section),
     )
 
+
+def _useful_speed(section: str) -> Callable[[_Function], _Function]:
+    return _option(
+        section,
+        "tokens_per_second",
+        "--tokens-per-second",
+        type=float,
+        metavar="N",
+        brief="A useful speed, in tokens per second.",
+        help="The speed of generation that is useful to you: the best is the most bits per weight that generates N "
+        f"tokens per second, with {USEFUL_CONTEXT} tokens of context or more unless -c or --fit-ctx sets others. "
+        f"[default: {USEFUL_SPEED:g}]",
+    )
+
+
+best_shapes_options = stacked(
+    _useful_speed(DEVICES),
+    _option(
+        DEVICES,
+        "most",
+        "--most",
+        type=_KindType(kinds.Whole(least=1)),
+        metavar="N",
+        brief="List so many models for --gpu.",
+        help="List so many models for --gpu, those with the most weights first. [default: 12]",
+    ),
+)
 
 quantization_options = _choice_options(
     _MODEL, "Only this file type of llama-quantize, such as Q4_K_M. Repeatable. [default: all that suit the model]"

@@ -174,6 +174,7 @@ def test_inspections_and_devices(folder: Path, capsys: pytest.CaptureFixture[str
     check("devices", answer(["devices", "--gpu", "rtx-4090", "--json"], capsys))
     check("catalogue", answer(["devices", "--catalogue", "--json"], capsys))
     check("shapes", answer(["shapes", "--json"], capsys))
+    check("shape-plans", answer(["shapes", "smollm2", "--gpu", "1GiB", "--json"], capsys), all_keys=False)
 
 
 def test_quantizations(folder: Path) -> None:

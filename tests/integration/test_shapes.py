@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fitter
+from fitter.api.best_shapes import best_shapes
 from fitter.cli import main
 from fitter.errors import FitterError, ModelError
 from fitter.llama.client import Worker
@@ -457,6 +459,36 @@ def test_quants_are_of_the_model_as_it_is_converted(worker: Worker) -> None:
     found = fitter.quants("shape://qwen3-0.6b:Q4_K_M", gpus="8GiB", n_ctx=512, types="Q8_0", worker=worker)
     assert (found.model.path, found.source_type) == ("shape://qwen3-0.6b:BF16", "bf16")
     assert [each.plan and each.plan.model.path for each in found.found] == ["shape://qwen3-0.6b:Q8_0"]
+
+
+LADDER = "Q8_0,Q6_K,Q5_K_M,Q4_K_M,Q3_K_M"
+
+
+def test_the_best_models_for_a_card_are_as_quants_says(worker: Worker) -> None:
+    """The most weights first, each in its best type; what is too slow is not there."""
+    machine: dict[str, Any] = {"gpus": "rtx-3060", "worker": worker, "program": "llama-server"}
+    plans = best_shapes(("qwen2.5",), **machine)
+    rows = [(each.shape.name, each.best.name) for each in plans.found]
+    assert [name for name, _ in rows] == ["qwen2.5-14b", "qwen2.5-7b", "qwen2.5-3b", "qwen2.5-0.5b"]
+    for name, file_type in rows[:2]:
+        best = fitter.quants(f"shape://{name}", types=LADDER, **machine).best
+        assert best is not None and best.name == file_type
+    assert all((each.best.tokens_per_second or 0) >= 20 and (each.best.n_ctx or 0) >= 8192 for each in plans.found)
+    fewer = best_shapes(("qwen2.5",), most=1, **machine)
+    assert ([each.shape.name for each in fewer.found], fewer.left) == (["qwen2.5-14b"], 3)
+    faster = best_shapes(("qwen2.5",), tokens_per_second=150, **machine)
+    assert [each.shape.name for each in faster.found] == ["qwen2.5-0.5b"]
+    assert not best_shapes(("arctic-embed",), **machine).found
+
+
+def test_a_card_without_a_model_lists_the_models_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["shapes", "smollm2", "--gpu", "1GiB", "--most", "1"]) == 0
+    out = capsys.readouterr().out
+    assert re.match(r"shape +type +parameters +MiB +host MiB +context +prompt t/s +t/s\nsmollm2-1.7b +Q3_K_M ", out)
+    assert "2 smaller models were not planned" in out
+    assert "plan one: fitter smollm2-1.7b:Q3_K_M --gpu 1GiB" in " ".join(out.split())
+    assert main(["--gpu", "none", "--tokens-per-second", "1e6"]) == 1
+    assert capsys.readouterr().out.startswith("none of these models generates 1e+06 t/s there")
 
 
 @pytest.mark.parametrize(

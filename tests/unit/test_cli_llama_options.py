@@ -231,7 +231,7 @@ def test_the_model_may_be_an_option(calls: list[tuple[str, dict[str, Any]]], wor
     ("words", "message"),
     [
         ("a.gguf -m b.gguf", "two models are given, 'a.gguf' and -m 'b.gguf': give one"),
-        ("-t 8", "Missing argument 'MODEL'"),
+        ("-t 8", "no model is given"),
         ("m.gguf -mx", "No such option '-mx'"),
         ("m.gguf -t", "Option '-t' requires an argument"),
         ("m.gguf --metrics=1", "Option '--metrics' does not take a value"),

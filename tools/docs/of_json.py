@@ -19,7 +19,7 @@ from fitter.output.documents.claim_documents import DEVICE_CLAIM, POD_CLAIM
 from fitter.output.documents.device_documents import CATALOGUE, DEVICES
 from fitter.output.documents.document import SCHEMA, Document, Key
 from fitter.output.documents.exploration_document import EXPLORATION
-from fitter.output.documents.file_documents import QUANTIZATIONS, REPOSITORY
+from fitter.output.documents.file_documents import QUANTIZATIONS, REPOSITORY, SHAPE_PLANS
 from fitter.output.documents.fleet_document import FLEET
 from fitter.output.documents.inspection_document import INSPECTION
 from fitter.output.documents.plan_document import PLAN
@@ -177,6 +177,7 @@ DOCUMENTS: dict[str, tuple[str, Document]] = {
     "repository": ("`fitter hf://org/repo --json`, `fitter.repository(…).to_dict()`", REPOSITORY),
     "explore": ("`fitter explore --json`, `fitter.explore(…).to_dict()`", EXPLORATION),
     "shapes": ("`fitter shapes --json`", SHAPES),
+    "shape-plans": ("`fitter shapes --gpu SPEC --json`", SHAPE_PLANS),
     "devices": ("`fitter devices --json`", DEVICES),
     "pod-claim": ("`fitter claim --json`", POD_CLAIM),
     "device-claim": ("`fitter claim --min-tps T --json`", DEVICE_CLAIM),

@@ -1,4 +1,4 @@
-"""The documents of ``fitter quants --json`` and ``fitter hf://org/repo --json``: a plan for each of many files."""
+"""The documents of ``fitter quants``, ``hf://org/repo`` and ``shapes --gpu``: a plan for each of many files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fitter.planning.plan.plan_or_error import Planned
 from fitter.planning.request.summary import ModelSummary
 from fitter.planning.tables.quantization_rows import Quantization, Quantizations
 from fitter.planning.tables.repository_rows import Repository, RepositoryFile, SideFile
+from fitter.planning.tables.shape_rows import ShapePlan, ShapePlans
 
 _WORDS = tuple[str, ...]
 _BEST = Key(
@@ -60,6 +61,16 @@ _OUTCOME = (
 )
 """The arguments of the plan of a row, or why there are none."""
 
+_FILE_TYPE = document(
+    Quantization,
+    *("name", "bytes"),
+    rounded("bits_per_weight"),
+    *("types", "needs_imatrix"),
+    *_PLACED,
+    rounded("tokens_per_second"),
+    *_OUTCOME,
+)
+
 QUANTIZATIONS = document(
     Quantizations,
     "fits",
@@ -69,15 +80,7 @@ QUANTIZATIONS = document(
     Key(
         "file_types",
         "found",
-        document(
-            Quantization,
-            *("name", "bytes"),
-            rounded("bits_per_weight"),
-            *("types", "needs_imatrix"),
-            *_PLACED,
-            rounded("tokens_per_second"),
-            *_OUTCOME,
-        ),
+        _FILE_TYPE,
     ),
     "notes",
     title="A model in every file type of llama-quantize",
@@ -104,4 +107,20 @@ REPOSITORY = document(
     ),
     Key("beside", of=document(SideFile, "name", "kind", "bytes")),
     title="The models of a repository",
+)
+
+SHAPE_PLANS = document(
+    ShapePlans,
+    "fits",
+    Key(
+        "shapes",
+        "found",
+        document(
+            ShapePlan,
+            *(Key(name, f"shape.{name}") for name in ("name", "model", "title", "parameters", "n_ctx_train")),
+            Key("best", of=_FILE_TYPE),
+        ),
+    ),
+    "left",
+    title="The strongest shapes for a machine",
 )

@@ -1,4 +1,4 @@
-"""Shapes that can be planned without a file: the table of ``fitter shapes``."""
+"""Shapes that can be planned without a file, and their plans on a machine: the tables of ``fitter shapes``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from fitter.output.arguments import command_line
 from fitter.output.tables.narrow import NarrowTable
-from fitter.text import human, printable
+from fitter.output.units import speed
+from fitter.parameters.table import USEFUL_SPEED
+from fitter.text import human, mib, printable
 
 if TYPE_CHECKING:
     from fitter.model.shapes.listing import ShapeInfo
+    from fitter.planning.tables.shape_rows import ShapePlans
 
 
 def shapes_table(shapes: Sequence[ShapeInfo]) -> RenderableType:
@@ -39,6 +43,40 @@ def shapes_table(shapes: Sequence[ShapeInfo]) -> RenderableType:
         "GiB: of all tensors before it is quantized; layers: with those for multi-token prediction",
     )
     return Group(table, Text(), *(Text(note, overflow="fold") for note in notes))
+
+
+def plans_table(plans: ShapePlans, asked: Sequence[str] = ()) -> RenderableType:
+    """Draw a row for each model with its best file type; ``asked`` are words of the command, for the last lines."""
+    table = NarrowTable(spare=("parameters", "prompt t/s", "MiB", "host MiB"))
+    table.add_column("shape", no_wrap=True)
+    table.add_column("type", no_wrap=True)
+    for column in ("parameters", "MiB", "host MiB", "context", "prompt t/s", "t/s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for each in plans.found:
+        best = each.best
+        rates = (
+            "-" if rate is None else speed(rate) for rate in (best.prompt_tokens_per_second, best.tokens_per_second)
+        )
+        size = _count(each.shape.parameters), mib(best.bytes), mib(best.host_weights)
+        table.add_row(each.shape.name, best.name, *size, str(best.n_ctx), *rates)
+    return Group(*([table] if plans.found else []), *(Text(line, overflow="fold") for line in _below(plans, asked)))
+
+
+def _below(plans: ShapePlans, asked: Sequence[str]) -> Iterator[str]:
+    rate = f"{USEFUL_SPEED if plans.tokens_per_second is None else plans.tokens_per_second:g} t/s"
+    if not plans.found:
+        yield f"none of these models generates {rate} there: --tokens-per-second N accepts less"
+        return
+    yield (
+        f"the most weights first, each in the file type with the most bits per weight that generates {rate} or more "
+        "(--tokens-per-second)"
+    )
+    if plans.left:
+        yield f"{plans.left} smaller models were not planned: --most N shows more, and words choose among them"
+    if any(each.best.plan is not None and each.best.plan.host.total is None for each in plans.found):
+        yield "host memory is unlimited here: --host-memory 32GiB says what the machine has"
+    first = plans.found[0]
+    yield f"plan one: fitter {command_line([f'{first.shape.name}:{first.best.name}', *asked], quoted=True)}"
 
 
 def _alone(each: ShapeInfo) -> RenderableType:
@@ -86,4 +124,4 @@ def _count(parameters: int) -> str:
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 
 
-__all__ = ["shapes_table"]
+__all__ = ["plans_table", "shapes_table"]

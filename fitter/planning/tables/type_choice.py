@@ -67,10 +67,11 @@ def best_type(
 ) -> _Row | None:
     """Choose the row with the best file type: the most bits per weight that generates ``tokens_per_second``.
 
-    It has the least context that it should have, or where no row has that, the largest. Fewer than 4 bits must be three times as fast as the fastest with 4 bits or more. If that leaves none, choose the
-    most bits of those with 4 bits or more that are at most a fifth slower than the fastest of them. Never chosen are
-    types for models that were trained for them, types that another one beats by size and published perplexity, F16 of a
-    BF16 model and the other way round, and types no smaller than the one that keeps published weights.
+    It has the least context that it should have, or where no row has that, the largest. Fewer than 4 bits must be three
+    times as fast as the fastest with 4 bits or more. If that leaves none, choose the most bits of those with 4 bits or
+    more that are at most a fifth slower than the fastest of them. Never chosen are types for models that were trained
+    for them, types that another one beats by size and published perplexity, F16 of a BF16 model and the other way
+    round, and types no smaller than the one that keeps published weights.
 
     Args:
         rows: The models that fit.
