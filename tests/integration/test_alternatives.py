@@ -16,14 +16,23 @@ from fitter.planning.search import best_plan
 from tests.support.llama_builds import NEWEST, where
 from tools import shapes
 
-KEYWORDS = {"-c": "n_ctx", "-ctk": "type_k", "-ctv": "type_v", "-np": "n_seq_max"}
+KEYWORDS = {
+    "-c": "n_ctx",
+    "-ctk": "type_k",
+    "-ctv": "type_v",
+    "-np": "n_seq_max",
+    "-sm": "split_mode",
+    "-ub": "n_ubatch",
+}
 Q8 = "-ctk q8_0 -ctv q8_0"
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("shapes")
-    return {name: shapes.write(name, directory, vocab=False) for name in ("llama-3.1-8b", "gemma3-12b")}
+    return {
+        name: shapes.write(name, directory, vocab=False) for name in ("llama-3.1-8b", "llama-3.1-70b", "gemma3-12b", "qwen3-30b-a3b")
+    }
 
 
 @pytest.mark.parametrize(
@@ -34,6 +43,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             "llama-3.1-8b", {"gpus": ["8GiB"], "n_ctx": 131072, "host_memory": "4GiB"}, {"-c"}, id="nothing fits"
         ),
         pytest.param("gemma3-12b", {"gpus": ["9GiB"], "n_ctx": 8192}, {"-np"}, id="sliding windows"),
+        pytest.param("llama-3.1-70b", {"gpus": ["2x rtx-3090"]}, {"-c -sm"}, id="two cards that may split tensors"),
+        pytest.param("qwen3-30b-a3b", {"gpus": ["12GiB"], "n_ctx": 8192, "n_ubatch": 64}, {"-ub"}, id="a small batch"),
     ],
 )  # fmt: skip
 def test_a_fit_with_the_words_is_as_said(
@@ -62,6 +73,19 @@ def test_a_fit_with_the_words_is_as_said(
         found, said = other.estimate.generation_tokens_per_second, each.generation_tokens_per_second
         # no alternative is looked for with flash attention on or off for all layers
         assert 0.75 * found <= said <= 1.02 * found, each
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"gpus": ["2x rtx-3090"], "split_mode": "layer"}, id="the user's word"),
+        pytest.param({"gpus": ["rtx-3090", "40GiB"]}, id="cards of unlike speed"),
+        pytest.param({"gpus": ["64GiB"]}, id="one card"),
+    ],
+)
+def test_tensors_are_not_split_over(options: dict[str, Any], models: dict[str, Path]) -> None:
+    plan = fitter.fit(models["llama-3.1-70b"], **options, program="llama-server", alternatives=True)
+    assert plan.fits and not [each for each in plan.alternatives if "-sm" in each.arguments]
 
 
 def test_a_cache_of_experts_where_llama_cpp_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

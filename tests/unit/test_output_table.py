@@ -168,8 +168,8 @@ def test_warnings_are_said_and_sources_are_not() -> None:
         pytest.param(
             replace(make_plan(estimate=make_price()), fit_keywords={"objective": "prompt"}),
             [
-                "or    -c 8192                      about 500 t/s (now 4096: 1,240 t/s)",
-                "or    -ctk q8_0 -ctv q8_0 -np 1    500 t/s (now 1,240 t/s)",
+                "or    -c 8192                      about 500 t/s prompt (now 4096: 1,240 t/s prompt)",
+                "or    -ctk q8_0 -ctv q8_0 -np 1    500 t/s prompt (now 1,240 t/s prompt)",
             ],
             id="fast prompts",
         ),

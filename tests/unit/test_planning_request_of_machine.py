@@ -80,7 +80,8 @@ FIXED: dict[str, tuple[dict[str, Any], set[str]]] = {
     "shares of nothing": ({"tensor_split": [0, 0]}, set()),
     "devices": ({"devices": ["CUDA1"]}, {"devices"}),
     "no devices": ({"gpus": ["none"]}, {"devices"}),
-    "one device": ({"split_mode": "none"}, {"devices"}),
+    "one device": ({"split_mode": "none"}, {"devices", "split_mode"}),
+    "layers over devices": ({"split_mode": "layer"}, {"split_mode"}),
     "what levers change": (
         {"n_ubatch": 256, "type_k": "f16", "type_v": "f16", "op_offload": True},
         {"n_ubatch", "type_k", "type_v", "op_offload"},

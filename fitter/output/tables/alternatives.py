@@ -21,7 +21,7 @@ def alternative_lines(plan: Plan) -> list[Text]:
 
 
 def _speeds(plan: Plan, alternative: Alternative) -> str:
-    is_prompt = plan.fit_keywords.get("objective") == "prompt"
+    is_prompt = plan.fit_keywords.get("objective") == "prompt" or _is_for_prompts(plan, alternative)
     about = "" if alternative.is_measured else "about "
     text = about + _speed(alternative, is_prompt)
     if plan.estimate is None:
@@ -31,6 +31,16 @@ def _speeds(plan: Plan, alternative: Alternative) -> str:
     return f"{text} (now{at} {_speed(plan.estimate, is_prompt)})"
 
 
+def _is_for_prompts(plan: Plan, alternative: Alternative) -> bool:
+    """Whether another micro batch makes prompts faster rather than generation."""
+    if "-ub" not in alternative.arguments or plan.estimate is None:
+        return False
+    prompt = alternative.prompt_tokens_per_second / plan.estimate.prompt_tokens_per_second
+    return prompt >= alternative.generation_tokens_per_second / plan.estimate.generation_tokens_per_second
+
+
 def _speed(of: Alternative | Price, is_prompt: bool) -> str:
-    """Write the speed that the plan is to be best at."""
-    return f"{speed(of.prompt_tokens_per_second if is_prompt else of.generation_tokens_per_second)} t/s"
+    """Write the speed that the alternative changes."""
+    if is_prompt:
+        return f"{speed(of.prompt_tokens_per_second)} t/s prompt"
+    return f"{speed(of.generation_tokens_per_second)} t/s"

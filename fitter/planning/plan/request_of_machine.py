@@ -54,7 +54,7 @@ _KEPT = frozenset(
             "offload_kqv",
             "flash_attn",
         ),
-        "moe_cache_size",
+        *("moe_cache_size", "split_mode"),
     }
 )
 """Keywords that a fit keeps if the user sets them."""

@@ -21,14 +21,16 @@ from fitter.planning.placing.placement import Placement, on_host
 from fitter.planning.plan.alternative import Alternative
 from fitter.planning.pricing.objective import is_worth_a_load, objective_seconds, rank
 from fitter.planning.pricing.pricing import price_placement
+from fitter.planning.pricing.split_price import pipelined
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.context_limit import EXPENSIVE, limited
-from fitter.planning.request.given import is_priced, is_whole, smallest_context
+from fitter.planning.request.given import is_priced, is_whole, smallest_context, usable_devices
 from fitter.planning.request.request import Measure, Request
 from fitter.planning.search.expectations import likely_fits_host
 from fitter.planning.search.levers import Candidate, changes, expert_caches
 from fitter.planning.search.proposals import place_fastest, place_whole
 from fitter.planning.search.search_state import Callbacks, CutShort, SearchState
+from fitter.planning.search.tensor_split_search import split_candidate
 from fitter.planning.speed.model_facts import scaled
 from fitter.planning.speed.work import resized_layout
 
@@ -58,7 +60,13 @@ MOST_SLOWER = 2
 _MAX_CORRECTIONS = 3
 """At most so many times a proposal that does not fit is corrected."""
 
-_WORDS = ("n_ctx", "type_k", "type_v", "n_seq_max", "moe_cache_size")
+_LIKE = 1.25
+"""Devices whose bandwidths differ by at most this factor may split every tensor: the slowest one sets the speed."""
+
+_MICRO_BATCHES = (2048, 512)
+"""Micro batches to name to a user who set another: for prompts with weights on the host, and for room on devices."""
+
+_WORDS = ("n_ctx", "split_mode", "type_k", "type_v", "n_ubatch", "n_seq_max", "moe_cache_size")
 """Parameters that an alternative may name, in the order of its words."""
 
 
@@ -184,7 +192,32 @@ def _ideas(asked: Request, plan: Candidate, one_slot: Params | None, smaller: Sm
         kinds.append([Idea((("n_ctx", n_ctx // base.n_streams), *fewer))])
     if smaller is not None and trial.fits and not is_on_devices:
         kinds.append([Idea((("n_ctx", n_ctx),), smaller=smaller)])
-    return [*kinds, longer[1:]]
+    split = [Idea((("n_ctx", n_ctx), ("split_mode", "tensor")))] if is_on_devices and _may_split(asked) else []
+    batches = [Idea((("n_ctx", n_ctx), *batch)) for batch in _batches(asked)] if trial.fits else []
+    return [split, batches, *kinds, longer[1:]]
+
+
+def _may_split(asked: Request) -> bool:
+    """Whether split mode ``tensor`` may be faster: two or more local devices that are about alike, and no word of the
+    user's against it.
+    """
+    params, speeds = asked.params, [asked.speeds[device.name] for device in usable_devices(asked)]
+    is_refused = params.lora or params.load_mtp or asked.most_drafted or params.flash_attn == "off"
+    if is_refused or not params.offload_kqv or asked.pools or asked.pinned or len(speeds) < 2:
+        return False
+    if asked.fixed & {"split_mode", "tensor_split", "n_gpu_layers"} or params.split_mode != "layer":
+        return False
+    bandwidths = [speed.bandwidth for speed in speeds]
+    are_alike = len({speed.kind for speed in speeds}) == 1 and max(bandwidths) <= _LIKE * min(bandwidths)
+    return are_alike and not speeds[0].is_remote
+
+
+def _batches(asked: Request) -> Iterator[tuple[tuple[str, Any], ...]]:
+    """Yield other micro batches than the user's, with a batch that holds them."""
+    params = asked.params
+    for size in _MICRO_BATCHES if "n_ubatch" in asked.fixed else ():
+        if size != params.n_ubatch and (size <= params.n_batch or "n_batch" not in asked.fixed):
+            yield ("n_ubatch", size), ("n_batch", max(size, params.n_batch))
 
 
 def _longer(asked: Request, n_ctx: int) -> list[Idea]:
@@ -240,6 +273,8 @@ class _Near:
             TimeLimitError: No load is left, and the answer needs one.
             LlamaCppError: llama.cpp refuses the parameters.
         """
+        if "split_mode" in dict(idea.params):
+            return self._split(idea)
         request, excess = limited(idea.of(self._plan.request), self._resized)
         if excess is not None:
             return None
@@ -265,6 +300,21 @@ class _Near:
             words, file_type = idea.smaller.arguments, idea.smaller.name
         return Alternative(words, trial.params.n_ctx, *speeds, is_measured, file_type)
 
+    def _split(self, idea: Idea) -> Alternative | None:
+        """Return what split mode ``tensor`` brings at the plan's context; raises as ``attempt`` does."""
+        asked, plan = self._asked, self._plan
+        found = split_candidate(idea.of(asked), self._loads.measure, self._resized, lambda params: None)
+        if not found.trial.fits or found.price is None or plan.price is None or found.seconds is None:
+            return None
+        n_used = sum(1 for device in plan.trial.devices if plan.trial.breakdown.on(device.name).model)
+        # with split mode layer, devices work on several micro batches of a prompt at once
+        before = pipelined(plan.price.estimate, n_used, asked.workload, plan.trial.params.n_ubatch)
+        if found.seconds > objective_seconds(asked, before) * (1 - WORTH):
+            return None
+        params, price = found.trial.params, found.price
+        speeds = price.prompt_tokens_per_second, price.generation_tokens_per_second
+        return Alternative(_words(asked, params, idea), params.n_ctx, *speeds, True)
+
     def _trial(self, state: SearchState, placement: Placement, idea: Idea) -> tuple[Trial | None, bool]:
         """Return the best trial near ``placement``, and whether it was measured: a smaller file cannot be loaded."""
         if idea.smaller is not None:
@@ -272,8 +322,9 @@ class _Near:
         try:
             return self._measured(state, placement), True
         except TimeLimitError:
-            # only a load tells whether this llama.cpp has a cache of experts, and each device's part of it
-            is_known = "moe_cache_size" not in dict(idea.params)
+            # only a load tells whether this llama.cpp has a cache of experts, each device's part of it, and the compute
+            # buffers of another micro batch
+            is_known = {"moe_cache_size", "n_ubatch"}.isdisjoint(dict(idea.params))
             return self._estimated(state, False) if is_known else None, False
 
     def _is_worth(self, before: float | None, seconds: float, idea: Idea) -> bool:
@@ -299,7 +350,12 @@ class _Near:
         if not self._has_flash:
             # its buffers are gigabytes larger
             return state
-        rows = tuple(replace(row, model=int(share * row.model)) for row in self._plan.trial.breakdown.rows)
+        # compute buffers grow about as the micro batch
+        batch = request.params.n_ubatch / self._plan.request.params.n_ubatch
+        rows = tuple(
+            replace(row, model=int(share * row.model), compute=int(batch * row.compute))
+            for row in self._plan.trial.breakdown.rows
+        )
         breakdown = replace(self._plan.trial.breakdown, rows=rows)
         state.learn(replace(self._plan.trial, devices=self._devices, placement=self._placement, breakdown=breakdown))
         return state
@@ -330,12 +386,13 @@ class _Near:
             seen.add(proposal)
             trial = state.trial(proposal, state.request.params.n_ctx)
             if trial.fits:
-                return trial if self._fits else self._refined(state, trial)
+                is_near = self._fits and state.request.params.n_ubatch == self._plan.request.params.n_ubatch
+                return trial if is_near else self._refined(state, trial)
             proposal = self._propose(state)
         return None
 
     def _refined(self, state: SearchState, trial: Trial) -> Trial:
-        """Use the room of compute buffers that a shorter context makes smaller, while loads are left."""
+        """Use the room of compute buffers that are smaller than expected, while loads are left."""
         proposal = self._propose(state)
         if proposal is None or trial.seconds is None or not is_worth_a_load(state.seconds(proposal), trial.seconds):
             return trial
