@@ -98,9 +98,16 @@ class Planner:
         with self._alone():
             self._model = name
 
-    def fit(self, *, on_progress: Callable[[Progress], None] | None = None, **parameters: Unpack[Fitting]) -> Plan:
+    def fit(
+        self,
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+        alternatives: bool = False,
+        **parameters: Unpack[Fitting],
+    ) -> Plan:
         """Answer as ``fitter.fit``. Raises what that raises, and ``CancelledError``."""
-        return self._ask(api.fit, Fitting, parameters, {"on_progress": on_progress})
+        own = {"on_progress": on_progress, "alternatives": alternatives}
+        return self._ask(api.fit, Fitting, parameters, own)
 
     def measure(self, **parameters: Unpack[Measuring]) -> Breakdown:
         """Answer as ``fitter.measure``. Raises what that raises, and ``CancelledError``."""

@@ -112,7 +112,7 @@ class Server:
         return answer
 
     async def plan(self, asked: PlanQuestion, request: Request, *, with_map: bool) -> Answer:
-        """Make the requested plan. Raises ``FitterError``."""
+        """Make the requested plan, for a page with its layer map and alternatives. Raises ``FitterError``."""
         model = await self._wanted(asked)
         if model.is_repository:
             raise UsageError(f"{model.called or model.opens} holds several models: name a file of it")
@@ -120,7 +120,7 @@ class Server:
 
         def ask(planner: Planner, question: Question) -> Answer:
             # the header may have been removed meanwhile: fetch it again
-            plan = planner.fit(on_progress=lambda _: question.check(), **keywords)
+            plan = planner.fit(on_progress=lambda _: question.check(), alternatives=with_map, **keywords)
             return Answer(_without_paths(plan, model), planner.layer_map(plan) if with_map else None)
 
         return await self._answer(asked, request, model, ask)

@@ -22,6 +22,7 @@ LABELS = {
 """Labels of the page's fields, by parameter. Other parameters are called by the words of their long option."""
 
 _REMEDIES = (
+    (r"the request takes at most --context-cost longer", "a request takes at most a tenth longer"),
     (r",? or let weights be read from disk again and again with --allow paging", ""),
     (r",? or a smaller margin with --host-margin", ""),
     (r"margin with --fit-target", LABELS["margin"]),

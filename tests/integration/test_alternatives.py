@@ -31,7 +31,8 @@ Q8 = "-ctk q8_0 -ctv q8_0"
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("shapes")
     return {
-        name: shapes.write(name, directory, vocab=False) for name in ("llama-3.1-8b", "llama-3.1-70b", "gemma3-12b", "qwen3-30b-a3b")
+        name: shapes.write(name, directory, vocab=False)
+        for name in ("llama-3.1-8b", "llama-3.1-70b", "gemma3-12b", "qwen3-30b-a3b")
     }
 
 

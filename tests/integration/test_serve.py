@@ -299,7 +299,7 @@ def test_work_and_users_are_chosen(site: Site, browser: Browser) -> None:
 
 def test_fields_allow_what_the_table_does(site: Site, browser: Browser) -> None:
     with opened(browser, site, "#a.model=dense.gguf&a.gpus=1GiB") as page:
-        for name in ("n_ctx", "n_seq_max", "users"):
+        for name in ("n_seq_max", "users"):
             field, kind = page.locator(f"#a [name={name}]"), PARAMETERS[name].kind
             assert isinstance(kind, Whole)
             assert [field.get_attribute(each) for each in ("min", "max")] == [str(kind.least), str(kind.most)]
@@ -309,6 +309,7 @@ def test_fields_allow_what_the_table_does(site: Site, browser: Browser) -> None:
         for field, value, says in (
             ("#a-slots", "257", "Slots: give a whole number from 1 to 256"),
             ("#a-margin", "-1", "Margin, in MiB: give a whole number of 0 or more"),
+            ("#a-context", "much", "Context, in tokens: give tokens, such as 32768 or 32k"),
         ):
             page.locator(field).fill(value)
             reads(page.locator("#a .failed"), says)
@@ -316,6 +317,37 @@ def test_fields_allow_what_the_table_does(site: Site, browser: Browser) -> None:
         page.locator("#a-slots").fill("256")
         answered(page)
         assert page.locator("#a .verdict").inner_text() == "Fits"
+
+
+def test_a_model_and_a_context_are_typed_as_people_say_them(site: Site, browser: Browser) -> None:
+    with opened(browser, site, "#a.model=smollm2-135m&a.gpus=1GiB") as page:
+        assert page.locator("#a-type").is_visible()
+        page.locator("#a-context").fill("2k")
+        answered(page)
+        assert (fact(page, "context"), page.locator("#a-steps").input_value()) == ("2,048", "4")
+        chosen(page, "#a-type", "Q8_0")
+        assert "smollm2-135m-Q8_0.gguf" in page.locator("#a pre").first.inner_text()
+        chosen(page, "#a-model", "smollm3-135m")
+        reads(page.locator("#a .failed"), "there is no model 'smollm3-135m' here: take one of the list")
+
+
+def test_what_else_could_be_had_and_why_it_is_slow(site: Site, browser: Browser) -> None:
+    """As ``fitter`` says it, in the words of the page."""
+    words = {"gpus": ["8GiB"], "n_ctx": 4096, "program": "llama-server"}
+    plan = fitter.fit("shape://gemma-3-12b", **words, alternatives=True)
+    assert plan.alternatives and plan.estimate is not None
+    with opened(browser, site, "#a.model=gemma-3-12b&a.gpus=8GiB&a.n_ctx=4096") as page:
+        heading = page.locator("#a h3", has_text="What else could be had")
+        assert heading.is_visible()
+        rows = page.locator("#a table", has_text="this plan").locator("tbody th")
+        assert rows.all_inner_texts() == [
+            "this plan",
+            *(worded(" ".join(each.arguments)) for each in plan.alternatives),
+        ]
+        page.locator("#a summary", has_text="Why is it not faster?").click()
+        why = page.locator("#a details", has_text="Where the time goes")
+        assert "host: attention" in why.inner_text() and "micro batch" in why.inner_text()
+        assert not re.search(r"\s--?[a-z]", why.inner_text())
 
 
 def test_the_verdict_is_above_the_form_on_a_telephone(site: Site, browser: Browser) -> None:
@@ -386,7 +418,7 @@ def test_numbers_that_make_no_sense_are_not_planned(site: Site, browser: Browser
         reads(failed, "How many of this card: give a whole number from 1 to 16")
         page.locator("#a .count").fill("1")
         page.locator("#a-context").fill("1.5")
-        reads(failed, "Context, in tokens: give a whole number from 0 to 2147483647")
+        reads(failed, "Context, in tokens: give tokens, such as 32768 or 32k")
         assert page.locator("#a .verdict").count() == 0
         page.locator("#a-context").fill("2048")
         reads(page.locator("#a .verdict"), "Fits")

@@ -26,6 +26,7 @@ from fitter.output.pages.report_page import (
 from fitter.output.pictures.curves import charts, tokens
 from fitter.output.pictures.drawing import BOLD, NARROW, WIDE
 from fitter.output.pictures.moves_picture import moves_svg
+from fitter.planning.plan.alternative import Alternative
 from fitter.planning.plan.context_points import ContextPoint, contexts_to_try, point_of
 from fitter.planning.plan.layer_map import HOST_NAME, LayerMap, MapCell
 from fitter.planning.plan.plan import Problem
@@ -125,6 +126,21 @@ def test_the_command_comes_first(name: str) -> None:
     }
     first = re.findall(r"<pre.*?</pre>", page, re.DOTALL)[0]
     assert html.unescape(re.sub("<.*?>", "", first)) == expected
+
+
+def test_what_else_could_be_had() -> None:
+    other = Alternative(("-ctk", "q8_0", "-ctv", "q8_0"), 8192, 900.0, 52.0, True)
+    smaller = Alternative((), 4096, 800.0, 61.0, False, "Q3_K_M")
+    plan = replace(make_plan(estimate=make_price(generation=38.0)), alternatives=(other, smaller))
+    words = re.sub(r"<[^>]+>", " ", plan_page(plan))
+    assert re.search(
+        r"What else could be had .*this plan +4,096 +38 .*-ctk q8_0 -ctv q8_0 +8,192 +52 +900", words, re.S
+    )
+    assert re.search(r"a Q3_K_M file +4,096 +about 61 +about 800", words)
+    assert "What else" not in plan_page(replace(plan, alternatives=()))
+    lacking = make_plan(problems=(Problem("CUDA0", GIB, "CUDA0 lacks 1024 MiB"),))
+    words = re.sub(r"<[^>]+>", " ", plan_page(replace(lacking, alternatives=(other,))))
+    assert "What would fit" in words and not re.search(r"this plan +4,096", words)
 
 
 def test_what_was_chosen_over_what() -> None:

@@ -27,8 +27,9 @@ from fitter.output.tables.pool_lines import pool_lines
 from fitter.output.units import dummy_loads, duration, speed
 from fitter.planning.plan.context_points import ContextPoint
 from fitter.planning.plan.layer_map import HOST_NAME, LayerMap
-from fitter.planning.plan.plan import Plan, resolved
+from fitter.planning.plan.plan import Alternative, Plan, resolved
 from fitter.planning.plan.turns import Turns
+from fitter.planning.pricing.pricing import Price
 from fitter.programs import SERVER
 from fitter.text import MIB, human, printable
 
@@ -93,7 +94,6 @@ def plan_page(
         has_full=any(point.full_context_tokens_per_second is not None for point in contexts),
         is_one_request=len({point.prompt for point in contexts if point.prompt is not None}) == 1,
         chosen=resolved(plan).n_ctx,
-        why=_explanation(plan),
     )
 
 
@@ -149,6 +149,12 @@ def _shared_values(
         else pictures(lambda width: layer_picture.layer_svg(layer_map, width=width, is_alone=False)),
         "formats": [{**each, "problem": say(each["problem"])} for each in _formats(plan, formats)] if plan.fits else [],
         "remarks": list(map(say, _remarks(plan, layer_map, notes))),
+        "why": _explanation(plan, say),
+        "choices": [
+            replace(each, chosen=say(each.chosen), runner_up=None if each.runner_up is None else say(each.runner_up))
+            for each in plan.choices
+        ],
+        "alternatives": _alternatives(plan, say),
     }
 
 
@@ -263,7 +269,23 @@ def _charts(drawings: Iterable[Chart]) -> list[Any]:
     return [(chart.title, chart.lines, Markup(chart.svg)) for chart in drawings]
 
 
-def _explanation(plan: Plan) -> dict[str, Any] | None:
+def _alternatives(plan: Plan, say: Callable[[str], str]) -> dict[str, Any] | None:
+    """List other plans that could be had, the plan itself first where it fits; ``None`` if there are none."""
+    if not plan.alternatives:
+        return None
+
+    def row(words: str, of: Alternative | Price, n_ctx: int, about: str = "") -> dict[str, Any]:
+        rates = {"generation": of.generation_tokens_per_second, "prompt": of.prompt_tokens_per_second}
+        return {"words": words, "n_ctx": n_ctx, "about": about, **rates}
+
+    rows = [row("this plan", plan.estimate, resolved(plan).n_ctx)] if plan.fits and plan.estimate else []
+    for each in plan.alternatives:
+        words = say(" ".join(each.arguments) or f"a {each.file_type} file")
+        rows.append(row(words, each, each.n_ctx, "" if each.is_measured else "about "))
+    return {"title": "What else could be had" if plan.fits else "What would fit", "rows": rows}
+
+
+def _explanation(plan: Plan, say: Callable[[str], str]) -> dict[str, Any] | None:
     """List where the time goes, the choices, and the distance from the best; ``None`` without an estimate."""
     price = plan.estimate
     if price is None:
@@ -282,9 +304,9 @@ def _explanation(plan: Plan) -> dict[str, Any] | None:
         + (f", from each of {workload.users} users at once" if workload.users > 1 else ""),
         "seconds": price.seconds,
         "parts": [(name, *shares) for name, *shares in parts if max(shares) >= 0.005],
-        "bound": explain_lines(price, (), plan.bound)[2:3] if plan.bound is not None else [],
-        "far": far_lines(plan.bound),
-        "speeds": default_speeds(price),
+        "bound": [say(line) for line in explain_lines(price, (), plan.bound)[2:3]] if plan.bound is not None else [],
+        "far": list(map(say, far_lines(plan.bound))),
+        "speeds": list(map(say, default_speeds(price))),
     }
 
 

@@ -8,6 +8,15 @@
   const NAMES = ["model", "type", "n_ctx", "type_k", "type_v", "n_seq_max", "workload", "users", "margin", "host_memory", "program"];
   const random = () => Array.from(crypto.getRandomValues(new Uint8Array(12)), (n) => n.toString(16).padStart(2, "0")).join("");
 
+  const shapes = new Set(Array.from(document.querySelectorAll("#models option[data-shape]"), (each) => each.value));
+  const isShape = (model) => /^shape:/i.test(model) || shapes.has(model.toLowerCase().split(":")[0]);
+
+  // a number of tokens: 32768 or 32k
+  const tokens = (text) => {
+    const [, number, unit] = /^\s*([\d.]+)\s*([km]?)\s*$/i.exec(text) ?? [];
+    return Math.round(Number(number) * { "": 1, k: 1024, m: 1024 ** 2 }[unit?.toLowerCase()]);
+  };
+
   // the step of the slider that is nearest
   const step = (tokens) => contexts.reduce((best, each, i) => (Math.abs(Math.log(each / tokens)) < Math.abs(Math.log(contexts[best] / tokens)) ? i : best), 0);
 
@@ -80,7 +89,7 @@
 
     changed(field, isInput) {
       // a name is whole once it has been left or chosen
-      const isText = field.matches("input:not([type])");
+      const isText = field.matches("input:not([type]):not([name=n_ctx])");
       if (isText && isInput) return;
       if (field === this.steps) {
         this.usualContext.checked = false;
@@ -98,10 +107,10 @@
 
     // what the fields mean
     label() {
-      const tokens = Number(this.field("n_ctx").value);
-      if (tokens > 0) this.steps.value = step(tokens);
-      this.steps.setAttribute("aria-valuetext", this.usualContext.checked ? this.usualContext.labels[0].textContent.trim() : `${tokens} tokens`);
-      this.section.querySelector(".typed").hidden = !/^shape:/i.test(this.field("model").value.trim());
+      const context = tokens(this.field("n_ctx").value);
+      if (context > 0) this.steps.value = step(context);
+      this.steps.setAttribute("aria-valuetext", this.usualContext.checked ? this.usualContext.labels[0].textContent.trim() : `${context} tokens`);
+      this.section.querySelector(".typed").hidden = !isShape(this.field("model").value.trim());
       for (const each of [this.rows, this.section.querySelector(".add")]) each.hidden = Boolean(this.own?.checked);
       this.field("host_memory").placeholder = this.own?.checked ? "what is available" : "no limit";
     }
@@ -152,7 +161,7 @@
         } else if (NAMES.includes(name)) {
           const field = this.field(name);
           if (field.type !== "number" || /^\d+$/.test(value)) field.value = value;
-          if (field.value === value) continue;
+          if (field.value === value && !field.validity.patternMismatch) continue;
           field.value = this.usual(field);
           ignored.push(`${name}=${value}`);
         } else {
@@ -173,7 +182,8 @@
         if (name === "gpus" && this.own?.checked) asked.gpus = null;
         else if (name === "gpus") asked.gpus.push(value);
         else if (name === "type") type = value;
-        else if (["n_ctx", "n_seq_max", "users"].includes(name)) asked[name] = Number(value);
+        else if (name === "n_ctx") asked[name] = tokens(value);
+        else if (["n_seq_max", "users"].includes(name)) asked[name] = Number(value);
         else if (name === "margin") asked[name] = `${value}MiB`;
         else asked[name] = value;
       }
@@ -184,6 +194,7 @@
     // what a field says that no number is, where that is so
     get wrong() {
       const field = [...this.form.elements].find((each) => !each.closest("[hidden]") && !each.validity.valid && !each.validity.valueMissing);
+      if (field?.title) return `${field.labels[0].textContent}: give ${field.title}`;
       return field && `${field.labels[0]?.textContent ?? field.ariaLabel}: give a whole number${field.max ? ` from ${field.min} to ${field.max}` : ` of ${field.min} or more`}`;
     }
 
@@ -338,7 +349,7 @@
     const of = (name) => every.filter(([key]) => key.startsWith(`${name}.`)).map(([key, value]) => [key.slice(2), value]);
     const first = of("a");
     const strange = every.filter(([key]) => !/^[ab]\./.test(key)).map(([key, value]) => `${key}=${value}`);
-    strange.push(...sides.a.take(first.length ? first : [["model", "shape://qwen3-30b-a3b"], ["gpus", "rtx-4090"]]).map((each) => `a.${each}`));
+    strange.push(...sides.a.take(first.length ? first : [["model", "qwen3-30b-a3b"], ["gpus", "rtx-4090"]]).map((each) => `a.${each}`));
     strange.push(...sides.b.take(of("b")).map((each) => `b.${each}`));
     ignored.textContent = `The address says what cannot be chosen here, which is ignored: ${strange.join(", ").slice(0, 300)}`;
     ignored.hidden = !strange.length;
