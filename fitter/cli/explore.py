@@ -92,7 +92,8 @@ def _axis_option(name: str, text: str) -> Callable[..., Any]:
     multiple=True,
     metavar="SPEC",
     brief="A machine: rtx-4090, '2x rtx-3090', none.",
-    help="A machine: rtx-4090, '2x rtx-3090', 'rtx-4090 + rtx-3060', or none for one without a GPU. Repeatable.",
+    help="A machine: rtx-4090, '2x rtx-3090', 'rtx-4090 + rtx-3060', or none for one without a GPU. A comma begins "
+    "another machine: rtx-3060,rtx-4090. Repeatable.",
 )
 @_axis_option(
     "n_ctx", "Contexts in tokens, such as 8k,32k. [default: the one that --answer asks for, else a fit chooses]"

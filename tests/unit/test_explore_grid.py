@@ -41,6 +41,12 @@ def test_as_many_cells_as_there_may_be() -> None:
     )
 
 
+def test_a_comma_begins_another_machine() -> None:
+    grid = grid_of(["a.gguf"], ["rtx-3060,2x rtx-3090", "rtx-4090 + rtx-3060, none"], None, PROGRAM, 9)
+    assert list(grid.machines) == ["rtx-3060", "2x rtx-3090", "rtx-4090 + rtx-3060", "none"]
+    assert "no GPU" in refused(["a.gguf"], ["rtx-3060,,rtx-3090"], None, PROGRAM, 9)
+
+
 PAIRS: dict[str, tuple[dict[str, Any], list[tuple[str | None, str | None]]]] = {
     "neither": ({}, [(None, None)]),
     "types of K alone": ({"type_k": ["f16", "q8_0"]}, [("f16", None), ("q8_0", None)]),

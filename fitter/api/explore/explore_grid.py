@@ -82,7 +82,7 @@ def explore(
     Args:
         models: Paths or addresses; of a directory or repository, every model in it.
         machines: Machines, each with all its GPUs: ``rtx-4090``, ``2x rtx-3090``, ``rtx-4090 + rtx-3060-12gb``, or
-            ``none`` for a machine without a GPU.
+            ``none`` for a machine without a GPU. Several may stand in one text, with commas between them.
         types: File types of llama-quantize in which to plan each model, by llama.cpp's own rule.
         prices: Price of one card by its name, in any currency.
         watts: Power of one card by its name, in place of prices.

@@ -79,7 +79,8 @@ def grid_of(models: Any, machines: Any, types: Any, parameters: Mapping[str, Any
     given = [os.fsdecode(each) for each in _several("models", models, (bytes, os.PathLike))]
     timeout = fixed.get("timeout", PARAMETERS["timeout"].default)
     names = list(dict.fromkeys(path for each in given for path in _models_of(each, timeout)))
-    places = tuple(dict.fromkeys(map(_machine, _several("machines (--gpu)", machines))))
+    listed = (machine for text in _several("machines (--gpu)", machines) for machine in text.split(","))
+    places = tuple(dict.fromkeys(map(_machine, listed)))
     named = types.split(",") if isinstance(types, str) else types
     each_type = [None] if types is None else [type_name(each) for each in _several("types (--type)", named)]
     file_types = tuple(dict.fromkeys(each_type))
