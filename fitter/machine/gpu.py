@@ -49,7 +49,7 @@ _SIZED = re.compile(r"(.+?)[\s-]*([0-9]{1,4})\s*gi?b", re.IGNORECASE | re.DOTALL
 """A name and its memory in GiB: m2-32gb, RTX 3090 24GB."""
 _FORMS = (
     "name a GPU (rtx-4090), a size (24GiB), cuda:8.9:24GiB, rocm:gfx1100:24GiB, vulkan:24GiB, metal:64GiB, or none "
-    "for a machine without a GPU"
+    "for a machine without a GPU; fitter devices --catalogue lists the names"
 )
 
 
@@ -233,7 +233,8 @@ def _parse_kind(body: str) -> VirtualDevice:
         return _parse_memory(body)
     if gpu := gpu_catalogue.find_as_written(body):
         return _device_of_card(gpu, gpu.total)
-    if (match := _SIZED.fullmatch(body)) and (gpu := gpu_catalogue.find_as_written(match[1])):
+    match = _SIZED.fullmatch(body)
+    if match and (gpu := gpu_catalogue.find_as_written(match[1])):
         if gpu.unified:
             return _device_of_card(gpu, int(match[2]) << 30)
         if round(gpu.total / 2**30) == int(match[2]):
@@ -241,7 +242,7 @@ def _parse_kind(body: str) -> VirtualDevice:
         raise UsageError(
             f"{gpu.key} has {gpu.total // 2**20} MiB of memory: leave {match[2]} GB out, or write free=SIZE"
         )
-    names = gpu_catalogue.similar(body)
+    names = (gpu_catalogue.similar(match[1]) if match else []) or gpu_catalogue.similar(body)
     if body[:1].isdigit() and not (re.match("[0-9]{3}", body) and names):
         return _parse_memory(body)
     if not body:

@@ -146,8 +146,8 @@ def gpus() -> dict[str, CatalogueGpu]:
 def find(name: str) -> CatalogueGpu | None:
     """Find a card by its key or a driver's name; ``None`` if it is unknown or ambiguous.
 
-    Case, spaces, ``NVIDIA GeForce``, ``AMD Radeon``, ``Intel`` and ``Apple`` are ignored. The memory size may be
-    missing (``rtx-3060``) if only one card matches.
+    Case, spaces, ``NVIDIA GeForce``, ``AMD Radeon``, ``Intel``, ``Apple`` and the name of a Mac are ignored. The memory
+    size may be missing (``rtx-3060``) if only one card matches.
     """
     key = _normal(name)
     if part := _part(f"gpu.{key}"):
@@ -194,6 +194,7 @@ def similar(name: str) -> list[str]:
 
 def _normal(name: str) -> str:
     words = re.sub(r"[\s_]+", "-", name.strip().lower().replace("+", ""))
+    words = re.sub(r"^(macbook-(pro-|air-)?|mac-(studio-|mini-|pro-)|imac-)", "", words)
     return re.sub(r"^(nvidia-|amd-|intel-|apple-)?(geforce-|radeon-pro-|radeon-|instinct-)?", "", words)
 
 

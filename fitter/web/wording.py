@@ -42,6 +42,7 @@ _REMEDIES = (
     (r": --tokens-per-second N marks the one of them that generates as fast", ""),
     (r" \(--(mmproj plans with one|tokens-per-second[^)]*)\)", ""),
     (r", or start it with --root", ""),
+    (r"; fitter devices --catalogue lists the names", ""),
     (r"leave (-\S+) out", r"set no \1"),
 )
 """Remedies of the command line, and those of the page."""
