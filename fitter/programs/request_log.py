@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from fitter.errors import UsageError
+from fitter.programs.log_file import NUMBER, lines_of
 
-_MOST_BYTES = 1 << 30
-"""The longest log to read: a server's log of a year."""
-
-_PROMPT = re.compile(r"prompt eval time = +[\d.]+ ms / +(\d+) tokens")
-_ANSWER = re.compile(r"(?<!prompt )\beval time = +[\d.]+ ms / +(\d+) (?:tokens|runs)")
-_END = re.compile(r"stop processing: n_(?:tokens|past) = +(\d+)")
+_MOST_REQUESTS = 100_000
+_PROMPT = re.compile(rb"prompt eval time = +[\d.]+ ms / +%b tokens" % NUMBER)
+_ANSWER = re.compile(rb"(?<!prompt )\beval time = +[\d.]+ ms / +%b (?:tokens|runs)" % NUMBER)
+_END = re.compile(rb"stop processing: n_(?:tokens|past) = +%b" % NUMBER)
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,8 @@ class ServedRequest:
 
 
 def requests_of(path: str) -> tuple[ServedRequest, ...]:
-    """Read all requests of a log. Raises ``UsageError`` where it has none, or cannot be read."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            found = tuple(requests_in(_limited(file)))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+    """Read the requests of a log, the last ones of many. Raises ``UsageError`` where it has none, or cannot be read."""
+    found = tuple(deque(requests_in(lines_of(Path(path))), maxlen=_MOST_REQUESTS))
     if not found:
         raise UsageError(
             f"{path} has no request of a llama-server: give the log of one that has answered some, with its lines "
@@ -46,7 +43,7 @@ def requests_of(path: str) -> tuple[ServedRequest, ...]:
     return found
 
 
-def requests_in(lines: Iterable[str]) -> Iterator[ServedRequest]:
+def requests_in(lines: Iterable[bytes]) -> Iterator[ServedRequest]:
     """Find the requests in the lines of a log.
 
     A server writes how many tokens of the prompt it computed, how many it answered, and how many the slot then has: all
@@ -62,12 +59,3 @@ def requests_in(lines: Iterable[str]) -> Iterator[ServedRequest]:
             prompt = max(computed, int(match[1]) - max(0, answer - 1))
             yield ServedRequest(prompt, prompt - computed, max(1, answer))
             computed = answer = 0
-
-
-def _limited(lines: Iterable[str]) -> Iterator[str]:
-    left = _MOST_BYTES
-    for line in lines:
-        left -= len(line)
-        if left < 0:
-            return
-        yield line

@@ -109,12 +109,14 @@ class Said:
         return max((each.size for each in self.checkpoints), key=lambda size: size.bytes, default=None)
 
 
-_SIZE = r"= *(\d+(?:\.\d+)?) MiB"
-_MODEL = re.compile(rf"(\S+) +model buffer size *{_SIZE}")
-_CONTEXT = re.compile(rf"(\S+) +(?:KV|RS|\S+ \S+ state) buffer size *{_SIZE}")
-_COMPUTE = re.compile(rf"(\S+) +compute buffer size *{_SIZE}")
-_OUTPUT = re.compile(rf"(\S+) +output buffer size *{_SIZE}")
-_LORA = re.compile(rf"(\S+) +LoRA buffer size *{_SIZE}")
+_N = r"\d{1,18}"
+"""A number, as ``log_file.NUMBER``."""
+_SIZE = rf"= *({_N}(?:\.{_N})?) MiB"
+_MODEL = re.compile(rf"(?<!\S)(\S+) +model buffer size *{_SIZE}")
+_CONTEXT = re.compile(rf"(?<!\S)(\S+) +(?:KV|RS|\S+ \S+ state) buffer size *{_SIZE}")
+_COMPUTE = re.compile(rf"(?<!\S)(\S+) +compute buffer size *{_SIZE}")
+_OUTPUT = re.compile(rf"(?<!\S)(\S+) +output buffer size *{_SIZE}")
+_LORA = re.compile(rf"(?<!\S)(\S+) +LoRA buffer size *{_SIZE}")
 _OF_A_PROJECTOR = re.compile(r"\b(?:alloc_compute_meta|clip|warmup|mtmd)\b")
 _NEW_CONTEXT = re.compile(r"constructing llama_context")
 _BUFFERS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
@@ -124,13 +126,13 @@ _BUFFERS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("output", _OUTPUT),
     ("lora", _LORA),
 )
-_CHECKPOINT = re.compile(rf"created (?:context|SWA|swa) checkpoint (?:\d+ of \d+ )?\(.*?\bsize {_SIZE}")
-_N_TOKENS = re.compile(r"\bn_tokens = (\d+)")
-_OF_SLOT = re.compile(r"\bid +(\d+) +\|.*checkpoint (\d+) of \d+")
-_CACHE = re.compile(r"cache state: (\d+) prompts, (\d+\.\d+) MiB(?: \(limits: (\d+\.\d+) MiB)?")
-_CACHED = re.compile(r"- prompt \S+: +(\d+) tokens, checkpoints: +(\d+), +(\d+\.\d+) MiB")
-_LOOKUPS = re.compile(rf"llama_moe_cache: .*\bhits = (\d+), misses = (\d+), .*\buploaded {_SIZE}")
-_REALLOCATIONS = re.compile(r"graph reallocs = +\d+ +/ +(\d+)")
+_CHECKPOINT = re.compile(rf"created (?:context|SWA|swa) checkpoint (?:{_N} of {_N} )?\(.*?\bsize {_SIZE}")
+_N_TOKENS = re.compile(rf"\bn_tokens = ({_N})")
+_OF_SLOT = re.compile(rf"\bid +({_N}) +\|.*checkpoint ({_N}) of {_N}")
+_CACHE = re.compile(rf"cache state: ({_N}) prompts, ({_N}\.{_N}) MiB(?: \(limits: ({_N}\.{_N}) MiB)?")
+_CACHED = re.compile(rf"- prompt \S+: +({_N}) tokens, checkpoints: +({_N}), +({_N}\.{_N}) MiB")
+_LOOKUPS = re.compile(rf"llama_moe_cache: .*\bhits = ({_N}), misses = ({_N}), .*\buploaded {_SIZE}")
+_REALLOCATIONS = re.compile(rf"graph reallocs = +{_N} +/ +({_N})")
 _LISTENING = re.compile(r"listening on \S+")
 _NOT_BOUND = re.compile(r"couldn't bind|failed to bind|address already in use|HTTP server error", re.IGNORECASE)
 

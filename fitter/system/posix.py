@@ -31,6 +31,7 @@ __all__ = [
     "HAS_OWNERS",
     "ITSELF",
     "KILLED",
+    "NO_WAIT",
     "PRELOAD",
     "Child",
     "Folder",
@@ -86,7 +87,10 @@ BROKEN_PIPE = frozenset({errno.EPIPE})
 HAS_OWNERS = True
 """Whether the status of a file says who may write it."""
 
-ITSELF = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+NO_WAIT = os.O_NONBLOCK
+"""Do not wait for the other end of a pipe, nor for data that is not there yet."""
+
+ITSELF = os.O_CLOEXEC | os.O_NOFOLLOW | NO_WAIT
 """Open the file itself, not the target of a link, and do not wait for the other end of a pipe."""
 
 DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # fmt: off
 __all__ = [
     "BROKEN_PIPE", "CAN_FORK", "CRASHES", "DESCRIPTORS", "DRIVERS_SPILL", "ENDING", "HAS_OWNERS", "ITSELF",
-    "KILLED", "NEW_PROCESS", "PRELOAD", "Child", "Folder", "Job", "Reader", "close_file", "close_inherited",
+    "KILLED", "NEW_PROCESS", "NO_WAIT", "PRELOAD", "Child", "Folder", "Job", "Reader", "close_file", "close_inherited",
     "copy_mode",
     "disk_bytes", "drop_cached", "extend", "free_memory", "has_display", "is_address_space_limited", "is_console",
     "is_private", "lock_file", "open_files", "own_memory", "path_of", "path_of_url", "physical_memory", "processor",
@@ -44,6 +44,7 @@ KILLED = -9
 # a write to a pipe without a reader fails with the second one
 BROKEN_PIPE = frozenset({errno.EPIPE, errno.EINVAL})
 HAS_OWNERS = False
+NO_WAIT = 0
 ITSELF = os.O_BINARY | os.O_NOINHERIT
 DESCRIPTORS = ""
 DRIVERS_SPILL = True

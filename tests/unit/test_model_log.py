@@ -1,14 +1,25 @@
-"""Requests of each model in logs of llama-server's router and of llama-swap."""
+"""Requests of each model in logs of llama-server's router and of llama-swap, and logs of any kind that are hostile."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fitter.errors import UsageError
+from fitter.planning.request.session import session_of
+from fitter.programs import log_file
 from fitter.programs.model_log import MOST_REQUESTS, last_requests
+from fitter.programs.request_log import requests_of
+from tests.support import patience
+from tests.support.patience import until
 
 COLOURED = "\x1b[34m0.03.031.900\x1b[0m \x1b[32mI \x1b[0msrv  proxy_reques: proxying request to model {} on port 44761"
 """As llama-server b11739 writes it with ``--log-colors on --log-timestamps --log-prefix``."""
@@ -79,13 +90,6 @@ def test_of_a_long_log_the_last_requests_are_read(tmp_path: Path) -> None:
     assert last_requests(path, ["old", "new"]) == ("old",) + ("new",) * (MOST_REQUESTS - 1)
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    with pytest.raises(UsageError, match=r"is no file: give the log of a server$"):
-        last_requests(path, ["chat"])
-
-
 NO_REQUEST = "give the log of a llama-server that routes to models, or of llama-swap with logLevel: debug"
 
 
@@ -128,3 +132,104 @@ def test_what_is_no_log_of_these_models_is_refused(tmp_path: Path, content: byte
 def test_a_path_that_no_system_takes_is_refused() -> None:
     with pytest.raises(UsageError, match=r"cannot be read \(embedded null byte\): give a log that you may read$"):
         last_requests(Path("a\0b"), ["chat"])
+
+
+# --- lines of any log
+
+
+def log_of_requests(path: Path) -> Path:
+    path.write_bytes(
+        b"prompt eval time = 1.0 ms / 300 tokens\n eval time = 2.0 ms / 20 tokens\nstop processing: n_tokens = 319\n"
+        + PLAIN.format("chat").encode()
+    )
+    return path
+
+
+def a_pipe(path: Path) -> Path:
+    os.mkfifo(path)
+    return path
+
+
+def a_device(path: Path) -> Path:
+    path.symlink_to("/dev/zero")
+    return path
+
+
+def a_sparse_line(path: Path) -> Path:
+    log_of_requests(path)
+    with open(path, "r+b") as file:
+        file.truncate(2 << 30)
+    return path
+
+
+def letters_without_an_end(path: Path) -> Path:
+    path.write_bytes(b"x" * (8 << 20))
+    return path
+
+
+READERS = {
+    "work": lambda path: session_of(str(path), None),
+    "models": lambda path: last_requests(path, ["chat"]),
+    "requests": lambda path: requests_of(str(path)),
+}
+HOSTILE = {
+    "a pipe": (a_pipe, r"is no file: give the log of a server$"),
+    "a device": (a_device, r"is no file: give the log of a server$"),
+    "a sparse line": (a_sparse_line, r"is no text in UTF-8: give the log as the server wrote it$"),
+    "letters without an end": (letters_without_an_end, r"has no request "),
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@pytest.mark.parametrize(("make", "why"), HOSTILE.values(), ids=HOSTILE)
+def test_no_reader_of_logs_waits_or_fills_the_memory(
+    tmp_path: Path, read: Callable[[Path], object], make: Callable[[Path], Path], why: str
+) -> None:
+    path = make(tmp_path / "server.log")
+    tracemalloc.start()
+    try:
+        with pytest.raises(UsageError, match=why):
+            read(path)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_every_reader_of_logs_reads_the_end_of_a_long_one(
+    tmp_path: Path, read: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = log_of_requests(tmp_path / "server.log")
+    expected = read(path)
+    monkeypatch.setattr(log_file, "MOST_BYTES", 300)
+    content = path.read_bytes()
+    path.write_bytes(b"x" * 100_000 + b"\n" + content)
+    assert read(path) == expected
+    path.write_bytes(content + b"\n" + b"x" * 100_000)
+    with pytest.raises(UsageError, match="has no request"):
+        read(path)
+
+
+@pytest.mark.parametrize("digits", [19, 401, 5000])
+def test_a_number_of_too_many_digits_is_none(tmp_path: Path, digits: int) -> None:
+    text = log_of_requests(tmp_path / "server.log").read_text()
+    for number in ("300", "319"):
+        (tmp_path / "server.log").write_text(text.replace(number, "9" * digits))
+        with pytest.raises(UsageError, match="has no request of a llama-server"):
+            requests_of(str(tmp_path / "server.log"))
+    (tmp_path / "server.log").write_text(text.replace("300", "9" * 18).replace("319", "9" * 18))
+    session = session_of(str(tmp_path / "server.log"), None)
+    assert session is not None and session.prompt == 10**18
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_ends_the_reading_of_a_log(tmp_path: Path, number: signal.Signals) -> None:
+    path = tmp_path / "server.log"
+    # a line that takes a regular expression long, as often as it is read
+    path.write_bytes(b"prompt eval time = 1.0 ms / 1 tokens\nstop processing: n_tokens = 5\n" * 3_000_000)
+    command = [sys.executable, "-m", "fitter", "--shape", "qwen3-0.6b", "--gpu", "24GiB", "--workload", str(path)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+        own = psutil.Process(process.pid)
+        until(lambda: any(file.path == str(path) for file in own.open_files()))
+        process.send_signal(number)
+        assert process.wait(timeout=patience.SECONDS) == 128 + number

@@ -95,7 +95,7 @@ def test_a_conversation_that_was_cut_begins_with_what_is_new() -> None:
     ],
 )
 def test_requests_of_a_log(log: str, expected: list[ServedRequest]) -> None:
-    assert list(requests_in(log.splitlines())) == expected
+    assert list(requests_in(log.encode().splitlines())) == expected
 
 
 def test_work_from_a_log(tmp_path: Path) -> None:

@@ -230,3 +230,21 @@ def test_a_log_without_end_is_not_kept() -> None:
 )
 def test_host_memory_by_name(name: str, is_it: bool) -> None:
     assert is_host(name) is is_it
+
+
+@pytest.mark.parametrize("digits", [400, 5000])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "CPU model buffer size = {}.00 MiB",
+        "slot  id  {} | task 0 | created context checkpoint {} of {} (pos_min = 0, n_tokens = {}, size = {}.0 MiB)",
+        "cache state: {} prompts, {}.0 MiB (limits: {}.0 MiB",
+        "- prompt 0x1: {} tokens, checkpoints: {}, {}.0 MiB",
+        "llama_moe_cache: x hits = {}, misses = {}, y uploaded = {} MiB",
+        "graph reallocs = {} / {}",
+    ],
+)
+def test_a_number_of_too_many_digits_is_not_read(line: str, digits: int) -> None:
+    listener = Listener()
+    listener.hear(line.replace("{}", "9" * digits))
+    assert all(buffer.size.bytes < 10**30 for buffer in listener.said.buffers)
