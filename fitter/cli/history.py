@@ -132,7 +132,7 @@ def compared(
     else:
         if others := [f"--{PARAMETERS[name].long}" for name in words] or list(models):
             raise UsageError(f"the cases in {cases_file} say what is measured: leave {', '.join(others)} out")
-        cases = with_build(select_named(read_cases(cases_file), expression), builds[0])
+        cases = with_build(select_named(read_cases(cases_file, is_trusted=bool(trust)), expression), builds[0])
         check_trusted(cases, cases_file, bool(trust))
         subjects = over.of_cases(cases)
     with counted(sys.stderr, "comparing") as on_done:

@@ -51,7 +51,7 @@ def lock(update: tuple[str, ...], prune: bool, cases_file: Path | None, lock_fil
 
     path = cases_file or Path(CASES_FILE)
     if prune:
-        gone = remove(path, lock_file)
+        gone = remove(path, lock_file, trust=bool(given["trust"]))
         text = f"removed {', '.join(gone)} from" if gone else "there is no case to remove from"
         click.echo(f"fitter: {text} {show(lock_path(path, lock_file))}", err=True)
         if not update:

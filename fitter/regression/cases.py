@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import glob
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ DEFAULT_PROGRAM = "any"
 
 _PERCENT = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*%", re.ASCII)
 _NAME = re.compile(r"[^\s()\[\]]+")
+_MOST_SEEN = 20_000
+"""Most entries of directories that a pattern looks at."""
 _EXAMPLE = '[cases.chat] with model = "model.gguf" and gpu = ["rtx-4090"]'
 
 
@@ -125,8 +128,11 @@ class Case:
         )
 
 
-def read_cases(path: Path) -> tuple[Case, ...]:
-    """Read the cases of ``fitter.toml`` by name. Raises ``UsageError``."""
+def read_cases(path: Path, *, is_trusted: bool = False) -> tuple[Case, ...]:
+    """Read the cases of ``fitter.toml`` by name.
+
+    Raises ``UsageError``, also for a pattern that leads out of the file's directory unless the file is trusted.
+    """
     document = read_toml(path, f"write one, such as {_EXAMPLE}")
     try:
         check_keys(document, ("cases", "defaults", "history", "fleet"), "")
@@ -137,7 +143,8 @@ def read_cases(path: Path) -> tuple[Case, ...]:
             raise UsageError(f"there are no cases: add {_EXAMPLE}")
         cases: dict[str, Case] = {}
         for name, table in tables.items():
-            for case in make_cases(name, {**defaults, **read_table(table, f"cases.{name}")}, path.absolute().parent):
+            table = {**defaults, **read_table(table, f"cases.{name}")}
+            for case in make_cases(name, table, path.absolute().parent, is_trusted=is_trusted):
                 if case.name in cases:
                     raise UsageError(f"there are two cases '{case.name}': rename one of them")
                 cases[case.name] = case
@@ -166,10 +173,11 @@ def read_builds(path: Path, *, is_trusted: bool = False) -> tuple[str, ...]:
     return tuple(place_of_build(each, directory) for each in builds)
 
 
-def make_cases(name: str, table: Mapping[str, Any], directory: Path) -> tuple[Case, ...]:
+def make_cases(name: str, table: Mapping[str, Any], directory: Path, *, is_trusted: bool = False) -> tuple[Case, ...]:
     """Make the cases of one table: one, or for a pattern as ``model`` one for each match, called ``name/model``.
 
-    ``model`` and ``llama_cpp`` are relative to ``directory``. Raises ``UsageError``.
+    ``model`` and ``llama_cpp`` are relative to ``directory``. Raises ``UsageError``, also for a pattern that leads out
+    of it unless ``is_trusted``.
     """
     where = f"cases.{name}"
     if not _NAME.fullmatch(name) or not name.isprintable():
@@ -188,7 +196,7 @@ def make_cases(name: str, table: Mapping[str, Any], directory: Path) -> tuple[Ca
     build = None if llama_cpp is None else place_of_build(str(llama_cpp), directory)
     limits = {key: read(table[key], f"{where}.{key}") for key, read in _LIMITS.items() if key in table}
     budget = _budget(read_table(table.get("budget", {}), f"{where}.budget"), settings, f"{where}.budget")
-    models = _models(model, directory, where)
+    models = _models(model, directory, where, is_trusted=is_trusted)
     case = Case(
         name, Path(), settings, budget=budget, directory=directory, llama_cpp=build, needs_trust=needs_trust, **limits
     )
@@ -293,7 +301,7 @@ def read_table(value: object, where: str) -> dict[str, Any]:
     return value
 
 
-def _models(text: str, directory: Path, where: str) -> Sequence[tuple[str, Path | str]]:
+def _models(text: str, directory: Path, where: str, *, is_trusted: bool) -> Sequence[tuple[str, Path | str]]:
     """List the models that ``text`` names: the suffix of the case's name, and the path or address."""
     if is_address(text):
         return [("", beside(text, directory))]
@@ -302,19 +310,83 @@ def _models(text: str, directory: Path, where: str) -> Sequence[tuple[str, Path 
     if not glob.has_magic(pattern) or os.path.exists(whole):
         return [("", Path(whole))]
     # The name of the directory itself may look like a pattern.
-    matches = [Path(match) for match in glob.glob(pattern, root_dir=directory, recursive=True)]
+    parts = Path(pattern).parts
+    first = next(index for index, part in enumerate(parts) if glob.has_magic(part))
+    base = directory.joinpath(*parts[:first])
+    search = _Search(where, text, None if trust.is_trusted(is_trusted) else os.path.realpath(directory))
+    matches = dict.fromkeys(map(Path, search.matches(str(base), parts[first:])))
     if not matches:
         raise UsageError(f"{where}: no file matches '{text}': write it relative to the directory of fitter.toml")
     firsts = [match for match in matches if (split_name(match) or ("", 1, 1))[1] == 1]
-    fixed = Path(*_until_magic(Path(pattern).parts))
-    named = [("/" + _without_suffix(match.relative_to(fixed)), directory / match) for match in firsts]
-    return sorted(named)
+    return sorted(("/" + _without_suffix(match.relative_to(base)), match) for match in firsts)
 
 
-def _until_magic(parts: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the leading directories of a pattern that are no patterns themselves."""
-    first = next(index for index, part in enumerate(parts) if glob.has_magic(part))
-    return parts[:first]
+@dataclass
+class _Search:
+    """A search for files that match a pattern, as ``glob`` does, but one that ends.
+
+    Attributes:
+        where: The place of the pattern, for errors.
+        pattern: The pattern, for errors.
+        inside: The real path of the directory that it may not leave, if any.
+        seen: Number of the entries of directories until now.
+    """
+
+    where: str
+    pattern: str
+    inside: str | None
+    seen: int = 0
+
+    def matches(self, folder: str, parts: Sequence[str]) -> Iterator[str]:
+        """Yield the paths below ``folder`` that match ``parts``. Raises ``UsageError``."""
+        part, *rest = parts
+        if part != "**" and not glob.has_magic(part):
+            path = os.path.join(folder, part)
+            if rest:
+                yield from self.matches(path, rest)
+            elif os.path.lexists(path):
+                self._check(folder)
+                yield path
+            return
+        if part == "**" and rest:
+            yield from self.matches(folder, rest)
+        for entry in self._entries(folder):
+            if entry.name.startswith(".") and not part.startswith("."):
+                continue
+            if part == "**":
+                # a link may lead to a directory above it
+                if entry.is_dir(follow_symlinks=False):
+                    yield from self.matches(entry.path, parts)
+                elif not rest:
+                    yield entry.path
+            elif fnmatch.fnmatch(entry.name, part):
+                if not rest:
+                    yield entry.path
+                elif entry.is_dir():
+                    yield from self.matches(entry.path, rest)
+
+    def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
+        self._check(folder)
+        try:
+            entries = os.scandir(folder)
+        except OSError:
+            return
+        with entries:
+            for entry in entries:
+                self.seen += 1
+                if self.seen > _MOST_SEEN:
+                    raise UsageError(
+                        f"{self.where}: '{self.pattern}' looks at more than {_MOST_SEEN} files: name their directories"
+                    )
+                yield entry
+
+    def _check(self, folder: str) -> None:
+        """Raise ``UsageError`` for a directory that the pattern may not look at."""
+        if self.inside is not None and not Path(os.path.realpath(folder)).is_relative_to(self.inside):
+            raise UsageError(
+                f"{self.where}: '{self.pattern}' looks outside of the directory of fitter.toml, at {folder}: if you "
+                f"trust whoever wrote that file, give --trust or set {trust.VARIABLE}=1"
+            )
 
 
 def _without_suffix(path: Path) -> str:

@@ -66,7 +66,7 @@ def lock(
     _check_is_another(path, cases_file)
     # before measuring, which may take minutes
     check_can_be_written(path)
-    cases = read_cases(cases_file)
+    cases = read_cases(cases_file, is_trusted=trust)
     if update:
         cases = _select_cases(cases, update, cases_file)
         read_lock(path)
@@ -86,15 +86,16 @@ def lock(
     return measured
 
 
-def prune(cases_file: Path, lock_file: Path | None = None) -> tuple[str, ...]:
+def prune(cases_file: Path, lock_file: Path | None = None, *, trust: bool = False) -> tuple[str, ...]:
     """Remove the cases from the lock that are no longer in ``cases_file``, and return their names.
 
-    Nothing is measured, and what pytest has stored stays. Raises ``UsageError`` for cases and locks that are not valid,
+    Nothing is measured, and what pytest has stored stays. ``trust``: whether patterns may lead out of the directory of
+    ``cases_file``. Raises ``UsageError`` for cases and locks that are not valid,
     ``AnswerError`` if the lock cannot be written.
     """
     path = lock_path(cases_file, lock_file)
     _check_is_another(path, cases_file)
-    names = {case.name for case in read_cases(cases_file)}
+    names = {case.name for case in read_cases(cases_file, is_trusted=trust)}
     with alone(path):
         lock = read_lock(path)
         gone = tuple(name for name in sorted(lock.cases) if name not in names and not is_test(name))
@@ -124,8 +125,8 @@ def check(
     that are not valid, ``LibraryError`` if llama.cpp cannot be used.
     """
     path = lock_path(cases_file, lock_file)
-    cases = read_cases(cases_file)
-    table = read_fleet(cases_file) if expression is None and has_fleet(cases_file) else None
+    cases = read_cases(cases_file, is_trusted=trust)
+    table = read_fleet(cases_file, is_trusted=trust) if expression is None and has_fleet(cases_file) else None
     names = [case.name for case in cases]
     cases = select_named(cases, expression)
     locked: Mapping[str, Snapshot] = {}

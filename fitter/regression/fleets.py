@@ -63,12 +63,12 @@ def has_fleet(path: Path) -> bool:
     return "fleet" in read_toml(path, "write one")
 
 
-def read_fleet(path: Path) -> FleetTable:
-    """Read the fleet of ``fitter.toml``. Raises ``UsageError``."""
+def read_fleet(path: Path, *, is_trusted: bool = False) -> FleetTable:
+    """Read the fleet of ``fitter.toml``. Raises ``UsageError``, as ``read_cases``."""
     document = read_toml(path, f"write one, with cases and {_EXAMPLE}")
     if "fleet" not in document:
         raise UsageError(f"{show(path)} has no fleet: add {_EXAMPLE}")
-    cases = read_cases(path)
+    cases = read_cases(path, is_trusted=is_trusted)
     try:
         table = read_table(document["fleet"], "fleet")
         check_keys(table, _KEYS, "fleet")
@@ -119,7 +119,7 @@ def fleet(
         FitterError: As ``fit`` raises it.
     """
     path = Path(cases_file)
-    table = read_fleet(path)
+    table = read_fleet(path, is_trusted=trust)
     cases = with_build(table.cases, llama_cpp)
     check_trusted(cases, path, trust)
     more: dict[str, Any] = {"rpc": rpc} if rpc else {}

@@ -242,7 +242,7 @@ class Checks:
     def _case(self, table: Mapping[str, Any]) -> Case:
         where = f"cases.{MARKER}"
         try:
-            cases = make_cases(MARKER, table, self.root)
+            cases = make_cases(MARKER, table, self.root, is_trusted=True)
         except UsageError as error:
             raise UsageError(str(error).replace(f"{where}.", "").replace(where, "it")) from None
         if len(cases) > 1:

@@ -16,10 +16,10 @@ GIB = 2**30
 MIB = 2**20
 
 
-def cases_of(directory: Path, text: str) -> dict[str, Case]:
+def cases_of(directory: Path, text: str, *, is_trusted: bool = False) -> dict[str, Case]:
     path = directory / "fitter.toml"
     path.write_text(text)
-    return {case.name: case for case in read_cases(path)}
+    return {case.name: case for case in read_cases(path, is_trusted=is_trusted)}
 
 
 def test_a_case_with_everything(tmp_path: Path) -> None:
@@ -159,11 +159,44 @@ def test_a_pattern_may_be_a_path_from_the_root(tmp_path: Path) -> None:
         (models / name).parent.mkdir(parents=True, exist_ok=True)
         (models / name).touch()
     cases.mkdir()
-    found = cases_of(cases, f'[cases.z]\nmodel = "{models}/**/*.gguf"')
+    found = cases_of(cases, f'[cases.z]\nmodel = "{models}/**/*.gguf"', is_trusted=True)
     assert {name: case.model for name, case in found.items()} == {
         "z/a": models / "a.gguf",
         "z/deep/b": models / "deep/b.gguf",
     }
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["{root}/**/*.gguf", "../*.gguf", "/**/*.gguf", "out/**/*.gguf", "ou?/*.gguf", "o*/../*.gguf", "**/../../*"],
+)
+def test_only_a_trusted_pattern_leads_out_of_the_directory(tmp_path: Path, pattern: str) -> None:
+    cases = tmp_path / "cases"
+    cases.mkdir()
+    (tmp_path / "a.gguf").touch()
+    (cases / "out").symlink_to(tmp_path)
+    with pytest.raises(UsageError, match=r"looks outside of the directory .* give --trust or set FITTER_TRUST=1$"):
+        cases_of(cases, f'[cases.z]\nmodel = "{pattern.format(root=tmp_path)}"')
+
+
+def test_a_link_inside_of_the_directory_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/a.gguf").symlink_to("/outside.gguf")
+    (tmp_path / "link").symlink_to("models")
+    assert list(cases_of(tmp_path, '[cases.z]\nmodel = "lin[k]/*.gguf"')) == ["z/link/a"]
+
+
+@pytest.mark.timeout(60)
+def test_a_pattern_over_very_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "a"
+    folder.mkdir()
+    # as many paths as 2 to the power of 40
+    for name in ("b", "c"):
+        (folder / name).symlink_to(folder)
+    with pytest.raises(UsageError, match=r"'\*.*' looks at more than 20000 files: name their directories$"):
+        cases_of(tmp_path, f'[cases.z]\nmodel = "{"*/" * 40}*.gguf"')
+    with pytest.raises(UsageError, match="no file matches"):
+        cases_of(tmp_path, '[cases.z]\nmodel = "**/*.gguf"')
 
 
 CASE = '[cases.a]\nmodel = "a.gguf"\n'
