@@ -19,6 +19,7 @@ from fitter.machine import tuned
 from fitter.machine.bandwidth import key_of, this_host
 from fitter.model import location
 from fitter.output.arguments import arguments, command, shell_line
+from fitter.output.formats.format_options import with_absolute_paths
 from fitter.parameters.table import AnyPath as Path
 from fitter.parameters.table import Fitting
 from fitter.planning.checked.tuning import (
@@ -196,7 +197,7 @@ class Tuner:
         if price is None:
             raise PlanError("the plan has no estimate to compare runs with: tune another one")
         load = _load_of(plan)
-        words = ["-m", os.path.abspath(plan.model.path), *arguments(plan), *run.words]
+        words = [*(word for each in with_absolute_paths(plan) for word in each.words), *run.words]
         patience = real_load_patience(self._given.get("timeout"), plan.model.bytes)
         with running([self._server.path, *words], patience, self._on_log, run.environment) as server:
             taken = take_turns(server, load, text_of_turns(), self._deadline)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 from fitter.errors import LlamaCppError
@@ -13,7 +12,7 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Array, DeviceInfo, Params, Skeleton
 from fitter.machine.host import host_memory
 from fitter.model.header import Model
-from fitter.output.arguments import arguments
+from fitter.output.formats.format_options import with_absolute_paths
 from fitter.planning.checked import server_verification
 from fitter.planning.checked.server_verification import DRAFTS, Sizes, compare_rows
 from fitter.planning.checked.verification import check_devices, free_of, problems_now
@@ -81,8 +80,10 @@ def verify(plan: Plan, model: Model, worker: Worker, how: Serving) -> Verificati
     if problems := tuple(problems_now(uses, plan.host, before, host_before)):
         return replace(answer, problems=problems)
     how.on_progress(Progress(0, f"loading with {printable(program.path)}"))
-    words = ["-m", str(model.path), *arguments(plan)]
-    with running([program.path, *_from_anywhere(words)], how.patience, how.on_log) as server:
+    # the server does not run in the current directory
+    options = with_absolute_paths(plan)[1:]
+    words = ["-m", os.path.abspath(model.path), *(word for each in options for word in each.words)]
+    with running([program.path, *words], how.patience, how.on_log) as server:
         how.on_progress(Progress(0, f"sending {how.prompts} prompts"))
         fed = _send_prompts(server, params, model, how.prompts)
         host_after = host_memory().available
@@ -93,19 +94,6 @@ def verify(plan: Plan, model: Model, worker: Worker, how: Serving) -> Verificati
     memory = [*_memory_of_devices(uses, before, after, rows), MemoryUse("host", host_before, host_after, counted)]
     use = server_verification.server_use(plan, program, said, fed, server.most, sizes)
     return replace(answer, rows=rows, memory=tuple(memory), server=use)
-
-
-_FILE, _FILES = ("-m", "-md", "--mmproj"), ("--lora", "--lora-scaled")
-"""Options whose value is one path, or several with commas."""
-
-
-def _from_anywhere(words: Sequence[str]) -> Iterator[str]:
-    """Make paths absolute: the server does not run in the current directory."""
-    for before, word in pairwise(("", *words)):
-        if before in _FILES:
-            yield ",".join(map(os.path.abspath, word.split(",")))
-        else:
-            yield os.path.abspath(word) if before in _FILE else word
 
 
 def _sizes(worker: Worker, model: Model, params: Params, plan: Plan) -> Sizes:

@@ -23,7 +23,7 @@ from fitter.programs import server_process
 from fitter.programs.later import Later
 from fitter.programs.server_process import process_bytes
 from fitter.storage.data_files import read_data
-from tests.support.plans import GIB, MIB, make_plan
+from tests.support.plans import GIB, MIB, make_plan, shared_use
 
 VOCAB = 32000
 LOGITS = Later("logits", 4 * VOCAB, 4 * VOCAB, 1)
@@ -181,6 +181,13 @@ def test_a_deployment(path: str) -> None:
     }
     assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"]
     assert service["spec"]["ports"][0]["targetPort"] == server["ports"][0]["name"]
+
+
+def test_a_draft_model_with_a_comma_is_one_file() -> None:
+    plan = replace(served(), shared=(shared_use("draft", ("-md", "/m/a,/etc/b.gguf")),))
+    (deployment, _) = objects(render(plan, "kubernetes"))
+    volumes = deployment["spec"]["template"]["spec"]["volumes"]
+    assert [each["hostPath"]["path"] for each in volumes] == ["/m/Model.gguf", "/m/a,/etc/b.gguf"]
 
 
 def test_no_file_with_a_colon_is_mounted() -> None:

@@ -15,7 +15,7 @@ from fitter.output.formats.ini import section
 from fitter.planning.placing.host_flags import host_overrides
 from fitter.planning.plan.plan import Plan, Problem
 from fitter.programs.later import Later
-from tests.support.plans import make_plan
+from tests.support.plans import make_plan, shared_use
 
 FOR_PODS = ("kubernetes", "llmkube")
 """Formats for llama-server alone: tests/unit/test_claims.py."""
@@ -192,6 +192,41 @@ def test_other_files_have_whole_paths_too(tmp_path: Any, monkeypatch: pytest.Mon
     lines = render(plan_at("model.gguf"), "ini").splitlines()
     assert f"model-draft = {tmp_path}/draft.gguf" in lines
     assert f"lora-scaled = {tmp_path}/a.gguf:2,/b.gguf:1" in lines
+
+
+WITH_COMMAS = {
+    "ini": "{option} = {path}\n",
+    "env": "{path}",
+    "llama-swap": "{option} {path}\n",
+    "compose": '"{option}", "/models/{name}",',
+    "python": '="{path}"',
+}
+"""A draft model or projector whose path has commas, which llama.cpp does not split."""
+
+
+@pytest.mark.parametrize("option", ["-md", "--mmproj"])
+@pytest.mark.parametrize("name", WITH_COMMAS)
+def test_a_comma_is_a_part_of_a_path_that_llama_cpp_does_not_split(
+    name: str, option: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = "a,b,..,c.gguf"
+    text = render(replace(plan_at("/models/model.gguf"), shared=(shared_use("draft", (option, file)),)), name)
+    key = {"-md": "model-draft", "--mmproj": "mmproj"}[option] if name == "ini" else option
+    assert WITH_COMMAS[name].format(option=key, path=tmp_path / file, name=file) in text + "\n"
+    # nothing else of this machine is mounted
+    assert re.findall(r'source: "(.*)"', text) in ([], ["/models/model.gguf", f"{tmp_path}/{file}"])
+
+
+@pytest.mark.parametrize("name", ["ini", "env", "llama-swap", "compose"])
+def test_a_directory_with_a_comma_is_refused_where_llama_cpp_splits(
+    name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a,b").mkdir()
+    monkeypatch.chdir(tmp_path / "a,b")
+    plan = replace(plan_at("/models/model.gguf"), shared=(shared_use("lora", ("--lora", "c.gguf")),))
+    with pytest.raises(PlanError, match=r"llama.cpp's --lora splits '.*/a,b/c.gguf' at the comma: rename it"):
+        render(plan, name)
 
 
 def test_an_unknown_format() -> None:

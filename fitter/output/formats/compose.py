@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from fitter.errors import PlanError
 from fitter.output.arguments import check_line
-from fitter.output.formats.format_options import MODEL, OptionValue, split_files, with_absolute_paths
+from fitter.output.formats.format_options import OptionValue, split_files, with_absolute_paths
 from fitter.planning.plan.plan import Plan
 
 _IMAGE = "ghcr.io/ggml-org/llama.cpp:server"
@@ -120,11 +120,10 @@ class _Files:
 
     def mounted(self, argument: OptionValue) -> OptionValue:
         """Return ``argument`` with paths in the container."""
-        if not argument.option.is_files:
+        if not argument.option.is_file:
             return argument
-        parts = [argument.value] if argument.option is MODEL else argument.value.split(",")
         scaled = argument.option.name == "--lora-scaled"
-        return replace(argument, value=",".join(self._target(part, scaled) for part in parts))
+        return replace(argument, value=",".join(self._target(part, scaled) for part in argument.parts))
 
     def _target(self, path: str, scaled: bool) -> str:
         path, colon, scale = path.rpartition(":") if scaled else (path, "", "")

@@ -27,14 +27,16 @@ class Option:
         key: Its long name, in the positive form and without dashes.
         env: The environment variable that llama.cpp's programs read, if any.
         value: The value that a flag sets; ``None`` for an option with a value.
-        is_files: Whether its value is a file, or several with commas.
+        is_file: Whether its value is a file.
+        is_list: Whether llama.cpp splits its value at commas.
     """
 
     name: str
     key: str
     env: str | None
     value: str | None = None
-    is_files: bool = False
+    is_file: bool = False
+    is_list: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,17 @@ class OptionValue:
     value: str
 
     @property
+    def parts(self) -> list[str]:
+        """The values that llama.cpp reads in it."""
+        return self.value.split(",") if self.option.is_list else [self.value]
+
+    @property
     def words(self) -> list[str]:
         """The words of a command line."""
         return [self.option.name] if self.option.value is not None else [self.option.name, self.value]
 
 
-MODEL = Option("-m", "model", "LLAMA_ARG_MODEL", is_files=True)
+MODEL = Option("-m", "model", "LLAMA_ARG_MODEL", is_file=True)
 _NO_PARAMETERS = (
     MODEL,
     Option("-fit", "fit", "LLAMA_ARG_FIT"),
@@ -65,7 +72,9 @@ def options() -> dict[str, Option]:
     for each in PARAMETERS.values():
         if each.options and not each.is_ours:
             value = each.kind.word(not each.default) if isinstance(each.kind, Flag) else None
-            table[each.option] = Option(each.option, each.long, each.env, value, each.kind.is_file)
+            table[each.option] = Option(
+                each.option, each.long, each.env, value, each.kind.is_file, each.kind.has_commas
+            )
     return table
 
 
@@ -82,13 +91,20 @@ def option_values(plan: Plan) -> list[OptionValue]:
 
 
 def with_absolute_paths(plan: Plan) -> list[OptionValue]:
-    """List the model and the arguments of ``plan`` with absolute paths, for a file that is read in any directory."""
-    values = [OptionValue(MODEL, os.path.abspath(local_name(plan.model.path)))]
-    for argument in option_values(plan):
-        if argument.option.is_files:
-            argument = OptionValue(argument.option, ",".join(map(os.path.abspath, argument.value.split(","))))
-        values.append(argument)
-    return values
+    """List the model and the arguments of ``plan`` with absolute paths, for a file that is read in any directory.
+
+    Raises :class:`PlanError` where llama.cpp would split such a path.
+    """
+    return list(map(_absolute, [OptionValue(MODEL, local_name(plan.model.path)), *option_values(plan)]))
+
+
+def _absolute(argument: OptionValue) -> OptionValue:
+    if not argument.option.is_file:
+        return argument
+    paths = list(map(os.path.abspath, argument.parts))
+    if argument.option.is_list and (path := next((path for path in paths if "," in path), None)):
+        raise PlanError(f"llama.cpp's {argument.option.name} splits '{path}' at the comma: rename it, or its directory")
+    return OptionValue(argument.option, ",".join(paths))
 
 
 def split_files(path: str) -> list[str]:

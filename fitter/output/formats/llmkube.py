@@ -71,7 +71,7 @@ def text(plan: Plan) -> str:
         name = each.option.name
         if each.option is MODEL:
             continue
-        if each.option.is_files:
+        if each.option.is_file:
             raise PlanError(f"LLMKube's InferenceService has no field for the file of {name}: use kubernetes")
         field, value = _field(each, has_devices=bool(count))
         if name == "-ngl" and count and each.value.isdecimal() and int(each.value):

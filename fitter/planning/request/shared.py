@@ -410,6 +410,8 @@ def _by_place(rows: Sequence[Row]) -> tuple[Row, ...]:
 
 def _lora_arguments(lora: Lora) -> tuple[str, ...]:
     path = local_name(lora.path)
+    if "," in path:
+        raise UsageError(f"llama.cpp's --lora splits '{path}' at the comma: rename the file, or its directory")
     return ("--lora", path) if lora.scale == 1 else ("--lora-scaled", f"{path}:{lora.scale:.9g}")
 
 
