@@ -36,6 +36,9 @@ from fitter.text import LONGEST_TEXT, printable
 
 _T = TypeVar("_T")
 
+_LARGEST = 2**63
+"""A number from which on none is of a plan; some have no equal among floating-point numbers."""
+
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
     """Read a plan that ``fitter --json`` wrote; unknown keys are ignored.
@@ -64,6 +67,8 @@ def plan_of(document: Any, name: str) -> Plan:
         return _plan(_Entry("", document))
     except _Wrong as wrong:
         raise UsageError(f"{name}: {wrong}") from None
+    except RecursionError:
+        raise UsageError(f"{name}: it has lists or objects inside too many others") from None
 
 
 class _Wrong(Exception):
@@ -137,6 +142,8 @@ class _Entry:
 
     def _plain(self, kind: type[_T], what: str) -> _T:
         if not isinstance(self._value, kind) or (isinstance(self._value, bool) and kind is not bool):
+            raise self._wrong(what)
+        if isinstance(self._value, int) and abs(self._value) >= _LARGEST:
             raise self._wrong(what)
         return self._value
 
