@@ -9,6 +9,7 @@ from fitter.llama.processes import interpreter
 # ``python -m`` has the current directory first: nothing from there is imported, unless fitter itself is there.
 sys.path[:] = interpreter.search_path()
 
+import errno  # noqa: E402
 import gc  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
@@ -85,6 +86,8 @@ def _fail(error: Exception) -> int:
         message = f"fitter cannot be imported ({error}): reinstall llama-fitter"
     elif isinstance(error, MemoryError):
         message = "the memory that this process may take ran out: end other programs, or raise its limit (ulimit)"
+    elif isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        message = "this process may open no more files: raise their limit (ulimit -n)"
     else:
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:

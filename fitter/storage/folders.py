@@ -19,9 +19,7 @@ def cache_folder(name: str = "") -> Path:
     If somebody else may write there, a ``UserWarning`` says so once, and a temporary directory of this process replaces
     it.
     """
-    from platformdirs import user_cache_path
-
-    place = user_cache_path("llama-fitter", appauthor=False)
+    place = _place()
     if place not in _replacements:
         problem = _problem(place)
         if not problem:
@@ -31,11 +29,29 @@ def cache_folder(name: str = "") -> Path:
     return Path(_replacements[place].name, name)
 
 
+def replace_cache(error: OSError) -> str:
+    """Replace the cache directory, where ``error`` was met, by a temporary directory of this process.
+
+    Returns a sentence to warn with; '' if it was one already. Raises ``OSError`` if there is no room for one.
+    """
+    place = _place()
+    if place in _replacements:
+        return ""
+    _replacements[place] = Directory()
+    return f"{place} cannot be written ({error.strerror}), so {_OTHER}"
+
+
 def config_folder() -> Path:
     """Name ``llama-fitter`` in the platform's configuration directory (``XDG_CONFIG_HOME``)."""
     from platformdirs import user_config_path
 
     return user_config_path("llama-fitter", appauthor=False)
+
+
+def _place() -> Path:
+    from platformdirs import user_cache_path
+
+    return user_cache_path("llama-fitter", appauthor=False)
 
 
 def is_lasting() -> bool:

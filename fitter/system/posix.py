@@ -295,9 +295,13 @@ def _fork(files: Sequence[int], become: Callable[[], object]) -> int:
 def _become_child(files: Sequence[int], become: Callable[[], object]) -> NoReturn:
     try:
         requests, answers, output = files
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for fd, number in ((nothing, 0), (output, 1), (output, 2), (requests, _REQUESTS), (answers, _ANSWERS)):
+        # output first: errors belong there
+        for fd, number in ((output, 1), (output, 2), (requests, _REQUESTS), (answers, _ANSWERS)):
             os.dup2(fd, number)
+        os.close(0)
+        # opens as 0, the lowest free number: no other may be left
+        os.open(os.devnull, os.O_RDONLY)
+        os.set_inheritable(0, True)
         for number in ENDING:
             # signal handlers belong to the command alone
             if callable(signal.getsignal(number)):

@@ -775,12 +775,10 @@ def test_a_cache_that_cannot_be_written(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(ModelError) as caught:
-        fitter.measure(f"{server.url}/{tiny.name}", gpus="24GiB")
-    assert str(caught.value) == (
-        f"the header of {server.url}/{tiny.name} cannot be kept in {tmp_path}/file/llama-fitter/headers: Not a "
-        "directory; set XDG_CACHE_HOME to a directory that can be written"
-    )
+    said = f"{tmp_path}/file/llama-fitter cannot be written .Not a directory., so nothing is kept there: set XDG_CACHE_"
+    with pytest.warns(UserWarning, match=said):
+        found = fitter.measure(f"{server.url}/{tiny.name}", gpus="24GiB")
+    assert found.rows == fitter.measure(tiny, gpus="24GiB").rows
 
 
 SPLIT: dict[str, tuple[int, int, str]] = {

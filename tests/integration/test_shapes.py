@@ -410,10 +410,35 @@ def test_a_shape_that_cannot_be_kept_is_said_and_leaves_nothing(tmp_path: Path) 
         assert (done.returncode, done.stdout, done.stderr) == (
             3,
             "",
-            f"fitter: error: the header of smollm2-135m-BF16.gguf cannot be kept in {place}/llama-fitter/shapes: "
+            f"fitter: error: the header of smollm2-135m-Q4_K_M.gguf cannot be kept in {place}/llama-fitter/shapes: "
             f"{reason}; set XDG_CACHE_HOME to a directory that can be written\n",
         )
     assert [path for path in (tmp_path / "full").rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("mount", [None, "size=4k", "ro"], ids=["a file", "a full disk", "a disk for reading"])
+def test_a_shape_is_planned_without_a_cache(tmp_path: Path, mount: str | None) -> None:
+    place, within = tmp_path / "cache", ()
+    if mount is None:
+        place.touch()
+    else:
+        place.mkdir()
+        script = f'mount -t tmpfs -o {mount} none "$0" && exec "$@"'
+        within = ("unshare", "-rm", "sh", "-c", script, str(place))
+        if subprocess.run([*within, "true"], capture_output=True).returncode:
+            pytest.skip("this machine lets nobody mount a disk of their own")
+    words = (sys.executable, "-m", "fitter", "--shape", "smollm2-135m:Q8_0", "--gpu", "8GiB")
+    done = subprocess.run(
+        [*within, *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "XDG_CACHE_HOME": str(place), "TMPDIR": str(tmp_path)},
+    )
+    assert (done.returncode, done.stdout) == (0, subprocess.run(words, capture_output=True, text=True).stdout)
+    (line,) = (line for line in done.stderr.splitlines() if "warning" in line)
+    assert line.startswith(f"fitter: warning: {place}/llama-fitter cannot be written (")
+    assert line.endswith("), so nothing is kept there: set XDG_CACHE_HOME to a directory of your own")
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
 
 
 # --- commands and calls

@@ -10,15 +10,19 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from fitter import system
 from fitter.errors import ModelError
 from fitter.storage.files import make_private
-from fitter.storage.folders import cache_folder
+from fitter.storage.folders import cache_folder, replace_cache
 from fitter.text import human
+
+_T = TypeVar("_T")
 
 HEADERS, SHAPES = "headers", "shapes"
 MOST = 2 << 30
@@ -65,6 +69,22 @@ def use(entry: Path) -> bool:
         # of another user, who lets this one read
         return entry.is_dir()
     return True
+
+
+def kept(keep: Callable[[], _T]) -> _T:
+    """Call ``keep``, which puts entries, and again with a temporary directory if the cache cannot be written.
+
+    A ``UserWarning`` says so then. Raises the first ``OSError`` if neither can be written.
+    """
+    try:
+        return keep()
+    except OSError as error:
+        with suppress(OSError):
+            if problem := replace_cache(error):
+                found = keep()
+                warnings.warn(problem, stacklevel=2)
+                return found
+        raise
 
 
 def put(entry: Path, fill: Callable[[Path], object], is_whole: Callable[[], bool]) -> None:

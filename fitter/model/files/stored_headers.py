@@ -110,20 +110,25 @@ def newest(model: Sequence[Address]) -> Entry | None:
 
 def keep(model: Sequence[Address], headers: Sequence[Header]) -> Entry:
     """Store the headers of all files of a model. Raises ``ModelError`` if they cannot be written."""
+    place = folder()
+    try:
+        return header_cache.kept(lambda: _keep(model, headers))
+    except OSError as error:
+        which = "takes files as long as the model" if error.errno == errno.EFBIG else "can be written"
+        raise ModelError(
+            f"the header of {model[0].shown} cannot be kept in {show(place)}: {error.strerror}; set XDG_CACHE_HOME "
+            f"to a directory that {which}"
+        ) from None
+
+
+def _keep(model: Sequence[Address], headers: Sequence[Header]) -> Entry:
     kept = tuple(header.stored_file for header in headers)
     words = json.dumps([asdict(each) for each in kept], indent=1)
     place = folder() / f"{_digest(model)}-{hashlib.sha256(words.encode()).hexdigest()[:32]}"
     entry = Entry(place, kept)
-    try:
-        if not (header_cache.use(place) and entry.is_whole()):
-            header_cache.put(place, lambda partial: _write(partial, headers, words), entry.is_whole)
-        os.utime(place / _ABOUT)
-    except OSError as error:
-        which = "takes files as long as the model" if error.errno == errno.EFBIG else "can be written"
-        raise ModelError(
-            f"the header of {model[0].shown} cannot be kept in {show(folder())}: {error.strerror}; set XDG_CACHE_HOME "
-            f"to a directory that {which}"
-        ) from None
+    if not (header_cache.use(place) and entry.is_whole()):
+        header_cache.put(place, lambda partial: _write(partial, headers, words), entry.is_whole)
+    os.utime(place / _ABOUT)
     for other in _content_folders(model):
         # an older content of the address
         if other != place:

@@ -60,12 +60,21 @@ def model_files(wanted: Wanted, timeout: float | None = None) -> tuple[Path, ...
     is_packed = any(tensor.type == PACKED for tensor in made.tensors)
     kind = {"": PACKED_TYPE if is_packed else DEFAULT_TYPE, CONVERTED: full}.get(wanted.file_type, wanted.file_type)
     wanted = wanted.of_type(kind)
+
+    def keep() -> Path:
+        if kind in _FULL:
+            return _store_header(made, wanted)
+        return _quantized(_store_header(made, wanted.of_type(full)), wanted, timeout)
+
+    place = cache_folder(header_cache.SHAPES)
     with _lock:
-        path = (
-            _store_header(made, wanted)
-            if kind in _FULL
-            else _quantized(_store_header(made, wanted.of_type(full)), wanted, timeout)
-        )
+        try:
+            path = header_cache.kept(keep)
+        except OSError as error:
+            raise ModelError(
+                f"the header of {wanted.file_name} cannot be kept in {source.show(place)}: {error.strerror}; set "
+                "XDG_CACHE_HOME to a directory that can be written"
+            ) from None
     source.call(path, wanted.shown)
     return (path,)
 
@@ -177,7 +186,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _put(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
-    """Write a file, all or nothing. Raises ``ModelError``."""
+    """Write a file, all or nothing. Raises ``OSError``, and ``ModelError`` if there is no room."""
 
     def write(place: Path) -> None:
         with (place / path.name).open("xb") as file:
@@ -186,10 +195,4 @@ def _put(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
             file.flush()
             os.fsync(file.fileno())
 
-    try:
-        header_cache.put(path.parent, write, path.exists)
-    except OSError as error:
-        raise ModelError(
-            f"the header of {path.name} cannot be kept in {source.show(path.parent.parent)}: {error.strerror}; set "
-            "XDG_CACHE_HOME to a directory that can be written"
-        ) from None
+    header_cache.put(path.parent, write, path.exists)
