@@ -131,7 +131,11 @@ class Guard:
         if origin is not None and origin != [f"{scope['scheme']}://{hosts[0]}"]:
             raise _RefusedError(403, "requests of other sites are not answered")
         is_read = scope["method"] in ("GET", "HEAD")
-        if not is_read and values.get("sec-fetch-site", ["same-origin"])[0] not in ("same-origin", "none"):
+        is_opened = (values.get("sec-fetch-mode"), values.get("sec-fetch-dest")) == (["navigate"], ["document"])
+        # a link elsewhere may open the page; nothing else of another site is answered, such as an image or a frame
+        if values.get("sec-fetch-site", ["same-origin"])[0] not in ("same-origin", "none") and not (
+            is_read and is_opened
+        ):
             raise _RefusedError(403, "requests of other sites are not answered")
         if not is_read and values.get("content-type", [""])[0].partition(";")[0].strip().lower() != "application/json":
             raise _RefusedError(415, "the body must be JSON: send it with Content-Type: application/json")

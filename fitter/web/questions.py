@@ -6,7 +6,16 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, WithJsonSchema, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+    create_model,
+    model_validator,
+)
 
 from fitter.errors import UsageError
 from fitter.machine.gpu import parse_gpus
@@ -59,13 +68,38 @@ _Gpus = Annotated[
     Annotated[list[_Text], Field(min_length=1, max_length=MAX_DEVICES)] | _Text | None,
     AfterValidator(lambda given: [given] if isinstance(given, str) else given),
 ]
-_Value = bool | int | float | _Text | Annotated[list[StrictInt | _Text], Field(max_length=MAX_DEVICES)] | None
 
 
-class Asked(BaseModel):
-    """Model, cards and session of a question."""
+def _plain(given: Any) -> Any:
+    """Check the kind of a value: in one step, since each type of a union makes an error of its own."""
+    values = given if isinstance(given, list) and len(given) <= MAX_DEVICES else [given]
+    # the type itself, since a flag is a whole number too
+    kinds = (int, str) if values is given else (bool, int, float, str, type(None))
+    if not all(type(each) in kinds and not (isinstance(each, str) and len(each) > LONGEST) for each in values):
+        raise ValueError("no value of this kind is taken")
+    return given
+
+
+_Value = Annotated[Any, PlainValidator(_plain)]
+
+
+class _Strict(BaseModel):
+    """An object of known keys alone."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_one_unknown(cls, given: Any) -> Any:
+        """Leave out all unknown keys but the first: each makes an error, and the first is told."""
+        if not isinstance(given, dict):
+            return given
+        unknown = next((key for key in given if key not in cls.model_fields), None)
+        return {key: value for key, value in given.items() if key == unknown or key in cls.model_fields}
+
+
+class Asked(_Strict):
+    """Model, cards and session of a question."""
 
     model: _Text = Field(
         description="A path below the server's --root, https://…, hf://org/repo/file.gguf, or shape://NAME[:TYPE]."
@@ -161,10 +195,8 @@ MOST_QUESTIONS = 64
 """Most questions in one request."""
 
 
-class PlanQuestions(BaseModel):
+class PlanQuestions(_Strict):
     """Several questions, each answered by itself."""
-
-    model_config = ConfigDict(extra="forbid")
 
     questions: list[PlanQuestion] = Field(
         min_length=1, max_length=MOST_QUESTIONS, description=f"Up to {MOST_QUESTIONS} questions, each as for a plan."

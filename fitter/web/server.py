@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import ipaddress
 import json
 import os
@@ -13,6 +15,7 @@ import webbrowser
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -25,6 +28,7 @@ from fitter.llama.worker import process
 from fitter.model.files import reach
 from fitter.output.pages import page
 from fitter.parameters.table import AnyPath
+from fitter.text import LONGEST_TEXT, printable
 from fitter.web.allowed_files import Root
 from fitter.web.app import Settings, application
 from fitter.web.connection import Connection
@@ -34,6 +38,10 @@ from fitter.web.questions import PROGRAM, SECONDS
 
 HOST, PORT = "127.0.0.1", 8080
 _CONNECTIONS = 256
+_WAITING = 128
+"""Connections that the system keeps until they are accepted."""
+_SILENCE = 60.0
+"""Seconds before the same complaint is made again."""
 _GRACE = 3
 """Seconds for questions to end with the server."""
 _LONGEST_END = 8.0
@@ -94,11 +102,13 @@ def serve(
                 server_header=False,
                 date_header=False,
                 proxy_headers=False,
+                backlog=_WAITING,
                 h11_max_incomplete_event_size=LONGEST_HEADERS,
                 limit_concurrency=_CONNECTIONS,
                 timeout_graceful_shutdown=_GRACE,
             ),
             pool,
+            say,
         )
         for each in (signal.SIGINT, signal.SIGTERM):
             # restore handlers after uvicorn: a requested end is no failure
@@ -136,9 +146,24 @@ def _has_display() -> bool:
 class _Server(uvicorn.Server):
     """uvicorn, without waiting for plans at its end."""
 
-    def __init__(self, config: uvicorn.Config, pool: Pool) -> None:
+    def __init__(self, config: uvicorn.Config, pool: Pool, say: Callable[[str], None]) -> None:
         super().__init__(config)
-        self._pool = pool
+        self._pool, self._say, self._said = pool, say, -_SILENCE
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen; what fails outside of an answer is then said in a line."""
+        asyncio.get_running_loop().set_exception_handler(self._complain)
+        await super().startup(sockets)
+
+    def _complain(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if self.should_exit or time.monotonic() < self._said + _SILENCE:
+            return
+        self._said = time.monotonic()
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            self._say("this process may open no more files, so new connections wait: raise their limit (ulimit -n)")
+        else:
+            self._say(printable(f"{context['message']}: {error}", LONGEST_TEXT))
 
     def asked_to_end(self, *_: object) -> None:
         """Handle a signal: end as soon as possible."""
@@ -169,7 +194,7 @@ def _listening(host: str, port: int) -> socket.socket:
     except ValueError:
         is_6 = False
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if is_6 else socket.AF_INET, backlog=128)
+        return socket.create_server((host, port), family=socket.AF_INET6 if is_6 else socket.AF_INET, backlog=_WAITING)
     except OSError as error:
         # unknown names have their own error numbers
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror

@@ -613,6 +613,7 @@ WRONG: dict[str, tuple[dict[str, Any], int, str]] = {
     "another program": ({"program": "/bin/sh"}, 400, "program"),
     "a library to load": ({"profile": "library:/tmp"}, 400, "profile: Extra inputs are not permitted"),
     "a llama.cpp to load": ({"llama_cpp": "/tmp"}, 400, "llama_cpp: Extra inputs are not permitted"),
+    "64 KB of unknown keys": ({f"{key:x}": 1 for key in range(6000)}, 400, "0: Extra inputs are not permitted"),
     "a file beside it": ({"mmproj": "/etc/passwd"}, 400, "mmproj: Extra inputs are not permitted"),
     "a server to ask": ({"rpc": "10.0.0.1:50052"}, 400, "rpc: Extra inputs are not permitted"),
     "a long name": ({"model": "x" * 301}, 400, "model: String should have at most 300 characters"),
@@ -854,6 +855,29 @@ def test_without_a_display_nothing_is_opened(tmp_path: Path) -> None:
         line = served.process.stderr.readline()
         assert line == f"fitter: no browser can be opened here: open {served.url} in one\n"
         assert served.stop() == (0, [])
+
+
+def test_connections_wait_where_no_more_files_may_be_opened() -> None:
+    with serving("--workers", "1") as served:
+        own = psutil.Process(served.process.pid)
+        until(lambda: own.num_fds() > 10)
+        own.rlimit(psutil.RLIMIT_NOFILE, (own.num_fds() + 4,) * 2)
+        several = [served.connection() for _ in range(60)]
+        for connection in several:
+            connection.connect()
+        assert served.process.stderr is not None
+        line = served.process.stderr.readline()
+        assert line == (
+            "fitter: this process may open no more files, so new connections wait: raise their limit (ulimit -n)\n"
+        )
+        for connection in several:
+            connection.close()
+        last = served.connection()
+        last.request("GET", "/health")
+        assert last.getresponse().status == 200
+        served.stop()
+        # asyncio would write thousands of lines
+        assert served.process.stderr.read() == ""
 
 
 def test_which_llama_cpp_plans(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from fitter.errors import ModelError, UsageError
 from fitter.web import planner_page
 from fitter.web.allowed_files import Root
 from fitter.web.app import Settings
 from fitter.web.guard import HEADERS, LONGEST_BODY, LONGEST_HEADERS, Guard, Hosts
-from fitter.web.questions import PlanQuestion, wanted
+from fitter.web.questions import ASKED, PlanQuestion, PlanQuestions, wanted
 
 OWN = "127.0.0.1:8080"
 JSON = ("content-type", "application/json")
@@ -103,8 +104,62 @@ def test_questions_come_from_its_own_page(headers: Any, status: int) -> None:
     assert answer(("host", OWN), JSON, *headers, method="POST")[0] == status
 
 
-def test_a_link_from_elsewhere_opens_the_page() -> None:
-    assert answer(("host", OWN), ("sec-fetch-site", "cross-site"))[0] == 200
+READS = {
+    "a link": ("GET", "cross-site", "navigate", "document", 200),
+    "a link on another port": ("GET", "same-site", "navigate", "document", 200),
+    "its own script": ("GET", "same-origin", "cors", "empty", 200),
+    "an address that was typed": ("GET", "none", "navigate", "document", 200),
+    "a frame": ("GET", "cross-site", "navigate", "iframe", 403),
+    "an image": ("GET", "cross-site", "no-cors", "image", 403),
+    "a script": ("GET", "cross-site", "no-cors", "script", 403),
+    "a request of a script": ("GET", "cross-site", "no-cors", "empty", 403),
+    "a request of a script for its head": ("HEAD", "same-site", "no-cors", "empty", 403),
+    "a form": ("POST", "cross-site", "navigate", "document", 403),
+}
+"""Requests without an Origin, as a browser describes them."""
+
+
+@pytest.mark.parametrize(("method", "site", "mode", "to", "status"), READS.values(), ids=READS.keys())
+def test_of_another_site_only_a_link_is_answered(method: str, site: str, mode: str, to: str, status: int) -> None:
+    said = (("sec-fetch-site", site), ("sec-fetch-mode", mode), ("sec-fetch-dest", to))
+    assert answer(("host", OWN), JSON, *said, method=method)[0] == status
+
+
+def test_another_site_is_known_by_its_name_alone() -> None:
+    assert answer(("host", OWN), ("sec-fetch-site", "cross-site"))[0] == 403
+    assert answer(("host", OWN), ("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate"))[0] == 403
+    # no browser: it could say whatever it likes
+    assert answer(("host", OWN))[0] == 200
+
+
+def errors_of(model: type[BaseModel], given: object) -> list[Any]:
+    with pytest.raises(ValidationError) as raised:
+        model.model_validate(given)
+    return raised.value.errors()
+
+
+UNKNOWN = {f"{number:x}": 1 for number in range(6500)}
+
+
+def test_many_wrong_parts_of_a_question_are_few_errors() -> None:
+    """Each takes the server some time in which it answers nobody."""
+    (error,) = errors_of(PlanQuestion, {"model": "x", **UNKNOWN})
+    assert (error["type"], error["loc"]) == ("extra_forbidden", ("0",))
+    assert len(errors_of(PlanQuestions, {"questions": [{"model": "x"}], **UNKNOWN})) == 1
+    assert len(errors_of(PlanQuestions, {"questions": [{"model": "x", **UNKNOWN}]})) == 1
+    wrong = {name: {} for name in ASKED}
+    assert len(errors_of(PlanQuestion, {"model": "x", **wrong})) == len(ASKED)
+
+
+WRONG_VALUES = [{}, [[]], [{}], [None], [True], [1.5], "x" * 301, ["x" * 301], [1] * 65]
+
+
+@pytest.mark.parametrize("value", WRONG_VALUES, ids=lambda value: repr(value)[:20])
+def test_a_value_of_no_kind_is_refused(value: object) -> None:
+    (error,) = errors_of(PlanQuestion, {"model": "x", "margin": value})
+    assert error["loc"] == ("margin",)
+    for right in (1, 1.5, "x" * 300, ["x" * 300, 1], True, None, []):
+        assert PlanQuestion.model_validate({"model": "x", "margin": right}).margin == right
 
 
 @pytest.mark.parametrize(
