@@ -23,6 +23,7 @@ from fitter.model.file_types import source_type
 from fitter.model.shapes import shape_addresses as shapes
 from fitter.model.tensors import is_expert
 from fitter.parameters.table import PARAMETERS, AnyPath, Measuring
+from fitter.parameters.values import number, text
 from fitter.planning.plan.device_claim import DeviceClaim, least_bandwidth
 from fitter.planning.plan.pod_claim import claim_name
 from fitter.planning.plan.request_of_machine import pinned_by
@@ -77,9 +78,9 @@ def claim_device(
         PlanError: No bandwidth is enough, or a part of the model does not go on a device.
         FitterError: As ``measure`` raises it.
     """
-    if not 0 < min_tps < math.inf:
+    if not 0 < number("--min-tps", min_tps) < math.inf:
         raise UsageError(f"--min-tps {min_tps:g} is no speed: give the tokens per second that you need")
-    if efficiency is not None and not 1 <= efficiency <= 100:
+    if efficiency is not None and not 1 <= number("--efficiency", efficiency) <= 100:
         raise UsageError(f"--efficiency {efficiency} is no percentage of a bandwidth: give 1 to 100")
     for keyword in _PLACING:
         if parameters.get(keyword) is not None:
@@ -122,6 +123,8 @@ def model_of(model: str, quant: str | None) -> str:
         UsageError: ``quant`` is not the model's.
         FitterError: A repository cannot be listed, or has no such model.
     """
+    if quant is not None and not text("--quant", quant):
+        raise UsageError("--quant is an empty text: give a file type, such as Q4_K_M, or leave it out")
     shape = shapes.wanted(model)
     is_repository = ":" not in model and model.count("/") == 1 and not model.lower().endswith(".gguf")
     if shape is None and is_repository and not os.path.lexists(model):
@@ -138,8 +141,10 @@ def model_of(model: str, quant: str | None) -> str:
     if quant:
         from fitter.model.repository_models import type_by_name
 
-        if (named := type_by_name(model)) and quant.upper() not in (named, named.partition("-")[2]):
-            raise UsageError(f"{model} is a file of {named}, and --quant says {quant}: name the file of that type")
+        named = type_by_name(model)
+        if quant.upper() not in (named, named.partition("-")[2]):
+            said = f"a file of {named}" if named else "one file, whose name says no file type"
+            raise UsageError(f"{model} is {said}, and --quant says {quant}: name the file of that type")
     return model
 
 

@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 import fitter
+from fitter.api.claim_model import claim_device
 from fitter.model.shapes import catalogue
 from fitter.planning.plan.pod_claim import pod_claim
 from tests.support.command import run_fitter
@@ -111,6 +112,34 @@ def test_the_words_of_llmfit_dra(tmp_path: Path) -> None:
         "resolverVersion": str,
     }
     assert found["claimName"] == "tiny-q4-0-fit"
+
+
+@pytest.mark.parametrize("more", [("--min-tps", "20"), ("--gpu", "8GiB")], ids=["a device", "a pod"])
+@pytest.mark.parametrize(
+    ("name", "quant", "why"),
+    [
+        ("tiny-Q4_0.gguf", "Q8_0", "is a file of Q4_0, and --quant says Q8_0: name the file of that type"),
+        ("tiny.gguf", "Q8_0", "is one file, whose name says no file type, and --quant says Q8_0: name the file"),
+        ("tiny.gguf", "nonsense", "is one file, whose name says no file type, and --quant says nonsense"),
+        ("tiny.gguf", "", "--quant is an empty text: give a file type"),
+    ],
+)
+def test_a_file_type_that_the_file_does_not_say(
+    tmp_path: Path, name: str, quant: str, why: str, more: tuple[str, str]
+) -> None:
+    model = write_tiny(tmp_path / name, TINY_DENSE)
+    done = run_fitter("claim", str(model), "--quant", quant, *more)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert why in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [({"quant": 5}, "quant is 5"), ({"min_tps": "x"}, "min-tps is 'x'"), ({"efficiency": [1]}, r"efficiency is \[1\]")],
+)
+def test_values_of_other_kinds_in_python(words: dict[str, Any], why: str) -> None:
+    with pytest.raises(fitter.UsageError, match=why):
+        claim_device(SHAPE, **{"min_tps": 20, **words})
 
 
 def test_names_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
