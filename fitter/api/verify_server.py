@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,14 +16,16 @@ from fitter.machine.host import host_memory
 from fitter.model.header import Model
 from fitter.output.formats.format_options import with_absolute_paths
 from fitter.planning.checked import server_verification
+from fitter.planning.checked.server_growth import Reading, growth_of
 from fitter.planning.checked.server_verification import DRAFTS, Sizes, compare_rows
 from fitter.planning.checked.verification import check_devices, free_of, problems_now
 from fitter.planning.plan.plan import Plan, resolved
-from fitter.planning.plan.verified import MemoryUse, Verification, VerifiedRow
+from fitter.planning.plan.verified import Growth, MemoryUse, Verification, VerifiedRow
 from fitter.planning.request.request import Progress
 from fitter.planning.request.summary import DeviceUse
 from fitter.programs.finding import asked, check_same_build, find_server
 from fitter.programs.prompts import Fed, feed
+from fitter.programs.resident import resident
 from fitter.programs.running_server import Gone, Running, running
 from fitter.programs.state import state_of
 from fitter.text import printable
@@ -85,14 +89,15 @@ def verify(plan: Plan, model: Model, worker: Worker, how: Serving) -> Verificati
     words = ["-m", os.path.abspath(model.path), *(word for each in options for word in each.words)]
     with running([program.path, *words], how.patience, how.on_log) as server:
         how.on_progress(Progress(0, f"sending {how.prompts} prompts"))
-        fed = _send_prompts(server, params, model, how.prompts)
-        host_after = host_memory().available
-        after = _memory_now(uses, plan, how)
+        with _watching(server, uses, plan, how) as watch:
+            fed = _send_prompts(server, params, model, how.prompts, watch.look)
+            growth = watch.growth()
+            host_after, after = host_memory().available, watch.devices()
     said = server.said
     rows = compare_rows(plan, said)
     counted = sum(row.real.used for row in rows if row.real.is_host)
     memory = [*_memory_of_devices(uses, before, after, rows), MemoryUse("host", host_before, host_after, counted)]
-    use = server_verification.server_use(plan, program, said, fed, server.most, sizes)
+    use = server_verification.server_use(plan, program, said, fed, server.most, sizes, growth)
     return replace(answer, rows=rows, memory=tuple(memory), server=use)
 
 
@@ -104,7 +109,9 @@ def _sizes(worker: Worker, model: Model, params: Params, plan: Plan) -> Sizes:
     return Sizes(state.full, state.checkpoint)
 
 
-def _send_prompts(server: Running, params: Params, model: Model, number: int) -> Fed:
+def _send_prompts(
+    server: Running, params: Params, model: Model, number: int, on_answered: Callable[[int], None]
+) -> Fed:
     props, models = _answer(server, "/props"), _answer(server, "/v1/models")
     slots = props.get("total_slots") or params.n_seq_max
     if dict(params.more).get("pooling_type") == "rank":
@@ -112,7 +119,8 @@ def _send_prompts(server: Running, params: Params, model: Model, number: int) ->
         return Fed(0, 0, 0, slots)
     room = (params.n_ctx or model.n_ctx_train) // slots
     n_vocab = _n_vocab(models) or _n_tokens(model)
-    fed = feed(server, slots=slots, room=room, n_vocab=n_vocab, number=number, is_read=params.embeddings)
+    is_read = params.embeddings
+    fed = feed(server, slots=slots, room=room, n_vocab=n_vocab, number=number, is_read=is_read, on_answered=on_answered)
     if number and not fed.answered:
         why = fed.refused or "the time for them was over; give it more with more of --prompts"
         raise LlamaCppError(f"{server.path} answered none of {number} prompts: {why}", server.log)
@@ -139,12 +147,48 @@ def _n_tokens(model: Model) -> int:
     return tokens.length if isinstance(tokens, Array) else 1
 
 
-def _memory_now(uses: tuple[DeviceUse, ...], plan: Plan, how: Serving) -> tuple[DeviceInfo, ...]:
-    """Read the free memory of this machine's devices; an rpc-server answers only the llama-server now."""
+_IDLE = 3.0
+"""Seconds to watch the memory without prompts."""
+
+
+class _Watch:
+    """Reads the memory of a running server and of its devices, with each answer."""
+
+    def __init__(self, server: Running, devices: Callable[[], tuple[DeviceInfo, ...]]) -> None:
+        self.devices, self._server = devices, server
+        self._readings = [self._reading(0)]
+
+    def look(self, answered: int) -> None:
+        """Take a reading where more prompts are answered."""
+        if answered > self._readings[-1].answered:
+            self._readings.append(self._reading(answered))
+
+    def growth(self) -> tuple[Growth, ...]:
+        """Wait for a while without prompts, and return what grew."""
+        last = self._readings[-1].answered
+        if not last:
+            return ()
+        self._readings.append(self._reading(last))
+        self._server.tick(_IDLE)
+        return growth_of(self._readings, self._reading(last))
+
+    def _reading(self, answered: int) -> Reading:
+        used = {device.name: -device.free for device in self.devices()}
+        if own := resident(self._server.pid):
+            said = self._server.said
+            used["host"] = own.own - said.held.bytes - (said.cache.size.bytes if said.cache else 0)
+        return Reading(answered, time.monotonic(), used)
+
+
+@contextmanager
+def _watching(server: Running, uses: tuple[DeviceUse, ...], plan: Plan, how: Serving) -> Iterator[_Watch]:
+    """Watch the server and this machine's devices; an rpc-server answers only the llama-server now."""
     if all(_is_remote(use, plan) for use in uses):
-        return ()
+        yield _Watch(server, tuple)
+        return
     with Worker(timeout=how.patience, llama_cpp=how.llama_cpp) as worker:
-        return worker.memory()
+        names = {use.name for use in uses}
+        yield _Watch(server, lambda: tuple(each for each in worker.memory() if each.name in names))
 
 
 def _is_remote(use: DeviceUse, plan: Plan) -> bool:

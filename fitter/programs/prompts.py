@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,7 +112,16 @@ class Feeder:
         return self._random.randint((most + 1) // 2, most)
 
 
-def feed(server: Running, *, slots: int, room: int, n_vocab: int, number: int = PROMPTS, is_read: bool = False) -> Fed:
+def feed(
+    server: Running,
+    *,
+    slots: int,
+    room: int,
+    n_vocab: int,
+    number: int = PROMPTS,
+    is_read: bool = False,
+    on_answered: Callable[[int], object] = lambda _: None,
+) -> Fed:
     """Send prompts to ``server``, as many at once as it has slots.
 
     Args:
@@ -122,6 +131,7 @@ def feed(server: Running, *, slots: int, room: int, n_vocab: int, number: int = 
         n_vocab: Tokens of the vocabulary.
         number: Number of prompts.
         is_read: Whether the server computes embeddings instead of an answer.
+        on_answered: Called with the number of answers, now and then as it grows, and at the end.
 
     Raises:
         LlamaCppCrashError: The server ended.
@@ -133,7 +143,9 @@ def feed(server: Running, *, slots: int, room: int, n_vocab: int, number: int = 
     while any(thread.is_alive() for thread in threads) and time.monotonic() < feeder.deadline:
         if (status := server.tick()) is not None:
             raise ended(server, status, f"while it answered prompts, {feeder.fed.answered} of {number}")
+        on_answered(feeder.fed.answered)
     server.tick(0.2)
+    on_answered(feeder.fed.answered)
     if (status := server.status) is not None:
         raise ended(server, status, f"while it answered prompts, {feeder.fed.answered} of {number}")
     return feeder.fed

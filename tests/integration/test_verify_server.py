@@ -123,6 +123,9 @@ def test_forty_prompts_on_four_slots_keep_the_planned_bytes(
     check(plan, found)
     assert found.server is not None
     assert (found.server.answered, found.server.prompts, found.server.slots) == (40, 40, 4)
+    (grown,) = found.server.growth
+    assert (grown.name, grown.requests + 20 <= 40, grown.seconds >= 3) == ("host", True, True)
+    assert grown.first > 0 and grown.second < 8 * MIB and grown.idle < MIB
     later = {use.kind: use for use in found.server.later}
     assert set(later) == {"prompt", "prompt cache", *(["checkpoint"] if name in ("swa", "hybrid") else [])}
     assert is_as_predicted(later["prompt"])

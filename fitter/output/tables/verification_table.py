@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fitter.output.tables.narrow import table_of
-from fitter.text import human, mib, printable
+from fitter.text import MIB, human, mib, printable
 
 if TYPE_CHECKING:
     from fitter.planning.plan.verified import Kind, ServerUse, Verification, VerifiedRow
@@ -89,6 +89,7 @@ def _served(use: ServerUse) -> Iterator[RenderableType]:
         yield Text(f"{use.expert_hit_rate:.1%} of {used:,} used experts were in the cache of experts")
     if use.reallocations:
         yield Text(f"{use.reallocations} graphs took other memory than was reserved", style="bold red")
+    yield from _growth(use)
     if use.own is None or use.resident is None:
         yield Text("memory of its process: this system does not say it")
         return
@@ -102,6 +103,22 @@ def _served(use: ServerUse) -> Iterator[RenderableType]:
     yield Text(
         "counted: what the plan counts without mapped files, and what was kept of the prompts; more: code,\n"
         "vocabulary and threads; planned: with all that may be kept of prompts"
+    )
+
+
+def _growth(use: ServerUse) -> Iterator[RenderableType]:
+    """Draw the memory that grew while the server answered and waited."""
+    if not use.growth:
+        return
+    grown = table_of("grew, MiB", "first half of the prompts", "second half", "by a prompt", "by a minute without one")
+    for each in use.growth:
+        sizes = (each.first, each.second, each.per_request, each.per_minute)
+        grown.add_row(each.name, *(f"{size / MIB:+.1f}" for size in sizes))
+    yield Text()
+    yield grown
+    yield Text(
+        "of a device: with other programs; of the host: this process without what it keeps of prompts; memory that\n"
+        "still grows in the second half may go on growing: plan a larger margin, or restart the server in time"
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from fitter.llama.types import Row
 from fitter.planning.plan.plan import Plan
-from fitter.planning.plan.verified import KINDS, Kind, LaterUse, ServerUse, VerifiedRow
+from fitter.planning.plan.verified import KINDS, Growth, Kind, LaterUse, ServerUse, VerifiedRow
 from fitter.programs.finding import ServerProgram
 from fitter.programs.prompts import Fed
 from fitter.programs.resident import Resident
@@ -76,7 +76,13 @@ def _companion_rows(plan: Plan, said: Said) -> Iterator[VerifiedRow]:
 
 
 def server_use(
-    plan: Plan, server: ServerProgram, said: Said, fed: Fed, most: Resident | None, sizes: Sizes
+    plan: Plan,
+    server: ServerProgram,
+    said: Said,
+    fed: Fed,
+    most: Resident | None,
+    sizes: Sizes,
+    growth: tuple[Growth, ...] = (),
 ) -> ServerUse:
     """Collect the memory of ``server`` after the load, and of its process."""
     later = tuple(_later_uses(plan, said, sizes))
@@ -100,6 +106,7 @@ def server_use(
         counted=load + cache + said.held.bytes,
         planned=load + plan.host.later if is_limited else None,
         margin=plan.host.margin,
+        growth=growth,
         expert_hits=said.lookups.hits if said.lookups else 0,
         expert_misses=said.lookups.misses if said.lookups else 0,
         reallocations=said.reallocations,

@@ -109,6 +109,37 @@ class LaterUse:
 
 
 @dataclass(frozen=True)
+class Growth:
+    """Memory that grew after the load, while a llama-server answered prompts.
+
+    Other programs' memory counts on a device; what the server keeps of prompts does not count on the host.
+    """
+
+    name: str
+    """A device's name, or ``host`` for the server's process."""
+    first: int
+    """Bytes more after the first half of the prompts."""
+    second: int
+    """Bytes more after the second half."""
+    requests: int
+    """Answered prompts of the second half."""
+    idle: int
+    """Bytes more after a wait without prompts."""
+    seconds: float
+    """Seconds of that wait."""
+
+    @property
+    def per_request(self) -> float:
+        """Bytes more with each prompt of the second half; 0 without one."""
+        return self.second / self.requests if self.requests else 0.0
+
+    @property
+    def per_minute(self) -> float:
+        """Bytes more in each minute without prompts; 0 without a wait."""
+        return self.idle * 60 / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
 class ServerUse:
     """Memory of a llama-server that ran the plan and answered prompts."""
 
@@ -139,6 +170,8 @@ class ServerUse:
     """Most bytes by the plan, with the largest checkpoints and prompt cache; ``None`` if they have no limit."""
     margin: int
     """Bytes that the plan keeps free in addition."""
+    growth: tuple[Growth, ...] = ()
+    """Memory that grew after the load: by the prompts, and while the server waited."""
     expert_hits: int = 0
     """Experts that tokens found in the cache of experts."""
     expert_misses: int = 0
