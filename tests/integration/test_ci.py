@@ -240,6 +240,7 @@ def test_what_is_built_is_known_by_its_sources(runner: Runner, tmp_path: Path) -
         "bindings/fitter.h",
         "fitter/api/fit_model.py",
         "vendor/llama.cpp/pin.toml",
+        "packaging/pins/action.txt",
     ):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, copy / name)
@@ -266,7 +267,10 @@ def test_what_is_in_the_cache_is_not_built_again(runner: Runner, is_built: str) 
     done = runner.run("install", PYTHON=str(python), WHEELS="wheels", IS_BUILT=is_built)
     assert done.returncode == 0, done.stderr
     calls = [line.split()[-1] for line in (runner.temp / "calls").read_text().splitlines()]
-    assert calls == (["install"] if is_built == "true" else ["wheel", "install"])
+    assert calls == (["install"] if is_built == "true" else ["install", "wheel", "wheel", "install"])
+    for line in (runner.temp / "words").read_text().splitlines()[:-1]:
+        assert ("--require-hashes" in line) is not line.endswith(f"--no-deps {ROOT}")
+        assert "install" in line or "--no-build-isolation" in line
     last = (runner.temp / "words").read_text().splitlines()[-1]
     assert last.endswith("install --no-index --find-links wheels llama-fitter[python]")
 

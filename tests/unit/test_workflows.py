@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli
 import yaml
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".github" / "workflows"
@@ -64,9 +66,44 @@ def test_a_workflow_is_one_by_githubs_schema(name: str) -> None:
 
 
 def test_other_peoples_actions_are_pinned_alike() -> None:
-    used = {line for path in FOLDER.iterdir() for line in re.findall(r"uses: ([^.].*)", path.read_text())}
+    files = (*FOLDER.iterdir(), ROOT / "action.yml")
+    used = {line for path in files for line in re.findall(r"uses: ([^.].*)", path.read_text())}
     assert used and all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", each) for each in used)
     assert len({each.partition("@")[0] for each in used}) == len(used)
+
+
+PINNED = ROOT / "packaging/pins"
+
+
+def test_what_is_installed_is_pinned_by_its_hash() -> None:
+    pin = tomli.loads((ROOT / "vendor/llama.cpp/pin.toml").read_text())
+    project = tomli.loads((ROOT / "pyproject.toml").read_text())
+    for name in ("action.txt", "notes.txt"):
+        lines = (PINNED / name).read_text().splitlines()[1:]
+        assert lines and all(
+            re.fullmatch(r"[\w.-]+==\S+( ; .*?)?( --hash=sha256:[0-9a-f]{64})+", line) for line in lines
+        )
+    action = (PINNED / "action.txt").read_text()
+    assert f"\nllama-cpp-python=={pin['version']} --hash=sha256:{pin['sha256']}\n" in action
+    for requirement in (*project["project"]["dependencies"], *project["build-system"]["requires"]):
+        assert f"\n{Requirement(requirement).name}==" in action
+    tools = (PINNED / "tools.txt").read_text()
+    for requirement in project["project"]["optional-dependencies"]["release"]:
+        named = Requirement(requirement)
+        assert named.extras or f"\n{named.name}==" in tools
+
+
+def test_nothing_is_installed_without_its_pin() -> None:
+    (line,) = re.findall(r"pip\" install .*", (FOLDER / "release.yml").read_text())
+    assert "--require-hashes" in line and line.endswith("-r packaging/pins/notes.txt")
+    (step,) = (
+        each for each in WORKFLOWS["build.yml"]["jobs"]["build"]["steps"] if each.get("run") == "make release-tools"
+    )
+    assert step["env"]["PIP_CONSTRAINT"] == "packaging/pins/tools.txt"
+    images = re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    (python,) = re.findall(r"^ARG PYTHON=(\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert set(images) == {"docker.io/library/python:${PYTHON}"}
+    assert re.fullmatch(r"3\.13-slim@sha256:[0-9a-f]{64}", python)
 
 
 def test_one_job_alone_may_publish_to_pypi() -> None:
