@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from fitter.storage.file_names import portable
 from tools.release.distributions import LARGEST, check
 from tools.release.git import git
 from tools.release.project import ReleaseError, read_project
@@ -128,6 +129,13 @@ def test_a_wheel_with_another_name(name: str | None, why: str, files: Path) -> N
     with pytest.raises(ReleaseError) as raised:
         check(ROOT, PROJECT, files)
     assert str(raised.value) == why.format(name)
+
+
+def test_windows_takes_every_name_in_a_wheel() -> None:
+    names = git(ROOT, "ls-files", "fitter").splitlines()
+    assert names and [name for name in names if any(portable(part) != part for part in name.split("/"))] == []
+    assert len({name.lower() for name in names}) == len(names), "two names are one on Windows"
+    assert max(map(len, names)) < 120, "a folder of Python's may have as many again, of 260"
 
 
 def test_a_large_wheel(files: Path) -> None:

@@ -12,6 +12,7 @@ from fitter.errors import ModelError
 from fitter.model.files import header_cache, stored_headers
 from fitter.model.files.addresses import Address
 from fitter.model.files.stored_headers import Entry, Header, keep, newest
+from fitter.storage.file_names import portable
 
 MODEL = [Address("https://host/m.gguf", "https://host/m.gguf")]
 HEADER = Header("m.gguf", '"1"', 5000, b"GGUF" + b"x" * 1000)
@@ -54,6 +55,35 @@ def test_a_file_may_have_any_name(name: str) -> None:
     entry = keep(model, [Header(name, '"1"', 5000, HEADER.data)])
     assert newest(model) == entry and entry.paths[0].name == name
     assert entry.paths[0].read_bytes()[: len(HEADER.data)] == HEADER.data
+
+
+NAMES = {
+    "aux.gguf": "%61ux.gguf",
+    "NUL": "%4EUL",
+    "com1.tar.gz": "%63om1.tar.gz",
+    "Lpt9 .gguf": "%4Cpt9 .gguf",
+    "CONOUT$.gguf": "%43ONOUT$.gguf",
+    "a:b.gguf": "a%3Ab.gguf",
+    "a?b*.gguf": "a%3Fb%2A.gguf",
+    'a\\b|<>".gguf': "a%5Cb%7C%3C%3E%22.gguf",
+    "a\x01.gguf": "a%01.gguf",
+    "a.": "a%2E",
+    "a.gguf ": "a.gguf%20",
+    "a%3Ab.gguf": "a%253Ab.gguf",
+    "console.gguf": "console.gguf",
+    "com10.gguf": "com10.gguf",
+    "m-00001-of-00002.gguf": "m-00001-of-00002.gguf",
+    "modèle 8B.gguf": "modèle 8B.gguf",
+    ".gguf": ".gguf",
+}
+
+
+@pytest.mark.parametrize(("name", "stored"), NAMES.items())
+def test_a_file_is_stored_by_a_name_that_windows_takes(name: str, stored: str) -> None:
+    model = [Address(f"https://host/{name}", f"https://host/{name}")]
+    entry = keep(model, [Header(name, '"1"', 5000, HEADER.data)])
+    assert (entry.files[0].name, entry.paths[0].name) == (name, stored)
+    assert entry.is_whole() and not portable(stored.replace("%", "")).startswith("%")
 
 
 def test_a_file_that_is_longer_than_one_may_be_here(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from fitter.errors import ModelError
 from fitter.model.files import header_cache
 from fitter.model.files.addresses import Address
 from fitter.model.files.source import show
+from fitter.storage.file_names import portable
 from fitter.storage.files import read
 from fitter.storage.folders import cache_folder
 
@@ -61,7 +62,7 @@ class Entry:
     @property
     def paths(self) -> tuple[Path, ...]:
         """The files, in their order."""
-        return tuple(self.folder / _FILES / each.name for each in self.files)
+        return tuple(self.folder / _FILES / portable(each.name) for each in self.files)
 
     def header(self, index: int) -> Header:
         """One of its headers. Raises ``OSError``."""
@@ -173,7 +174,7 @@ def _is_possible(kept: StoredFile) -> bool:
 def _write(place: Path, headers: Sequence[Header], words: str) -> None:
     (place / _FILES).mkdir()
     for header in headers:
-        with (place / _FILES / header.name).open("xb") as file:
+        with (place / _FILES / portable(header.name)).open("xb") as file:
             file.write(header.data)
             system.extend(file, header.file_bytes)
     (place / _ABOUT).write_text(words + "\n", encoding="utf-8")

@@ -26,6 +26,7 @@ from fitter.model.shapes.config import LONGEST, parse
 from fitter.model.shapes.mapping import header_of
 from fitter.model.shapes.shape_addresses import CONFIG, CONVERTED, DEFAULT_TYPE, PACKED_TYPE, Wanted, unknown_type
 from fitter.model.shapes.shape_header import Header
+from fitter.storage.file_names import portable
 from fitter.storage.folders import cache_folder
 from fitter.storage.temporary import Directory
 
@@ -126,7 +127,7 @@ def _of_repository(url: str) -> str:
 def _store_header(made: Header, wanted: Wanted) -> Path:
     made = made.of_type(_FULL[wanted.file_type])
     digest = hashlib.sha256(repr((wanted.file_name, sorted(made.metadata.items()), made.tensors)).encode()).hexdigest()
-    path = _folder(digest) / wanted.file_name
+    path = _folder(digest) / portable(wanted.file_name)
     if not _is_there(path):
         _put(path, lambda file: write(file, made.metadata, made.tensors))
     return path
@@ -138,7 +139,7 @@ def _quantized(path: Path, wanted: Wanted, timeout: float | None) -> Path:
     build = _quantizing()
     status = os.stat(build.libllama)
     made_by = (path.parent.name, kind, build.libllama, status.st_size, status.st_mtime_ns)
-    place = _folder(hashlib.sha256(repr(made_by).encode()).hexdigest()) / wanted.file_name
+    place = _folder(hashlib.sha256(repr(made_by).encode()).hexdigest()) / portable(wanted.file_name)
     if _is_there(place):
         return place
     asked = Worker(llama_cpp=build.where, timeout=DEFAULT_TIMEOUT if timeout is None else timeout)
