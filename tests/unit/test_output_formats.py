@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import re
+import shlex
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import yaml
 
 from fitter.errors import PlanError, UsageError
 from fitter.llama.types import Params, TensorBuftOverride
@@ -15,6 +19,7 @@ from fitter.output.formats.ini import section
 from fitter.planning.placing.host_flags import host_overrides
 from fitter.planning.plan.plan import Plan, Problem
 from fitter.programs.later import Later
+from tests.formats import modelfile
 from tests.support.plans import make_plan, shared_use
 
 FOR_PODS = ("kubernetes", "llmkube")
@@ -227,6 +232,129 @@ def test_a_directory_with_a_comma_is_refused_where_llama_cpp_splits(
     plan = replace(plan_at("/models/model.gguf"), shared=(shared_use("lora", ("--lora", "c.gguf")),))
     with pytest.raises(PlanError, match=r"llama.cpp's --lora splits '.*/a,b/c.gguf' at the comma: rename it"):
         render(plan, name)
+
+
+# --- names as the targets themselves read them, of files beside the model
+
+
+def in_sh(text: str) -> list[str]:
+    return shlex.split(text, comments=True)
+
+
+def from_llama_swap(text: str) -> list[str]:
+    """``internal/config``: lines that begin with ``#`` go, macros are put in, and the rest is split as in sh."""
+    (model,) = yaml.safe_load(text)["models"].values()
+    lines = [line for line in model["cmd"].splitlines() if not line.strip().startswith("#")]
+    return in_sh(" ".join(re.sub(r"\$\{(\w+)\}", "9999", line) for line in lines))
+
+
+def from_compose(text: str) -> list[str]:
+    """Interpolation: ``$$`` is ``$``, and ``$NAME`` and ``${NAME}`` are variables."""
+    service = yaml.safe_load(text)["services"]["llama-server"]
+    words = [
+        re.sub(r"\$(\$|\{?\w+\}?)", lambda found: "$" if found[1] == "$" else "", word) for word in service["command"]
+    ]
+    volumes = {each["target"].replace("$$", "$"): each["source"].replace("$$", "$") for each in service["volumes"]}
+    return [volumes.get(word, word) for word in words]
+
+
+def from_ini(text: str) -> list[str]:
+    """``common/preset.cpp``: a key, ``=`` and the rest of the line up to ``;`` or ``#``, without white space around."""
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
+    keys = {"model-draft": "-md", "mmproj": "--mmproj"}
+    return [
+        word for key, _, value in pairs for word in (keys.get(key.strip(), key), re.split("[;#]", value)[0].strip())
+    ]
+
+
+def from_env(text: str) -> list[str]:
+    keys = {"LLAMA_ARG_SPEC_DRAFT_MODEL": "-md", "LLAMA_ARG_MODEL_DRAFT": "-md", "LLAMA_ARG_MMPROJ": "--mmproj"}
+    pairs = (word.partition("=") for word in in_sh(text))
+    return [word for key, _, value in pairs for word in (keys.get(key, key), value)]
+
+
+def from_ollama(text: str) -> list[str]:
+    """``parser/parser.go``, as ``tests/formats/modelfile.py`` states it: a projector is the second FROM."""
+    _, *others = modelfile.parse(text).of("FROM")
+    return [word for other in others for word in ("--mmproj", other)]
+
+
+READERS = {
+    "shell": in_sh,
+    "llama-swap": from_llama_swap,
+    "compose": from_compose,
+    "ini": from_ini,
+    "env": from_env,
+    "ollama": from_ollama,
+}
+PIECES = (
+    *(
+        "a",
+        "é",
+        "模",
+        " ",
+        "  ",
+        "'",
+        '"',
+        "\\",
+        "$",
+        "$$",
+        "${PORT}",
+        "$(HOME)",
+        "`id`",
+        "%n",
+        "%%",
+        ":",
+        ",",
+        ";",
+        "#",
+    ),
+    *(
+        "=",
+        "|",
+        "&",
+        "<",
+        ">",
+        "*",
+        "?",
+        "[",
+        "]",
+        "{",
+        "}",
+        "!",
+        "~",
+        "- ",
+        "\t",
+        "\n",
+        "\x1b",
+        "\u202e",
+        "@",
+        "^",
+        "--host",
+    ),
+)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_the_targets_read_any_name_as_it_is_or_it_is_refused(name: str) -> None:
+    pick = random.Random(name)
+    counts = Counter[str]()
+    for _ in range(400):
+        file = "/m/" + "".join(pick.choices(PIECES, k=pick.randint(1, 6))).replace("/", "") + ".gguf"
+        option = "--mmproj" if name == "ollama" else pick.choice(["-md", "--mmproj"])
+        plan = replace(plan_at("/models/model.gguf"), shared=(shared_use("draft", (option, file)),))
+        if name == "ollama":
+            plan = replace(plan, params=Params(n_ctx=512, n_gpu_layers=33))
+        try:
+            text = render(plan, name)
+        except PlanError as error:
+            counts["refused"] += 1
+            assert "rename" in str(error) or "control characters" in str(error), error
+            continue
+        words = READERS[name](text)
+        counts["read"] += 1
+        assert words[words.index(option) + 1] == file, (file, text)
+    assert counts["read"] > 50, counts
 
 
 def test_an_unknown_format() -> None:
