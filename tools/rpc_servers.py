@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import struct
@@ -129,6 +130,38 @@ def answer(*version: int, devices: int | None = None) -> Behaviour:
             connection.sendall(struct.pack("<QI", 4, devices))
 
     return behave
+
+
+Change = Callable[[bytes], bytes | None]
+"""Changes an answer, of which the first eight bytes are its length; with ``None`` the connection is closed."""
+
+
+@contextlib.contextmanager
+def changing(endpoint: str, number: int, change: Change) -> Iterator[str]:
+    """What stands before a real server, and changes its answers from the one of this number on."""
+    host, _, port = endpoint.rpartition(":")
+    answers = itertools.count(1)
+
+    def behave(connection: socket.socket) -> None:
+        with connection, socket.create_connection((host, int(port))) as beyond:
+            # a server that answers a closed connection is ended by SIGPIPE
+            beyond.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+            def ask() -> None:
+                with contextlib.suppress(OSError):
+                    while data := connection.recv(1 << 16):
+                        beyond.sendall(data)
+                    beyond.shutdown(socket.SHUT_RDWR)
+
+            threading.Thread(target=ask, daemon=True).start()
+            while len(size := beyond.recv(8, socket.MSG_WAITALL)) == 8:
+                whole: bytes | None = size + beyond.recv(*struct.unpack("<Q", size), socket.MSG_WAITALL)
+                if next(answers) >= number and (whole := change(whole or b"")) is None:
+                    break
+                connection.sendall(whole or b"")
+
+    with impostor(behave) as before:
+        yield before
 
 
 @contextlib.contextmanager

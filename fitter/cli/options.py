@@ -332,8 +332,9 @@ _trust_option = _flag(
     "trust",
     "--trust",
     brief="",
-    help="Use native code that the file with the cases names (llama_cpp or profile with a path), and addresses that "
-    "are read with this machine's own keys (s3://, sftp://, ...). FITTER_TRUST=1 does the same.",
+    help="Use native code that the file with the cases names (llama_cpp or profile with a path), addresses that are "
+    "read with this machine's own keys (s3://, sftp://, ...), and patterns of models that lead out of its directory. "
+    "FITTER_TRUST=1 does the same.",
 )
 
 regression_options = stacked(

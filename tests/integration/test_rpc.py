@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -327,6 +328,35 @@ def test_no_server_of_ours(two: tuple[str, ...], dense: Path, behave: rpc_server
         assert_nothing_is_left()
 
     with_more_time(attempt, 1.5, 6, 25)
+
+
+CHANGES: dict[str, tuple[int, rpc_servers.Change]] = {
+    "a length of 2^63": (3, lambda answer: struct.pack("<Q", 2**63) + answer[8:]),
+    "no length": (3, lambda answer: bytes(8)),
+    "a byte more": (4, lambda answer: struct.pack("<Q", len(answer) - 7) + answer[8:] + b"x"),
+    "zeros": (3, lambda answer: answer[:8] + bytes(len(answer) - 8)),
+    "ones": (5, lambda answer: answer[:8] + b"\xff" * (len(answer) - 8)),
+    "half an answer": (3, lambda answer: answer[: len(answer) // 2]),
+    "nothing": (4, lambda answer: b""),
+    "the end": (5, lambda answer: None),
+    "an answer twice": (6, lambda answer: answer * 2),
+    "another protocol": (3, lambda answer: b"HTTP/1.1 200 OK\r\n\r\n"),
+}
+
+
+@pytest.mark.parametrize(("number", "change"), CHANGES.values(), ids=CHANGES)
+def test_a_server_that_lies_is_one_line_or_a_plan(
+    two: tuple[str, ...], dense: Path, number: int, change: rpc_servers.Change
+) -> None:
+    with rpc_servers.changing(two[0], number, change) as endpoint:
+        done = run_fitter(dense, "--rpc", endpoint, "--timeout", 3)
+    if done.returncode == 0:
+        # it may have as much memory as it says
+        assert done.stdout
+    else:
+        (line,) = done.stderr.splitlines()
+        assert (done.returncode, done.stdout) == (3, "") and line.startswith("fitter: error: ") and "bug" not in line
+    assert_nothing_is_left()
 
 
 def test_one_line_and_status_3(dense: Path) -> None:

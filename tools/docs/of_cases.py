@@ -83,8 +83,8 @@ def toml_page() -> str:
         "fitter.toml",
         "The cases that `fitter lock` records and `fitter check` compares: each a model on a machine. `--cases` names "
         "another file. A case without `gpu` is a machine without a GPU, never this machine. Native code that the file "
-        "names, and addresses that are read with this machine's own keys, are used with "
-        f"{_TRUST} only: see [Security](../explanation/security.md).",
+        "names, addresses that are read with this machine's own keys, and patterns that lead out of its directory, are "
+        f"used with {_TRUST} only: see [Security](../explanation/security.md).",
         fenced(_EXAMPLE, "the guide about CI has one that runs", "toml"),
         "## `[defaults]` { #defaults }",
         "Keys that hold for every case that does not set them: all of those below but `model` and `budget`.",
