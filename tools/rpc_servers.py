@@ -149,9 +149,12 @@ def changing(endpoint: str, number: int, change: Change) -> Iterator[str]:
 
             def ask() -> None:
                 with contextlib.suppress(OSError):
-                    while data := connection.recv(1 << 16):
-                        beyond.sendall(data)
-                    beyond.shutdown(socket.SHUT_RDWR)
+                    try:
+                        while data := connection.recv(1 << 16):
+                            beyond.sendall(data)
+                    finally:
+                        # a server has one client at a time
+                        beyond.shutdown(socket.SHUT_RDWR)
 
             threading.Thread(target=ask, daemon=True).start()
             while len(size := beyond.recv(8, socket.MSG_WAITALL)) == 8:
