@@ -45,6 +45,8 @@ def checked_call(call: Any = None, *, called: str | None = None) -> Callable[[Ca
                     raise UsageError(_unknown_keyword(called or function.__name__, word, (*signature, *table)))
             values = {**dict(zip(names, args, strict=False)), **given}
             checked = {name: _check_value(table, name, value) for name, value in values.items() if value is not None}
+            # a word such as "auto" may mean not set
+            checked = {name: value for name, value in checked.items() if value is not None}
             for name, value in values.items():
                 if value is None and name in signature and signature[name].default is inspect.Parameter.empty:
                     checked[name] = _check_value(table, name, value)

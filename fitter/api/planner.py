@@ -18,12 +18,14 @@ from fitter.llama.types import Breakdown
 from fitter.llama.worker.remembered_loads import RememberingWorker
 from fitter.model.files import header_cache
 from fitter.model.header import open_model
+from fitter.model.location import called
 from fitter.parameters.table import AnyPath, Estimating, Fitting, Measuring, taken_by
 from fitter.planning.plan.layer_map import LayerMap
 from fitter.planning.plan.plan import Plan
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.request import Progress
 from fitter.planning.tables.repository_rows import Repository
+from fitter.text import printable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -77,6 +79,10 @@ class Planner:
         """Create a new worker after a fork: the old one answers the parent, and its threads are gone."""
         if self._process != os.getpid():
             self._begin()
+
+    def __repr__(self) -> str:
+        defaults = "".join(f", {name}={value!r}" for name, value in self._defaults.items())
+        return f"<Planner: {printable(called(self._model))}{printable(defaults)}>"
 
     @property
     def model(self) -> str:

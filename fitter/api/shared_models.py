@@ -150,7 +150,7 @@ def check_drafts_alone(model: Model) -> None:
 def check_mtp(sharing: Sharing, model: Model) -> None:
     """Raise ``ModelError`` if the user wants multi-token prediction and ``model`` has no layers for it."""
     if sharing.mtp and not (model.n_layer_nextn and any(".nextn." in tensor.name for tensor in model.tensors)):
-        raise ModelError(f"{show(model.path)} has no layers for multi-token prediction: leave --mtp out")
+        raise ModelError(f"{show(model.path)} has no layers for multi-token prediction: leave {sharing.mtp_word} out")
 
 
 def drafting_params(sharing: Sharing, drafts: Drafts | None, main: Params) -> Params | None:

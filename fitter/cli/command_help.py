@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fitter.cli.group import DOCUMENTATION
+from fitter.cli.group import DOCUMENTATION, IS_PUBLISHED
 
 _MOST_OPTIONS = 20
 """The most options that ``--help`` lists in full; of more, it lists the common ones briefly."""
@@ -94,8 +94,8 @@ class HelpCommand(click.Command):
             formatter.write_paragraph()
             formatter.write(self.epilog)
         if self._is_brief(ctx):
-            page = f"{DOCUMENTATION}reference/options.html"
-            formatter.write(f"All options: {ctx.command_path} --help-all, or {page}\n")
+            page = f", or {DOCUMENTATION}reference/options.html" if IS_PUBLISHED else ""
+            formatter.write(f"All options: {ctx.command_path} --help-all{page}\n")
 
 
 def _help_all_option(*, is_hidden: bool) -> click.Option:

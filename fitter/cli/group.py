@@ -42,8 +42,10 @@ COMMANDS = {
 
 DOCUMENTATION = "https://OWNER.github.io/llama-fitter/"
 """Address of the documentation, as in the distribution's metadata."""
+IS_PUBLISHED = not DOCUMENTATION.partition("//")[2].partition(".")[0].isupper()
+"""Whether that address has an owner: until the first release, capitals stand for one."""
 
-_EPILOG = f"""\
+_EPILOG = """\
 Examples:
   fitter model.gguf                                    what fits on this machine
   fitter model.gguf --gpu rtx-4090                     what fits on a GPU that is not here
@@ -59,8 +61,6 @@ Completion of commands, options and files, in ~/.bashrc or ~/.zshrc, or in fish'
 Exit status of every command: 0 the model fits, or a check passed; 1 the model does not fit; 2 usage error; 3 the model
 cannot be read or llama.cpp failed; 4 a check failed; 5 the result cannot be written; 129 ended by SIGHUP; 130
 interrupted; 141 the program that read stdout has ended; 143 ended by SIGTERM.
-
-Documentation: {DOCUMENTATION}
 """
 
 
@@ -84,6 +84,8 @@ class Group(click.Group):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_paragraph()
         formatter.write(_EPILOG)
+        if IS_PUBLISHED:
+            formatter.write(f"\nDocumentation: {DOCUMENTATION}\n")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -35,6 +35,7 @@ class LlamaOption:
         use: The table of ``llama_options.toml`` that lists it.
         instead: The option to use in its place.
         same: fitter's own options for some of its values.
+        beside: The option to use in its place after certain other ones.
     """
 
     names: tuple[str, ...]
@@ -42,6 +43,7 @@ class LlamaOption:
     use: str
     instead: str = ""
     same: Mapping[str, str] = field(default_factory=dict)
+    beside: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def all_options() -> dict[str, LlamaOption]:
     """Read ``llama_options.toml``; return every option by each of its names."""
     document = read_data(__file__)
     every = [
-        LlamaOption(tuple(row["names"]), row["values"], use, row.get("instead", ""), row.get("same", {}))
+        LlamaOption(tuple(row.pop("names")), row.pop("values"), use, **row)
         for use, rows in document.items()
         for row in rows
     ]
@@ -117,6 +119,7 @@ def split(words: Sequence[str], fitter_options: dict[str, int], *, refuses: bool
     passed: list[str] = []
     names: list[str] = []
     ignored: list[str] = []
+    renamed: list[str] = []
     left = list(words)
     while left:
         word = left.pop(0)
@@ -144,7 +147,11 @@ def split(words: Sequence[str], fitter_options: dict[str, int], *, refuses: bool
                 continue
             if refuses:
                 _check(option, name)
-            instead = option.instead.split() if option.use == "renamed" else []
+            instead: list[str] = []
+            if option.use == "renamed":
+                before = next((other for other in reversed(renamed) if other in option.beside), None)
+                instead = (option.instead if before is None else option.beside[before]).split()
+                renamed.append(name)
             if instead and instead[0] in fitter_options:
                 rest += instead
             elif option.use == "ignored":

@@ -170,7 +170,7 @@ def _with_options(kind: VirtualDevice, sizes: Mapping[str, int]) -> VirtualDevic
         return _sharing(kind, kind.shared, free, sizes.get("available"))
     if "available" in sizes:
         raise UsageError("available= is for a GPU that uses the machine's memory: write free=SIZE")
-    if kind.total == 0 or free == 0:
+    if kind.total == 0:
         raise UsageError("a device must have memory")
     if free > kind.total:
         raise UsageError("free= is more than the device's total memory")
@@ -219,7 +219,7 @@ def _parse_options(options: list[str]) -> dict[str, int]:
             raise UsageError(f"unknown option {key.strip()!r}; there are free=SIZE and available=SIZE")
         if name in sizes:
             raise UsageError(f"{name}= is given twice")
-        sizes[name] = parse_size(value)
+        sizes[name] = 0 if value.strip() == "0" else parse_size(value)
     return sizes
 
 

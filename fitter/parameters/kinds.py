@@ -99,6 +99,13 @@ class Kind:
         """Convert a word of the command line. Raises ``UsageError``."""
         return word
 
+    def of_word(self, called: str, word: str) -> Any:
+        """Convert a word of the command line that is a value from Python. Raises ``UsageError``."""
+        try:
+            return self.parse(text(called, word))
+        except UsageError as error:
+            raise UsageError(str(error) if called in str(error) else f"{called}: {error}") from None
+
     def read(self, where: str, value: Any) -> Any:
         """Convert a value of a TOML file or a marker; ``where`` names it in errors. Raises ``UsageError``."""
         if not isinstance(value, str) or not value:
@@ -269,8 +276,15 @@ class Layers(Whole):
         if word in ("all", "-2"):
             return -1
         if not word.isascii() or not word.isdigit():
-            raise UsageError(f"'{word}' is not a number of layers, 'auto' or 'all'")
+            raise UsageError(f"{shown(word)} is not a number of layers, 'auto' or 'all'")
         return parse_whole(word)
+
+    def check(self, called: str, value: Any) -> Any:
+        is_word = isinstance(value, str) and value in ("auto", "all")
+        return self.parse(value) if is_word else super().check(called, value)
+
+    def read(self, where: str, value: Any) -> int:
+        return -1 if value == "all" else super().read(where, value)
 
     def word(self, value: Any) -> str:
         return str(value) if value >= 0 else "all"
@@ -290,7 +304,7 @@ class Choice(Kind):
     spellings: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, called: str, value: Any) -> str:
-        word = text(called, value)
+        word = self.parse(text(called, value))
         if word not in self.words:
             raise UsageError(f"{called} is {shown(value)}: give one of {', '.join(self.words)}")
         return word
@@ -501,13 +515,13 @@ class Shares(Kind):
     metavar: str | None = "N0,N1,..."
 
     def check(self, called: str, value: Any) -> tuple[float, ...]:
-        return shares(called, value)
+        return shares(called, self.of_word(called, value) if isinstance(value, str) else value)
 
     def parse(self, word: str) -> tuple[float, ...]:
         try:
             return tuple(float(part) for part in split_list(word))
         except ValueError:
-            raise UsageError(f"'{word}' is not a list of numbers such as 3,1") from None
+            raise UsageError(f"{shown(word)} is not a list of numbers such as 3,1") from None
 
     def read(self, where: str, value: Any) -> tuple[float, ...]:
         if not isinstance(value, list) or any(type(item) not in (int, float) for item in value):
@@ -551,7 +565,8 @@ class Texts(Kind):
         return self.commas
 
     def check(self, called: str, value: Any) -> tuple[str, ...]:
-        return texts(called, value)
+        given = texts(called, value)
+        return given if self.is_file or not self.commas else tuple(part for each in given for part in each.split(","))
 
     def read(self, where: str, value: Any) -> tuple[str, ...]:
         if isinstance(value, str) and value:
@@ -581,7 +596,7 @@ class DeviceNames(Texts):
         return False
 
     def check(self, called: str, value: Any) -> tuple[str, ...]:
-        names = texts(called, value)
+        names = tuple(name for each in texts(called, value) for name in self.of_word(called, each))
         return () if [name.lower() for name in names] == ["none"] else names
 
     def parse(self, word: str) -> tuple[str, ...]:

@@ -437,7 +437,7 @@ class LoadKeywords(TypedDict, total=False):
         ),
     ]
     n_gpu_layers: Annotated[
-        int | None,
+        int | Literal["auto", "all"] | None,
         Parameter(
             Layers(),
             -1,
@@ -481,7 +481,7 @@ class LoadKeywords(TypedDict, total=False):
         ),
     ]
     tensor_split: Annotated[
-        Sequence[float] | None,
+        str | Sequence[float] | None,
         Parameter(
             kinds.Shares(),
             None,
@@ -1025,7 +1025,7 @@ class BesideKeywords(TypedDict, total=False):
         ),
     ]
     n_gpu_layers_draft: Annotated[
-        int | None,
+        int | Literal["auto", "all"] | None,
         Parameter(
             Layers(),
             options=("-ngld", "--n-gpu-layers-draft", "--gpu-layers-draft", "--spec-draft-ngl"),

@@ -17,7 +17,7 @@ from fitter.llama.build.build_folder import PYTHON, on_path
 from fitter.machine.gpu import NO_GPU, parse_gpus
 from fitter.model.files.source import show, split_name
 from fitter.model.location import is_address
-from fitter.model.shapes.shape_addresses import beside
+from fitter.model.shapes.shape_addresses import CONFIG, SHAPE, beside
 from fitter.parameters.kinds import Kind
 from fitter.parameters.table import PARAMETERS, of_a_case
 from fitter.parameters.values import read_size, shown_in_file
@@ -278,12 +278,24 @@ def select_named(cases: Sequence[Case], expression: str | None) -> tuple[Case, .
     raise UsageError(f"-k '{text}' selects no case; the cases are {', '.join(case.name for case in cases)}")
 
 
+_SCHEMES = {SHAPE: "NAME", CONFIG: "FILE"}
+"""Options for a model without a file, whose address is a ``model`` in a file."""
+_MOST_NAMED = 12
+"""Most keywords that a message lists."""
+
+
 def suggest(word: str, words: Collection[str]) -> str:
-    """``did you mean n_ctx?``, also for ``ctx_size`` (the option's name), or a list of all words if none is similar."""
+    """``did you mean n_ctx?``, also for ``ctx_size`` (the option's name), or a short list if none is similar."""
     option = word.lower().lstrip("-").replace("_", "-")
     by_option = [key for key, each in of_a_case().items() if option in (name.lstrip("-") for name in each.options)]
     close = [key for key in by_option if key in words] or difflib.get_close_matches(word.lower(), words, n=1)
-    return f"did you mean {close[0]}?" if close else f"choose from {', '.join(words)}"
+    if close:
+        return f"did you mean {close[0]}?"
+    if word in _SCHEMES and "model" in words:
+        return f'write model = "{word}://{_SCHEMES[word]}"'
+    if "n_ctx" in words and len(words) > _MOST_NAMED:
+        return "the keys are the keywords of fitter.fit, as fitter fit --help-all lists them"
+    return f"choose from {', '.join(words)}"
 
 
 def check_keys(table: Mapping[str, Any], allowed: Collection[str], where: str) -> None:

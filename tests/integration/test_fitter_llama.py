@@ -51,6 +51,7 @@ def rows(breakdown: fitter.Breakdown) -> dict[str, tuple[int, int, int]]:
 
 
 def test_it_is_a_llama_with_its_plan(llm: llama_cpp.Llama, model: Path) -> None:
+    assert repr(llm).startswith("<Llama: Plan: ")
     assert isinstance(llm, llama_cpp.Llama)
     assert isinstance(llm, fitter.Llama)
     assert not issubclass(llama_cpp.Llama, fitter.Llama)

@@ -181,6 +181,11 @@ def test_a_format_that_is_no_arguments_names_them(
     [
         ("--no-mmap", {"load_mode": "none"}),
         ("-lm mmap --mlock", {"load_mode": "mmap+mlock"}),
+        ("--mlock", {"load_mode": "mmap+mlock"}),
+        ("--no-mmap --mlock", {"load_mode": "mlock"}),
+        ("--mlock -t 4 --no-mmap", {"load_mode": "mlock"}),
+        ("--no-mmap --mmap --mlock", {"load_mode": "mmap+mlock"}),
+        ("--mlock --mmap", {"load_mode": "mmap+mlock"}),
         ("-fa 1", {"flash_attn": "on"}),
         ("-fa enabled", {"flash_attn": "on"}),
         ("-fa true", {"flash_attn": "on"}),

@@ -183,9 +183,12 @@ def test_all_of_it_is_in_the_site() -> None:
     )
 
 
-def test_the_help_ends_with_where_all_of_it_is() -> None:
-    last = CliRunner().invoke(cli, ["--help"]).output.strip().splitlines()[-1]
-    assert last == f"Documentation: {DOCUMENTATION}"
+@pytest.mark.parametrize("is_published", [True, False])
+def test_the_help_ends_with_where_all_of_it_is(is_published: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fitter.cli.group.IS_PUBLISHED", is_published)
+    monkeypatch.setattr("fitter.cli.command_help.IS_PUBLISHED", is_published)
+    helps = [CliRunner().invoke(cli, words).output for words in (["--help"], ["fit", "--help"])]
+    assert [DOCUMENTATION in text for text in helps] == [is_published] * 2
     project = parse_toml((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["urls"]["Documentation"] == DOCUMENTATION
     assert f"\nsite_url: {DOCUMENTATION}\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")

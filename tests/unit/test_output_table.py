@@ -97,6 +97,10 @@ def test_facts_of_other_plans() -> None:
     )
     on_a_device = make_plan(Params(tensor_buft_overrides=OTHERS), devices=("CUDA0", "CUDA1"))
     assert "weights   33 of 33 layers on 2 devices\n" in rendered(on_a_device)
+    uneven = make_plan(Params(tensor_split=(100, 0)), devices=("CUDA0", "CUDA1"))
+    rows = [replace(row, model=0 if row.device == "CUDA1" else row.model) for row in uneven.breakdown.rows]
+    uneven = replace(uneven, breakdown=replace(uneven.breakdown, rows=tuple(rows)))
+    assert "weights   33 of 33 layers on CUDA0\n" in rendered(uneven)
     assert "weights   300.0 MiB in host memory\n" in rendered(make_plan(devices=()))
     half = make_plan(devices=("CUDA0",), flash_attn=False)
     half = replace(half, host=replace(half.host, context=256 * MIB))

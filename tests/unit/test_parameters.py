@@ -223,6 +223,35 @@ def test_a_default_is_a_value(name: str) -> None:
             assert each.kind.parse(each.kind.word(each.default)) in (each.default, None)
 
 
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("n_gpu_layers", "all"),
+        ("n_gpu_layers", "auto"),
+        ("n_gpu_layers_draft", "all"),
+        ("devices", "CUDA0,CUDA1"),
+        ("devices", "none"),
+        ("tensor_split", "3,1"),
+        ("flash_attn", "true"),
+        ("override_tensor", "a=CPU,b=CPU"),
+    ],
+)
+def test_words_of_the_command_line_mean_the_same_in_python(name: str, word: str) -> None:
+    each = PARAMETERS[name]
+    parsed = each.kind.parse(word)
+    # what leaves the choice to the fit is not set
+    assert each.check(word) == (None if parsed is None else each.check(parsed))
+
+
+@pytest.mark.parametrize("name", ["allow", "rpc", "spec_type"])
+def test_a_list_with_commas_is_a_list(name: str) -> None:
+    assert PARAMETERS[name].check("a,b") == PARAMETERS[name].check(["a", "b"]) == ("a", "b")
+
+
+def test_all_layers_in_a_file() -> None:
+    assert PARAMETERS["n_gpu_layers"].kind.read("cases.a.n_gpu_layers", "all") == -1
+
+
 def amounts(*kind: type[Kind]) -> list[str]:
     return [name for name, each in PARAMETERS.items() if isinstance(each.kind, kind)]
 

@@ -48,6 +48,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"split_mode": "tensor", "mtp": True},
         "no plan can be made for split mode 'tensor' with --mtp: leave one of the two out",
     ),
+    "a split of every tensor with layers that draft, in llama.cpp's words": (
+        {"split_mode": "tensor", "spec_type": "draft-mtp"},
+        "no plan can be made for split mode 'tensor' with --spec-type draft-mtp: leave one of the two out",
+    ),
+    "texts to read, and layers that draft, in llama.cpp's words": (
+        {"embedding": True, "spec_type": ["draft-mtp"]},
+        "--embedding is for texts that are only read, and --spec-type draft-mtp drafts tokens",
+    ),
     "a split of every tensor with a projector": (
         {"split_mode": "tensor", "mmproj": "mmproj.gguf"},
         "no plan can be made for split mode 'tensor' with --mmproj: leave one of the two out",

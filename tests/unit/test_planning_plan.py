@@ -64,6 +64,12 @@ def test_devices_that_are_left_out(margin: int, reserved: int, why: str | None) 
     assert [each.message for each in left_out] == ([] if why is None else [said])
 
 
+def test_a_device_that_others_fill_is_left_out_whatever_its_margin() -> None:
+    use = DeviceUse("CUDA0", "a card", 8192 * MIB, 0, 1 << 30, 0, 0, 0)
+    (left_out,) = replace(make_plan(), devices=(use,)).left_out
+    assert left_out.message == "CUDA0 is left out: nothing of its 8192 MiB is free"
+
+
 def test_what_llama_cpp_chose_is_resolved() -> None:
     assert resolved(make_plan(Params(n_ctx=0))) == Params(n_ctx=4096, devices=("CUDA0", "CUDA1"))
     chosen = Params(n_ctx=512, devices=("CUDA1",))

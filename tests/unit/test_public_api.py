@@ -115,6 +115,9 @@ def test_every_name_is_there_and_documented() -> None:
     for name in fitter.__all__:
         member = getattr(fitter, name)
         assert name == "__version__" or inspect.getdoc(member), name
+    assert [name for name in dir(fitter) if not name.startswith("__")] == [
+        name for name in fitter.__all__ if not name.startswith("__")
+    ]
     with pytest.raises(AttributeError, match="module 'fitter' has no attribute 'nothing'"):
         fitter.nothing  # noqa: B018
 
@@ -136,6 +139,11 @@ def test_a_plan_as_text_is_its_table() -> None:
 )
 def test_a_plan_in_one_line(plan: api.Plan, text: str) -> None:
     assert repr(plan) == text
+
+
+def test_a_planner_in_one_line() -> None:
+    with fitter.Planner("a\x1b.gguf", gpus="rtx-4090", n_ctx=4096) as planner:
+        assert repr(planner) == r"<Planner: a\x1b.gguf, gpus=('rtx-4090',), n_ctx=4096>"
 
 
 def test_nothing_in_a_name_acts() -> None:

@@ -309,6 +309,9 @@ class PlannedLlama(llama_cpp.Llama):
         if plan.rpc:
             connections.users[id(self)] = plan.rpc
 
+    def __repr__(self) -> str:
+        return f"<Llama: {repr(self.plan)[1:-1]}>"
+
     @property
     def model_params(self) -> Any:
         """llama.cpp's ``llama_model_params``."""

@@ -105,7 +105,9 @@ def _weights(plan: Plan) -> str:
     devices, host = plan.breakdown.devices, plan.host.model
     if not devices:
         return f"{human(host)} in host memory"
-    where = devices[0] if len(devices) == 1 else f"{len(devices)} devices"
+    # a share of 0 leaves a device without a layer
+    holding = [name for name in devices if plan.breakdown.on(name).model] or devices
+    where = holding[0] if len(holding) == 1 else f"{len(holding)} devices"
     text = f"{layers(plan)} on {printable(where)}"
     on_host = [each.pattern for each in plan.params.tensor_buft_overrides if each.buffer_type not in devices]
     if not on_host and (plan.params.n_gpu_layers < 0 or plan.params.n_gpu_layers > plan.n_layer > 0):

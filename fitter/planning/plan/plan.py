@@ -261,6 +261,8 @@ def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _why_left_out(use: DeviceUse) -> str:
+    if not use.free:
+        return f"{use.name} is left out: nothing of its {mib(use.total)} MiB is free"
     margin = f"its margin of {mib_up(use.margin)} MiB"
     if use.margin > use.total:
         why = f"{margin} is more than its memory of {mib(use.total)} MiB"

@@ -64,7 +64,7 @@ class Sharing:
         """Raise ``UsageError`` if the parameters contradict each other on any machine."""
         parse_reserve(self.reserve)
         if self.model_draft is not None and self.mtp:
-            raise UsageError("-md and --mtp exclude each other: leave one of them out")
+            raise UsageError(f"-md and {self.mtp_word} exclude each other: leave one of them out")
         value: object
         for option, value in (("-devd", self.devices_draft), ("-ngld", self.n_gpu_layers_draft)):
             if value is not None and self.model_draft is None:
@@ -108,6 +108,11 @@ class Sharing:
             size = getattr(self, name) if (name := _NGRAMS[word]) else None
             arguments[word] = ("--spec-type", word, *(("--" + name.replace("_", "-"), str(size)) if size else ()))
         return arguments
+
+    @property
+    def mtp_word(self) -> str:
+        """The user's own words for drafting with the model's own layers."""
+        return "--spec-type draft-mtp" if "draft-mtp" in self.spec_type else "--mtp"
 
     @property
     def drafts_with_a_model(self) -> bool:
@@ -249,7 +254,7 @@ class Ask:
         """Raise ``UsageError`` if the parameters contradict each other on any machine."""
         check_split_mode(self.load.split_mode)
         sharing = self.sharing
-        drafts = "--mtp" if sharing.mtp else "-md" if sharing.model_draft is not None else None
+        drafts = sharing.mtp_word if sharing.mtp else "-md" if sharing.model_draft is not None else None
         if self.load.split_mode != "auto":
             # auto becomes two fits, with layer and tensor, which are checked themselves
             check_split_tensors(self.load, "--mmproj" if drafts is None and sharing.mmproj else drafts)
@@ -371,7 +376,7 @@ def _initial_params(checked: Fitting, sharing: Sharing, program: Program, progra
     asked = _program_keywords(checked, sharing.drafted(program_facts), slots)
     if asked.reads_texts and (sharing.mtp or sharing.model_draft is not None or sharing.ngrams):
         what = "--reranking" if checked.get("reranking") else "--embedding"
-        drafts = "--mtp" if sharing.mtp else "-md" if sharing.model_draft is not None else "--spec-type"
+        drafts = sharing.mtp_word if sharing.mtp else "-md" if sharing.model_draft is not None else "--spec-type"
         raise UsageError(f"{what} is for texts that are only read, and {drafts} drafts tokens: leave one of them out")
     load: dict[str, Any] = {each.name: checked.get(each.name) for each in taken_by(LoadKeywords)}
     load |= vars(program.shape(asked, program_facts))

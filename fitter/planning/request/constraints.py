@@ -139,8 +139,8 @@ def check_split_mode(split_mode: str) -> None:
     """Raise ``UsageError`` for a split mode that cannot be planned."""
     if split_mode == "row":
         raise UsageError(
-            "split mode 'row' cannot be fitted, since llama.cpp has given it up: use 'tensor', which splits every "
-            "tensor over all devices too, or 'layer'"
+            "split mode 'row' cannot be fitted: llama.cpp's programs list it, but its CUDA, ROCm, Vulkan and Metal "
+            "backends load it as 'layer'. Use 'tensor', which splits every tensor over all devices, or 'layer'"
         )
 
 
