@@ -123,6 +123,12 @@ IDLE = {
             "CUDA2 stays idle: of 1024 MiB, 1024 MiB are free, and 1024 MiB must stay free",
         ],
     ),
+    "a card without room for a compute buffer that the user asked for": (
+        "llama-3.1-8b",
+        {"gpus": "8GiB", "embedding": True, "n_batch": 32768, "n_ctx": 32768},
+        (),
+        ["CUDA0 stays idle: no plan with it fits: a micro batch of 32768 tokens has large compute buffers (-ub, -b)"],
+    ),
     "a card without room for a layer": (
         "llama-3.1-70b",
         {"gpus": ["2x rtx-3090", "cuda:8.6:1300MiB"], "n_ctx": 8192},

@@ -142,11 +142,45 @@ def test_what_makes_no_sense_there(words: dict[str, Any], message: str) -> None:
         request(**words)
 
 
+NOTES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "nothing": ({"override_tensor": "ffn_up=CPU"}, []),
+    "a pattern that nothing matches": (
+        {"override_tensor": ["ffn_up=CPU", "exps=CPU"]},
+        ["-ot 'exps=CPU' has no effect: no tensor of the model has such a name"],
+    ),
+    "a pattern behind another": (
+        {"override_tensor": "ffn=CPU,ffn_up=CPU"},
+        ["-ot 'ffn_up=CPU' has no effect: an earlier -ot has its tensors"],
+    ),
+    "experts that there are not": (
+        {"cpu_moe": True, "n_cpu_moe": 2},
+        ["-cmoe has no effect: the model has no experts", "-ncmoe has no effect: the model has no experts"],
+    ),
+    "as much as it was trained for": ({"fit_ctx": 32768}, []),
+    "more than it was trained for": (
+        {"fit_ctx": 65536},
+        ["--fit-ctx 65536 is taken as 32768 tokens, for which the model was trained"],
+    ),
+    "more than it was trained for, and a context": ({"fit_ctx": 65536, "n_ctx": 4096}, []),
+}
+
+
+@pytest.mark.parametrize(("words", "notes"), NOTES.values(), ids=NOTES)
+def test_what_has_no_effect_is_noted(words: dict[str, Any], notes: list[str]) -> None:
+    assert list(request(**words).notes) == notes
+
+
+@pytest.mark.parametrize("fit_ctx", [1, 1000, 4096, 8192])
+def test_the_smallest_context_changes_no_request(fit_ctx: int) -> None:
+    found = request(fit_ctx=fit_ctx)
+    assert (found.workload, found.fit_ctx) == (request().workload, fit_ctx)
+
+
 WORKLOADS: dict[str, tuple[dict[str, Any], Workload, int]] = {
     "the smallest context holds it": ({}, Workload(2048, 512), 4096),
     "a small context": ({"n_ctx": 1000}, Workload(250, 200), 4096),
     "a small context for each": ({"n_ctx": 4000, "n_seq_max": 4}, Workload(250, 200), 4096),
-    "a small smallest one": ({"fit_ctx": 500}, Workload(400, 100), 500),
+    "a small smallest one": ({"fit_ctx": 500}, Workload(2048, 512), 500),
     "a small smallest one beside a large context": ({"n_ctx": 20000, "fit_ctx": 500}, Workload(5000, 512), 500),
     "the model's own context, said so": ({"n_ctx": 0, "fit_ctx": 500}, Workload(8192, 512), 500),
     "the depth of a large context": ({"n_ctx": 32768}, Workload(8192, 512), 4096),

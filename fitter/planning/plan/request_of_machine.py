@@ -32,7 +32,7 @@ from fitter.planning.request.constraints import (
     levers,
     workload_of,
 )
-from fitter.planning.request.request import DeviceLimit, HostLimit, PoolLimit, Request
+from fitter.planning.request.request import DEFAULT_FIT_CTX, DeviceLimit, HostLimit, PoolLimit, Request
 from fitter.planning.request.request_limits import own_context
 from fitter.planning.request.session import Session
 from fitter.planning.request.shared_margin import MAPS, mapped_between, with_what_they_map
@@ -143,19 +143,43 @@ def request_of(
         strategy=ask.strategy,
         allow=levers(ask.allow),
         pools=pools,
-        notes=(*_beyond_training(params, model), *(_unused(machine, (*chosen, *others)) if named is None else ())),
+        notes=(
+            *_beyond_training(params, model, ask.fit_ctx),
+            *_without_effect(ask, model, questions.match),
+            *(_unused(machine, (*chosen, *others)) if named is None else ()),
+        ),
     )
 
 
-def _beyond_training(params: Params, model: Model) -> tuple[str, ...]:
-    """Note a context of a sequence beyond the one that the model was trained for."""
+def _beyond_training(params: Params, model: Model, fit_ctx: int) -> tuple[str, ...]:
+    """Note a context of a sequence, or a smallest one, beyond the one that the model was trained for."""
     n_ctx = params.n_ctx // _streams(params)
-    if not model.n_ctx_train or n_ctx <= model.n_ctx_train:
-        return ()
-    return (
-        f"the context of {n_ctx} tokens is beyond the {model.n_ctx_train} that the model was trained for: its answers "
-        "may be useless there",
-    )
+    if model.n_ctx_train and n_ctx > model.n_ctx_train:
+        return (
+            f"the context of {n_ctx} tokens is beyond the {model.n_ctx_train} that the model was trained for: its "
+            "answers may be useless there",
+        )
+    if model.n_ctx_train and not params.n_ctx and fit_ctx > model.n_ctx_train:
+        return (f"--fit-ctx {fit_ctx} is taken as {model.n_ctx_train} tokens, for which the model was trained",)
+    return ()
+
+
+def _without_effect(
+    ask: Ask, model: Model, match: Callable[[Sequence[str], Sequence[str]], Sequence[int]]
+) -> tuple[str, ...]:
+    """Note the user's options for tensors that the model does not have."""
+    overrides, names = ask.load.tensor_buft_overrides, [tensor.name for tensor in model.tensors]
+    matched = set(match([override.pattern for override in overrides], names)) if overrides else set()
+    notes = []
+    for index, override in enumerate(overrides):
+        if index not in matched:
+            has_any = max(match([override.pattern], names), default=-1) >= 0
+            why = "an earlier -ot has its tensors" if has_any else "no tensor of the model has such a name"
+            notes.append(f"-ot '{override.pattern}={override.buffer_type}' has no effect: {why}")
+    if not model.is_moe:
+        flags = (("-cmoe", ask.cpu_moe), ("-ncmoe", ask.n_cpu_moe))
+        notes += [f"{flag} has no effect: the model has no experts" for flag, value in flags if value]
+    return tuple(notes)
 
 
 def _integrated_beside(ask: Ask, machine: Machine, chosen: Sequence[DeviceInfo]) -> tuple[DeviceInfo, ...]:
@@ -304,7 +328,8 @@ def _work(ask: Ask, params: Params, n_ctx_train: int) -> tuple[Session, Workload
     if is_set:
         context = context_of_a_sequence(params, n_ctx_train)
     else:
-        context = n_ctx_train if ask.is_workload_given else min(ask.fit_ctx, n_ctx_train)
+        # a smaller --fit-ctx allows smaller contexts, and asks for no smaller request
+        context = n_ctx_train if ask.is_workload_given else min(max(ask.fit_ctx, DEFAULT_FIT_CTX), n_ctx_train)
     is_chosen = bool(params.n_ctx)
     is_described = ask.workload is not None
     if ask.session and is_described:

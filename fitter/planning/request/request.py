@@ -136,7 +136,8 @@ class Request:
         pinned: Places of tensors that the user's overrides match: a device's index, or ``HOST``.
         speeds: Speed of each device, by name.
         host_speed: Speed of the host; ``None`` for no estimate.
-        workload: The request to price; every context from ``n_ctx_min`` up holds it.
+        workload: The request to price; every context from ``n_ctx_min`` up holds it, unless the user allows contexts
+            below the usual ``fit_ctx``.
         most_drafted: The most tokens of a draft to estimate; 0 without a model that drafts.
         session: The work that the user describes, whose average turn ``workload`` is; ``None`` for one request.
         objective: The goal (``OBJECTIVES``).

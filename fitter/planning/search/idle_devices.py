@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fitter.planning.placing.placement import Placement
+from fitter.planning.pricing.objective import WORTH_SHARING
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import user_chose_split
 from fitter.planning.request.request import DeviceLimit
@@ -56,8 +57,11 @@ def _reason(state: SearchState, best: Trial, trials: Sequence[Trial], device: De
         if trial.params.n_ctx == best.params.n_ctx and trial.seconds and trial.breakdown.on(device.name).model
     ]
     seconds = min(measured) if measured else _expected(state, best, device)
-    if seconds is None:
-        return f"{shared}no plan with it is expected to fit"
+    if seconds is None or (not measured and seconds < best.seconds * (1 - WORTH_SHARING)):
+        # a plan so much quicker would have been found, so it was tried, and its buffers had no room
+        params, is_users = best.params, state.request.fixed & {"n_batch", "n_ubatch"}
+        buffers = f": a micro batch of {params.n_ubatch} tokens has large compute buffers (-ub, -b)" if is_users else ""
+        return f"{shared}no plan with it {'fits' if buffers else 'is expected to fit'}{buffers}"
     digits = 0 if seconds >= 100 else 1 if seconds >= 10 else 2
     after, before = (f"{each:.{digits}f} s" for each in (seconds, best.seconds))
     if after == before or seconds < best.seconds:
