@@ -41,6 +41,12 @@ def source_type(tensors: Sequence[TensorInfo]) -> str:
     return counts.most_common(1)[0][0] if counts else ""
 
 
+def least_share(architecture: str, bits_per_weight: float) -> float:
+    """Return about the share of its bytes that a model keeps in the smallest type that ``smaller_type`` may name."""
+    least = min(each["bits"] for each in data()["smaller"].values())
+    return 1.0 if architecture in data()["published"] else min(1.0, least / max(least, bits_per_weight))
+
+
 def smaller_type(called: str, architecture: str, own_type: str, bits_per_weight: float) -> SmallerType | None:
     """Return the next smaller file type; ``None`` for models that are published quantized, or already small.
 

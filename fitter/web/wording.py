@@ -23,8 +23,8 @@ LABELS = {
 
 _REMEDIES = (
     (r"the request takes at most --context-cost longer", "a request takes at most a tenth longer"),
-    (r",? or let weights be read from disk again and again with --allow paging", ""),
-    (r",? or a smaller margin with --host-margin", ""),
+    (r"(?<=; )(let weights be read[^;]* with --allow paging|use a smaller margin with --host-margin) or ", ""),
+    (r"(,? or|;| and) (let weights be read[^;]* with --allow paging|use a smaller margin with --host-margin)", ""),
     (r"margin with --fit-target", LABELS["margin"]),
     (
         r"raise --time-?(limit|out)(, or set more parameters yourself, such as -c)?",

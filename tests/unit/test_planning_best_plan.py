@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -258,7 +259,7 @@ AS_ASKED = request(
     params=Params(n_gpu_layers=2, n_ctx=4096, tensor_buft_overrides=(TensorBuftOverride("ffn_up", "CUDA0"),)),
     fixed=("n_gpu_layers", "n_ctx"),
 )
-PAGED = "or let weights be read from disk again and again with --allow paging"
+PAGED = "let weights be read from disk again and again with --allow paging"
 
 PROBLEMS: dict[str, tuple[Request, list[str]]] = {
     "a device": (
@@ -267,40 +268,86 @@ PROBLEMS: dict[str, tuple[Request, list[str]]] = {
             params=Params(n_gpu_layers=9, n_ctx=4096),
             fixed=("n_gpu_layers", "n_ctx"),
         ),
-        [
-            "CUDA0 lacks 114 MiB: 607 MiB are needed plus a margin of 7 MiB, but 500 MiB are free; leave -ngl out or "
-            "leave -c out or use a smaller margin with --fit-target"
-        ],
+        ["CUDA0 lacks 114 MiB: 607 MiB are needed plus a margin of 7 MiB, but 500 MiB are free; leave -ngl out"],
     ),
     "tensors that were put there": (
         replace(AS_ASKED, pinned=PUT_THERE),
         [
-            "CUDA0 lacks 335 MiB: 535 MiB are needed plus a margin of 0 MiB, but 200 MiB are free; leave -ngl out or "
-            "leave -c out or put fewer tensors there with -ot or use a smaller margin with --fit-target"
+            "CUDA0 lacks 335 MiB: 535 MiB are needed plus a margin of 0 MiB, but 200 MiB are free; put fewer tensors "
+            "there with -ot and leave -ngl out: only together they are enough"
         ],
     ),
     "the host": (
         request(DENSE, (), host_mib=1000),
         [
-            "the host lacks 299 MiB: 1299 MiB are needed plus a margin of 0 MiB, but 1000 MiB are free; free host "
-            f"memory or put more of the model on devices, {PAGED}"
+            "the host lacks 299 MiB: 1299 MiB are needed plus a margin of 0 MiB, but 1000 MiB are free; "
+            f"{PAGED} or "
+            "use a machine with 299 MiB more"
         ],
     ),
     "the host and a large context": (
         request(DENSE, (), host_mib=1000, params=Params(n_ctx=8192), fixed=("n_ctx",)),
         [
-            "the host lacks 427 MiB: 1427 MiB are needed plus a margin of 0 MiB, but 1000 MiB are free; use a smaller "
-            f"-c, free host memory or put more of the model on devices, {PAGED}"
+            "the host lacks 427 MiB: 1427 MiB are needed plus a margin of 0 MiB, but 1000 MiB are free; "
+            f"{PAGED} or "
+            "use a machine with 427 MiB more"
         ],
     ),
     "a host that pages": (
         request(DENSE, (), host_mib=100, paging=True),
         [
-            "the host lacks 39 MiB: 1299 MiB are needed plus a margin of 0 MiB, but 100 MiB are free; free host "
-            "memory or put more of the model on devices"
+            "the host lacks 39 MiB: 1299 MiB are needed plus a margin of 0 MiB, but 100 MiB are free; no option is "
+            "enough for this model: use a machine with 39 MiB more"
+        ],
+    ),
+    "a little more context than there is room for": (
+        request(DENSE, (), host_mib=1400, params=Params(n_ctx=8192), fixed=("n_ctx",)),
+        [
+            "the host lacks 27 MiB: 1427 MiB are needed plus a margin of 0 MiB, but 1400 MiB are free; use a "
+            f"smaller -c or {PAGED}"
+        ],
+    ),
+    "memory of the host that others use": (
+        replace(
+            request(DENSE, (), host_mib=1390, params=Params(n_ctx=8192), fixed=("n_ctx",), paging=True),
+            host=HostLimit(1390 * MIB, 100 * MIB, 100 * MIB, paging=True),
+        ),
+        [
+            "the host lacks 267 MiB: 1427 MiB are needed plus a margin of 100 MiB, but 100 MiB are free; free 267 MiB "
+            "of host memory"
+        ],
+    ),
+    "layers that the user keeps on the host": (
+        request(DENSE, limits(2000), host_mib=1000, params=Params(n_gpu_layers=0), fixed=("n_gpu_layers",)),
+        [
+            "the host lacks 299 MiB: 1299 MiB are needed plus a margin of 0 MiB, but 1000 MiB are free; leave "
+            f"-ngl out or {PAGED}"
         ],
     ),
 }
+
+
+def tried(asked: Request, words: str) -> Plan:
+    """The plan with a remedy that a problem names; several are joined by "and"."""
+    for each in words.removesuffix(": only together they are enough").split(" and "):
+        if option := re.search(r"leave (-\w+) out", each):
+            asked = replace(asked, fixed=asked.fixed - {{"-ngl": "n_gpu_layers", "-c": "n_ctx"}[option[1]]})
+        elif each == "use a smaller -c":
+            asked = replace(asked, params=replace(asked.params, n_ctx=asked.n_ctx_min))
+        elif each == "put fewer tensors there with -ot":
+            asked = replace(asked, pinned={}, params=replace(asked.params, tensor_buft_overrides=()))
+        elif "with --fit-target" in each:
+            asked = replace(asked, devices=tuple(replace(device, margin=0) for device in asked.devices))
+        elif PAGED.startswith(each) or PAGED.endswith(each):
+            asked = replace(asked, host=replace(asked.host, paging=True))
+        else:
+            more = re.search(r"(\d+) MiB", each)
+            assert more and asked.host.free is not None, each
+            asked = replace(asked, host=replace(asked.host, free=asked.host.free + int(more[1]) * MIB))
+    llama = SyntheticLlama(DENSE, asked.devices)
+    return fit(
+        asked, SUMMARY, LoadCalls(DummyLoads(llama.measure, llama.record), lambda: 0), lambda progress: None, True
+    )
 
 
 @pytest.mark.parametrize(("asked", "messages"), PROBLEMS.values(), ids=PROBLEMS)
@@ -313,6 +360,7 @@ def test_what_lacks_is_said_with_what_to_do(asked: Request, messages: list[str])
         use = plan.host if problem.device == "host" else plan.devices[0]
         rounded = -(-problem.missing // MIB)
         assert f"lacks {rounded} MiB: {-(-use.used // MIB)} MiB are needed" in problem.message
+        assert all(tried(asked, words).fits for words in problem.message.partition("are free; ")[2].split(" or "))
         if not asked.host.paging:
             assert problem.missing == use.used + use.margin - (use.free or 0)
 

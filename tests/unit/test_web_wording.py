@@ -24,12 +24,12 @@ MESSAGES: dict[str, tuple[str, str]] = {
         f"{LACKS}set no context or use a smaller margin per card",
     ),
     "a lever that the page does not have": (
-        "put more of the model on devices, or let weights be read from disk again and again with --allow paging",
-        "put more of the model on devices",
+        f"{LACKS}let weights be read from disk again and again with --allow paging or use a machine with 9 MiB more",
+        f"{LACKS}use a machine with 9 MiB more",
     ),
     "the host's margin": (
-        "use a smaller -c, a more quantized model or a smaller margin with --host-margin",
-        "use a smaller context, a more quantized model",
+        "use a smaller -c or use a smaller margin with --host-margin",
+        "use a smaller context",
     ),
     "a parameter by its name": ("n_ctx (-c) is -1: give 0 to 9", "context is -1: give 0 to 9"),
     "a card": (

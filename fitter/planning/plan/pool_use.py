@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fitter.errors import UsageError
-from fitter.llama.types import Breakdown, Params
+from fitter.llama.types import Breakdown
 from fitter.machine.shared_memory import Limit, limit_of
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.pricing.trial import Trial
@@ -113,22 +113,18 @@ def _setting_for(limit: Limit, pool: PoolLimit, device: DeviceUse, size: int, be
     )
 
 
-def pool_problem(request: Request, use: PoolUse, missing: int, params: Params, uses: Sequence[SharedUse]) -> Problem:
-    """Describe the bytes that a pool lacks, and the remedies; ``uses`` share the memory with the model."""
+def pool_problem(use: PoolUse, missing: int, uses: Sequence[SharedUse], remedy: str) -> Problem:
+    """Describe the bytes that a pool lacks, and the ``remedy``; ``uses`` share the memory with the model."""
     later = later_of(uses)
     beside = sum(taken(uses, None if name == HOST_NAME else name) for name in use.members) - later
     parts = ((beside, "beside the model"), (later, "for what the program keeps later"))
     named = " and ".join(f"{mib_up(size)} MiB of them {what}" for size, what in parts if size)
-    remedies = ["a more quantized model", "a smaller margin with --host-margin"]
-    if "n_ctx" in request.fixed and params.n_ctx > request.n_ctx_min:
-        remedies.insert(0, "a smaller -c")
     return Problem(
         use.name,
         missing,
         f"{' and '.join((', '.join(use.members[:-1]), use.members[-1]))} lack {mib_up(missing)} MiB of the memory "
         f"that they share: {mib_up(use.used)} MiB are needed{f' ({named})' if named else ''} plus a margin of "
-        f"{mib(use.margin)} MiB, but {mib(use.free)} MiB are available; use {', '.join(remedies[:-1])} or "
-        f"{remedies[-1]}",
+        f"{mib(use.margin)} MiB, but {mib(use.free)} MiB are available; {remedy}",
     )
 
 

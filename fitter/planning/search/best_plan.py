@@ -115,7 +115,9 @@ def fit(
         devices=devices,
         host=host,
         search=effort,
-        problems=problems_of(best.request, trial, devices, host, best.excess, running.reserve, uses, pools),
+        problems=problems_of(
+            best.request, trial, devices, host, best.excess, running.reserve, uses, pools, summary, best.layout
+        ),
         n_layer=request.n_layer,
         virtual=virtual,
         default_devices=_default_devices(request),
