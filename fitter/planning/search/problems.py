@@ -146,9 +146,9 @@ class _Remedies:
 
     def of_pool(self, pool: PoolUse, missing: int) -> str:
         """Name what frees the ``missing`` bytes of shared memory."""
-        members = (self.host, *(each for each in self.devices if each.name in pool.members))
+        of_devices: Sequence[DeviceUse] = [each for each in self.devices if each.name in pool.members]
         found = [
-            ("use a smaller -c", self._of_context(members)),
+            ("use a smaller -c", self._of_context((self.host, *of_devices))),
             ("use a smaller margin with --host-margin", max(0, pool.margin - self.reserve.get(pool.name, 0))),
         ]
         return _enough(missing, found, self._of_weights(missing))
