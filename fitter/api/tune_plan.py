@@ -25,6 +25,7 @@ from fitter.parameters.table import Fitting
 from fitter.planning.checked.tuning import (
     MINUTES,
     ROUNDS,
+    RUNS,
     Factored,
     Tuning,
     TuningChange,
@@ -66,11 +67,12 @@ def tune(
     gaps, or one user's requests. Then other numbers of threads, batch sizes, load modes and so on are tried, each on
     top of what has won so far, and only where every margin is kept. A change stays if it is quicker beyond noise, also
     when it and the plan are started a second time. The measurements of all runs are stored for this machine and build,
-    and later plans correct their estimates by them.
+    and later plans correct their estimates by them; runs that other programs or noise decide are not (``doubt``).
 
     Args:
         model: Path of a GGUF file.
-        minutes: Minutes for all runs. No run begins that would not end in time; the plan itself always runs.
+        minutes: Minutes for all runs. No run begins that would not end in time; the plan itself always runs. Turns are
+            cut so that several runs have time.
         server: The llama-server (file or directory); by default the one of ``llama_cpp``, else the one on the PATH.
         store: Whether to store the measurements.
         on_progress: Called at each step.
@@ -130,7 +132,10 @@ class Tuner:
         llama_cpp = self._given.get("llama_cpp")
         where = None if server is None else os.fsdecode(server)
         self._server = asked(find_server(where, None if llama_cpp is None else os.fsdecode(llama_cpp)))
-        self._longest = 0.0
+        self._first = self._longest = 0.0
+        self._began, self._said = time.monotonic(), 0.0
+        self._load: Load | None = None
+        self.cut = ""
         self.runs: list[TuningRun] = []
         self.left: list[str] = []
 
@@ -154,14 +159,13 @@ class Tuner:
             if self.runs:
                 check_fits(run.plan)
             if run.plan.fits:
-                seconds = f"{self._deadline - time.monotonic():.0f} s left"
-                self._say(Progress(0, f"run {len(self.runs) + 1}: {run.text} ({seconds})"))
-                run = self._measured(run)
+                run = self._measured(run, f"run {len(self.runs) + 1}: {run.text}")
         except (PlanError, LlamaCppError, TimeLimitError, UsageError) as error:
             if draft is None:
                 raise
             run = replace(draft, problem=printable(str(error).split("\n")[0], 200))
-        self._longest = max(self._longest, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        self._first, self._longest = self._first or seconds, max(self._longest, seconds)
         self.runs.append(run)
 
     def repeat(self) -> None:
@@ -171,9 +175,8 @@ class Tuner:
         for index in reversed(again):
             run = self.runs[index]
             if self.has_time():
-                self._say(Progress(0, f"again: {run.text}"))
                 with contextlib.suppress(LlamaCppError):
-                    self.runs[index] = joined(run, self._measured(run))
+                    self.runs[index] = joined(run, self._measured(run, f"again: {run.text}"))
 
     def _plan(self, changes: tuple[TuningChange, ...]) -> Plan:
         keywords = {name: value for change in changes for name, value in change.keywords}
@@ -192,24 +195,46 @@ class Tuner:
         check_same_build(plan.llama_cpp, self._server)
         return plan
 
-    def _measured(self, run: TuningRun) -> TuningRun:
-        plan, price = run.plan, run.plan.estimate
+    def _measured(self, run: TuningRun, doing: str) -> TuningRun:
+        plan, price, began = run.plan, run.plan.estimate, time.monotonic()
         if price is None:
             raise PlanError("the plan has no estimate to compare runs with: tune another one")
-        load = _load_of(plan)
+        whole = _load_of(plan)
+        # a change that takes twice as long has lost
+        deadline = min(self._deadline, began + 2 * self._first) if self._load else self._deadline
+        budget = None if self._load else (self._deadline - began) / RUNS
+
+        def say() -> None:
+            now = time.monotonic()
+            if now - self._said >= 1:
+                self._said, left = now, max(0.0, self._deadline - now)
+                part = min(1.0, (now - self._began) / (self._deadline - self._began))
+                self._say(Progress(0, f"{doing} ({left:.0f} s left)", part))
+
+        self._say(Progress(0, f"{doing} ({max(0.0, self._deadline - began):.0f} s left)"))
         words = [*(word for each in with_absolute_paths(plan) for word in each.words), *run.words]
         patience = real_load_patience(self._given.get("timeout"), plan.model.bytes)
-        with running([self._server.path, *words], patience, self._on_log, run.environment) as server:
-            taken = take_turns(server, load, text_of_turns(), self._deadline)
+        with running([self._server.path, *words], patience, self._on_log, run.environment, say) as server:
+            load = self._load or whole
+            taken = take_turns(server, load, text_of_turns(), deadline, budget, is_limited=self._load is not None)
         lookups = server.said.lookups
+        self._load = load = taken.load
+        if load != whole:
+            self.cut = (
+                f"{load.rounds} turns of {load.new} + {load.answer} tokens for each user, not {whole.rounds} of "
+                f"{whole.new} + {whole.answer}, so that several runs have time"
+            )
+        workload = replace(price.workload, prompt=load.new, generate=load.answer)
+        per_token = price.estimate.prompt_seconds, price.estimate.generation_seconds
         return replace(
             run,
-            estimated=price.seconds,
+            estimated=price.seconds if load == whole else seconds_of(workload, *per_token),
             seconds=taken.seconds,
             spread=taken.spread,
             prompt=taken.prompt,
             step=taken.step,
             acceptance=taken.acceptance,
+            others=taken.others,
             hit_rate=lookups.hits / max(1, lookups.hits + lookups.misses) if lookups else None,
         )
 
@@ -224,7 +249,7 @@ class Tuner:
         stored = str(tuned.store(rows)) if store and rows else ""
         after = tuned.factors_of((*earlier, *rows), machine, key)
         tuned_seconds = _estimated(best, factors, after)
-        return Tuning(tuple(self.runs), best, tuple(self.left), self._server.path, stored, tuned_seconds)
+        return Tuning(tuple(self.runs), best, tuple(self.left), self._server.path, stored, tuned_seconds, self.cut)
 
 
 def _words(run: TuningRun) -> list[str]:

@@ -20,14 +20,16 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def asking(verbose: int = 0) -> Iterator[dict[str, Any]]:
+def asking(verbose: int = 0, *, is_long: bool = False) -> Iterator[dict[str, Any]]:
     """Show progress on stderr unless it is quiet, and llama.cpp's log with ``-vv``, or with ``-v`` after an error.
+
+    ``is_long`` is for a command that takes minutes: without a terminal it writes a line now and then.
 
     Yields the keywords ``on_progress`` and ``on_log`` for the call inside the block.
     """
     from fitter.output import progress
 
-    shown = nullcontext() if verbose < 0 else progress.progress(sys.stderr, every_step=verbose > 0)
+    shown = nullcontext() if verbose < 0 else progress.progress(sys.stderr, every_step=verbose > 0, is_long=is_long)
     with shown as on_progress:
         try:
             yield {"on_progress": on_progress, "on_log": _log_line if verbose > 1 else None}

@@ -48,7 +48,7 @@ def calibrate(model: str | None, as_json: bool | None, verbose: int, no_store: b
     """
     from fitter import api
 
-    with answers.asking(verbose) as callbacks:
+    with answers.asking(verbose, is_long=True) as callbacks:
         calibration = api.calibrate(model, store=not no_store, **callbacks, **options.given(given))
     for device in calibration.devices:
         if device.twin is None:

@@ -59,7 +59,7 @@ def tune(
 
             raise UsageError("there is nothing to tune: give a model, or --import or --export with a file")
     else:
-        with answers.asking(verbose) as callbacks:
+        with answers.asking(verbose, is_long=True) as callbacks:
             tuning = tune_plan.tune(
                 model,
                 minutes=MINUTES if minutes is None else minutes,

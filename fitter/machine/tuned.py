@@ -20,6 +20,8 @@ from fitter.storage.folders import config_folder
 
 HOST = "host"
 """The place of what the host computes."""
+TUNED = ", tuned"
+"""End of the source of a speed that was tuned."""
 PART = ": "
 """Between place and part; what has no place, such as graph splits, has none."""
 
@@ -167,9 +169,9 @@ def corrected(
     found = dict(speeds)
     for name, speed in speeds.items():
         if of_device := of_place(factors, places.get(name, "")):
-            found[name] = replace(speed, factors=of_device, source=f"{speed.source}, tuned", known=True)
+            found[name] = replace(speed, factors=of_device, source=f"{speed.source}{TUNED}", known=True)
     if of_host := of_place(factors, HOST):
-        host = replace(host, factors=of_host, source=f"{host.source}, tuned", known=True)
+        host = replace(host, factors=of_host, source=f"{host.source}{TUNED}", known=True)
     return found, host
 
 

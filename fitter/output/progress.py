@@ -21,11 +21,18 @@ _WORTH_COUNTING = 2
 """Seconds after which a step shows its duration."""
 
 
+_NOW_AND_THEN = 15
+"""Seconds between two lines where there is no terminal."""
+
+
 @contextmanager
-def progress(stream: IO[str], *, every_step: bool = False) -> Iterator[Callable[[Progress], None] | None]:
+def progress(
+    stream: IO[str], *, every_step: bool = False, is_long: bool = False
+) -> Iterator[Callable[[Progress], None] | None]:
     """Yield a function to call with each step, or ``None`` if nothing is shown.
 
-    On a terminal it updates one line, which is removed at the end; with ``every_step`` each step gets a line.
+    On a terminal it updates one line, which is removed at the end; with ``every_step`` each step gets a line. Elsewhere
+    a call that takes minutes (``is_long``) writes a line now and then.
     """
     if every_step:
         yield lambda step: None if _is_on_its_way(step) else print(_text(step), file=stream, flush=True)
@@ -34,6 +41,16 @@ def progress(stream: IO[str], *, every_step: bool = False) -> Iterator[Callable[
 
         with Console(file=stream, highlight=False, markup=False).status(Step("reading the model")) as status:
             yield lambda step: status.update(Step(_text(step), step.part))
+    elif is_long:
+        began = time.monotonic()
+
+        def say(step: Progress) -> None:
+            nonlocal began
+            if time.monotonic() - began >= _NOW_AND_THEN:
+                began = time.monotonic()
+                print(_text(step), file=stream, flush=True)
+
+        yield say
     else:
         yield None
 

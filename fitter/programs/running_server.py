@@ -42,7 +42,11 @@ class Running:
     """A running llama-server; ``running`` starts and ends it."""
 
     def __init__(
-        self, words: Sequence[str], on_log: Callable[[str], None] | None, variables: Mapping[str, str] | None = None
+        self,
+        words: Sequence[str],
+        on_log: Callable[[str], None] | None,
+        variables: Mapping[str, str] | None = None,
+        on_tick: Callable[[], None] = lambda: None,
     ) -> None:
         self.path = words[0]
         self.port = free_port()
@@ -53,7 +57,7 @@ class Running:
             self._process = SupervisedProgram([*words, *server_options, "-lv", _VERBOSITY], all_variables)
         except OSError as error:
             raise LibraryError(cannot_start(self.path, error)) from None
-        self._on_log = on_log
+        self._on_log, self._on_tick = on_log, on_tick
         self._listener = Listener()
         self._last: deque[str] = deque(maxlen=_KEPT_LINES)
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -90,6 +94,7 @@ class Running:
         """Read its log and its memory for ``seconds``; return its ``status``."""
         until = time.monotonic() + seconds
         self.look()
+        self._on_tick()
         while True:
             try:
                 line = self._lines.get(timeout=max(0.0, until - time.monotonic()))
@@ -168,6 +173,7 @@ def running(
     patience: float,
     on_log: Callable[[str], None] | None = None,
     variables: Mapping[str, str] | None = None,
+    on_tick: Callable[[], None] = lambda: None,
 ) -> Iterator[Running]:
     """Start a llama-server, wait until it has loaded its model, and end it with the block.
 
@@ -178,13 +184,14 @@ def running(
         patience: Seconds for the load.
         on_log: Called with every line of its log.
         variables: Further variables of its environment.
+        on_tick: Called again and again while it is awaited.
 
     Raises:
         LibraryError: It cannot be started.
         LlamaCppError: It ended before it was ready, or is not ready in time.
     """
     for left in reversed(range(_TRIES)):
-        server = Running(words, on_log, variables)
+        server = Running(words, on_log, variables, on_tick)
         try:
             if _is_up(server, patience, is_last=not left):
                 yield server

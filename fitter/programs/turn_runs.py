@@ -7,15 +7,20 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from fitter.errors import LlamaCppError
+from fitter.machine.other_programs import OtherPrograms
 from fitter.programs.running_server import Gone, Running, ended
 from fitter.text import printable
 
 _PATIENCE = 600.0
 """Seconds to wait for one answer."""
+
+_LEAST_ROUNDS, _LEAST_ANSWER, _LEAST_PROMPT = 3, 16, 64
+"""The least that turns are cut to: rounds with a median, and tokens whose time is more than that of a request."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,23 @@ class Load:
     def longest(self) -> int:
         """Tokens of a conversation at its end."""
         return self.prefix + self.rounds * (self.new + self.answer)
+
+    def within(self, seconds: float, prompt: float, step: float) -> Load:
+        """Cut rounds, then answers, then prompts, so that all is likely to be done in ``seconds``.
+
+        Args:
+            seconds: The time for all turns.
+            prompt: Seconds of a prompt's token.
+            step: Seconds of a token of an answer, for one user.
+        """
+        left = seconds / self.users - self.prefix * prompt
+        each = self.new * prompt + self.answer * step
+        # one turn more is measured in parts
+        rounds = max(_LEAST_ROUNDS, min(self.rounds, int(left / each) - 1))
+        of_turn = left / (1 + rounds)
+        answer = max(_LEAST_ANSWER, int((of_turn - self.new * prompt) / step))
+        new = max(_LEAST_PROMPT, int((of_turn - min(answer, self.answer) * step) / prompt))
+        return replace(self, new=min(self.new, new), answer=min(self.answer, answer), rounds=rounds)
 
 
 @dataclass(frozen=True)
@@ -67,10 +89,19 @@ class Turn:
 
 @dataclass(frozen=True)
 class Taken:
-    """The turns of a run. ``alone``: prompts one after the other, then all answers together; ``turns``: as users do."""
+    """The turns of a run.
+
+    Attributes:
+        alone: Prompts one after the other, then all answers together.
+        turns: Turns as users take them.
+        load: What was sent.
+        others: Share of the machine's processors that other programs used meanwhile; ``None`` if unknown.
+    """
 
     alone: tuple[Turn, ...]
     turns: tuple[Turn, ...]
+    load: Load
+    others: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -104,7 +135,9 @@ class Taken:
         return sum(turn.accepted for turn in self.turns) / drafted if drafted else None
 
 
-def take_turns(server: Running, load: Load, text: str, deadline: float) -> Taken:
+def take_turns(
+    server: Running, load: Load, text: str, deadline: float, seconds: float | None = None, *, is_limited: bool = False
+) -> Taken:
     """Send the turns of ``load``.
 
     Args:
@@ -112,37 +145,60 @@ def take_turns(server: Running, load: Load, text: str, deadline: float) -> Taken
         load: What to send.
         text: A long text; each conversation begins at another place of it.
         deadline: Time of ``time.monotonic`` until which to begin another round.
+        seconds: Time in which all turns should be done: ``load`` is cut for it; ``None`` to send it as it is.
+        is_limited: Whether an answer is awaited until ``deadline`` at most.
 
     Raises:
         LlamaCppError: The server refused a request, or none could be taken in time.
         LlamaCppCrashError: The server ended.
     """
     tokens = _tokenized(server, text)
-    users = [_User(server, tokens, number, load) for number in range(load.users)]
-    # what was said before, or else a turn that warms the server up
-    _together(server, [user.begin if load.prefix else user.take for user in users])
+    until = deadline if is_limited else math.inf
+    # the first one reads the weights from the file
+    first = _User(server, tokens, 0, load, until)
+    _, (warm,) = (_together(server, [first.warm_up]) for _ in range(2))
+    if seconds is not None:
+        per_token = (warm.prompt / max(1, warm.computed), warm.answer / max(1, warm.answered))
+        load = load.within(seconds, *(max(1e-9, each) for each in per_token))
+    users = [_User(server, tokens, number, load, until) for number in range(load.users)]
+    others = OtherPrograms(server.pid)
+    if load.prefix:
+        _together(server, [user.begin for user in users])
     for user in users:
         # prompts one after the other, so that their times are their own
         user.read()
-    alone = _together(server, [user.answer for user in users])
+    taken = Taken(tuple(_together(server, [user.answer for user in users])), (), load)
+    if seconds is not None:
+        # on a busy machine the first tokens say little
+        load = replace(load, prefix=0).within(seconds, max(1e-9, taken.prompt), max(1e-9, taken.step / load.users))
+        load = replace(load, prefix=taken.load.prefix)
     turns: list[Turn] = []
-    for _ in range(load.rounds):
-        turns += _together(server, [user.take for user in users])
-        if time.monotonic() > deadline:
+    enough = math.inf if seconds is None else time.monotonic() + seconds
+    for count in range(load.rounds):
+        turns += _together(server, [partial(user.take, load) for user in users])
+        now = time.monotonic()
+        # two turns tell how far they differ
+        if now > deadline or (count and now > enough):
             break
-    return Taken(tuple(alone), tuple(turns))
+    return replace(taken, turns=tuple(turns), load=load, others=others.share())
 
 
 class _User:
     """A user with one conversation."""
 
-    def __init__(self, server: Running, tokens: Sequence[int], number: int, load: Load) -> None:
-        self._server, self._load = server, load
+    def __init__(self, server: Running, tokens: Sequence[int], number: int, load: Load, until: float) -> None:
+        self._server, self._load, self._until = server, load, until
         start = number * len(tokens) // max(1, load.users)
         self._text = [*tokens[start:], *tokens[:start]]
         self._at = 0
         self._said: list[int] = []
         self._prompt = (0, 0.0)
+
+    def warm_up(self) -> Turn:
+        """Have the server compute and answer as few tokens as its times can be read from, and forget them."""
+        self._said = []
+        self._say(_LEAST_PROMPT)
+        return self._ask(_LEAST_ANSWER)
 
     def begin(self) -> Turn:
         """Have the server compute what was said before."""
@@ -162,10 +218,11 @@ class _User:
         computed, prompt = self._prompt
         return Turn(turn.seconds, computed, prompt, turn.answered, turn.answer, turn.drafted, turn.accepted)
 
-    def take(self) -> Turn:
-        """Take a whole turn."""
+    def take(self, load: Load) -> Turn:
+        """Take a whole turn of ``load``."""
+        self._load = load
         self._say_more()
-        return self._ask(self._load.answer)
+        return self._ask(load.answer)
 
     def _say_more(self) -> None:
         if not self._load.prefix:
@@ -180,7 +237,7 @@ class _User:
         body: dict[str, Any] = {"prompt": self._said, "n_predict": count, "ignore_eos": True, "cache_prompt": True}
         body |= {"return_tokens": True, "seed": 1}
         began = time.monotonic()
-        status, answer = self._server.ask("POST", "/completion", body, _PATIENCE)
+        status, answer = self._server.ask("POST", "/completion", body, min(_PATIENCE, self._until - began))
         seconds = time.monotonic() - began
         try:
             times = answer["timings"]

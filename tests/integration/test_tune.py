@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import stat
@@ -16,6 +17,7 @@ import pytest
 
 import fitter
 from fitter.api.tune_plan import tune
+from fitter.cli import main
 from fitter.errors import LlamaCppError, UsageError
 from tests.support.command import run_fitter
 from tests.support.patience import until
@@ -37,6 +39,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "config" / "llama-fitter" / "tuned.json"
 
 
+@pytest.fixture
+def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else runs here decides nothing."""
+    for limit in ("BUSY", "NOISY"):
+        monkeypatch.setattr(f"fitter.planning.checked.tuning.{limit}", math.inf)
+
+
 @pytest.fixture(scope="module")
 def server() -> Path:
     return upstream.tool(SERVER)
@@ -48,6 +57,7 @@ def servers(model: Path) -> list[psutil.Process]:
     return [each for each in every if each.info["name"] == SERVER and str(model) in (each.info["cmdline"] or ())]
 
 
+@pytest.mark.usefixtures("undisturbed")
 def test_later_plans_know_what_was_measured(model: Path, server: Path, home: Path) -> None:
     before = fitter.fit(model, program=SERVER, **ASKED)
     tuning = tune(model, server=server, minutes=0.5, **ASKED)
@@ -64,7 +74,8 @@ def test_later_plans_know_what_was_measured(model: Path, server: Path, home: Pat
     measured = ASKED["prompt"] * own.prompt + ASKED["generate"] * own.step
     errors = [abs(plan.estimate.seconds / measured - 1) for plan in (before, after) if plan.estimate is not None]
     assert errors[1] <= max(errors[0], 0.3)
-    assert [source.text.endswith(", tuned") for source in after.estimate.sources] == [True]
+    assert [source.is_tuned for source in after.estimate.sources] == [True]
+    assert "(host: tuned)" in str(after) and "tuned" not in str(before)
     price = fitter.estimate(
         model, program=SERVER, devices=["none"], **{k: ASKED[k] for k in ("n_ctx", "prompt", "generate")}
     )
@@ -72,24 +83,41 @@ def test_later_plans_know_what_was_measured(model: Path, server: Path, home: Pat
     # another machine's plans do not
     virtual = fitter.fit(model, gpus="none", program=SERVER, **ASKED)
     assert virtual.estimate is not None
-    assert not virtual.estimate.sources[0].text.endswith("tuned")
+    assert not virtual.estimate.sources[0].is_tuned
     assert not servers(model)
 
 
-def test_the_command(model: Path, server: Path, home: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("undisturbed")
+def test_the_command(model: Path, server: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--server", str(server), "-c", "1024", "-np", "2", "-cram", "64", "--users", "2", "--generate", "8"]
-    done = run_fitter(
-        "tune", str(model), *words, "--prompt", "64", "--minutes", "0.01", "--export", str(tmp_path / "r")
-    )
-    assert done.returncode == 0, done.stderr
-    assert "the plan" in done.stdout
-    assert "not tried, for want of time (--minutes): -t" in done.stdout
-    line = done.stdout.splitlines()[-2]
+    words += ["--prompt", "64", "--minutes", "0.01", "--export", str(tmp_path / "r")]
+    assert main(["tune", str(model), *words]) == 0
+    out = capsys.readouterr().out
+    assert "the plan" in out
+    assert "not tried, for want of time (--minutes): -t" in out
+    line = out.splitlines()[-2]
     assert line.startswith(f"llama-server -m {model}")
     home.unlink()
     again = run_fitter("tune", "--import", str(tmp_path / "r"))
     assert (again.returncode, home.is_file()) == (0, True)
     assert again.stdout.startswith("runs read into ")
+
+
+def test_what_others_decide_is_not_stored(
+    model: Path, server: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fitter.planning.checked.tuning.BUSY", -1.0)
+    tuning = tune(model, server=server, minutes=0.01, **ASKED)
+    assert not home.exists() and not tuning.stored
+    assert tuning.runs[0].doubt.startswith("other programs used ")
+
+
+def test_turns_are_cut_so_that_several_runs_have_time(model: Path, server: Path) -> None:
+    words = {**ASKED, "n_ctx": 4096, "prompt": 1000, "generate": 1000}
+    tuning = tune(model, server=server, minutes=0.05, store=False, **words)
+    assert " tokens for each user, not 5 of 1000 + 1000, so that several runs have time" in tuning.cut
+    whole = tune(model, server=server, minutes=5, store=False, load_mode="none", n_ubatch=512, **ASKED)
+    assert whole.cut == ""
 
 
 def wrapper(path: Path, server: Path, condition: str, then: str) -> Path:

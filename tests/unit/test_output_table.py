@@ -472,6 +472,17 @@ def test_progress_is_silent_where_nobody_watches() -> None:
         assert on_progress is None
 
 
+def test_progress_of_minutes_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 14.9, 15.1, 15.2, 16.0, 29.0, 31.0, 31.0])
+    monkeypatch.setattr("fitter.output.progress.time.monotonic", lambda: next(clock))
+    out = io.StringIO()
+    with progress(out, is_long=True) as on_progress:
+        assert on_progress is not None
+        for left in (599, 585, 584, 580, 570, 568):
+            on_progress(Progress(0, f"run 1: the plan ({left} s left)", 0.1))
+    assert out.getvalue() == "run 1: the plan (584 s left)\nrun 1: the plan (568 s left)\n"
+
+
 def test_progress_on_a_terminal_is_a_line_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     terminal = Terminal()

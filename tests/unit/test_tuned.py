@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import os
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +20,16 @@ from hypothesis import strategies as st
 
 from fitter.errors import AnswerError
 from fitter.machine import tuned
+from fitter.machine.other_programs import OtherPrograms
 from fitter.machine.speed import DeviceSpeed, Factor, Factors, HostSpeed
 from fitter.machine.tuned import Tuned, factors_of
-from fitter.planning.checked.tuning import TuningChange, TuningRun, best_of, is_quicker, joined, tuned_of
+from fitter.output.tables.plan_table import print_to
+from fitter.output.tables.tuning_table import tuning_table
+from fitter.planning.checked.tuning import Tuning, TuningChange, TuningRun, best_of, is_quicker, joined, tuned_of
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.speed.cost import Attention, Estimate, Layer, Part, Weights, Work, Workload, price
-from fitter.programs.turn_runs import Taken, Turn
+from fitter.programs.turn_runs import Load, Taken, Turn
 
 ROW = Tuned("pc", "build", "model", ("-c", "4096"), 1, (("host: weights", 0.001, 0.02),), 0.002, 0.03, 5.0)
 CARD = DeviceSpeed(1000e9, 160e12, 31.5e9, "cuda", "8.9", "test", True)
@@ -151,9 +159,68 @@ def test_only_runs_like_the_best_are_stored() -> None:
     assert tuned_of(TuningRun((), plan), plain, "pc", "build", [], {}) is None  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("change", "doubt"),
+    [
+        ({}, ""),
+        ({"others": 0.1, "spread": 0.1}, ""),
+        ({"others": 0.47}, "other programs used 47% of the processors"),
+        ({"spread": 0.35}, "its turns differ by 35%"),
+    ],
+    ids=["nothing", "as much as is bearable", "a busy machine", "noise"],
+)
+def test_what_something_else_decides_is_not_stored(change: dict[str, float], doubt: str) -> None:
+    price = Price(Estimate(0.001, 0.02, 1.0, (Part("host: weights", 0.001, 0.02),)), Workload(), 0.0, (), None)  # type: ignore[arg-type]
+    plan = SimpleNamespace(estimate=price, devices=(), model=SimpleNamespace(name="model"))
+    measured = replace(TuningRun((), plan, seconds=1.0, prompt=0.002, step=0.03), **change)  # type: ignore[arg-type]
+    assert measured.doubt == doubt
+    assert (tuned_of(measured, measured, "pc", "build", ["-c"], {}) is None) is bool(doubt)
+    tuning = Tuning((measured,), measured, cut="3 turns")
+    out = io.StringIO()
+    print_to(out, tuning_table(tuning))
+    said = " ".join(out.getvalue().split())
+    assert "measured with 3 turns" in said
+    assert ("none stored, since something else decided the times" in said) is bool(doubt)
+    assert doubt in said
+
+
+LOADS: dict[str, tuple[float, Load]] = {
+    "all of it": (7 * 40.0, Load(0, 2000, 400, 1, 5)),
+    "as many rounds as there is time for": (5 * 40.0, Load(0, 2000, 400, 1, 4)),
+    "shorter answers": (4 * 30.0, Load(0, 2000, 200, 1, 3)),
+    "shorter prompts too": (4 * 10.8, Load(0, 1000, 16, 1, 3)),
+    "the least": (1.0, Load(0, 64, 16, 1, 3)),
+}
+
+
+@pytest.mark.parametrize(("seconds", "cut"), LOADS.values(), ids=LOADS)
+def test_turns_are_cut_to_the_time(seconds: float, cut: Load) -> None:
+    # a token of a prompt takes 10 ms, one of an answer 50
+    whole = Load(0, 2000, 400, 1, 5)
+    assert whole.within(seconds, 0.01, 0.05) == cut
+    assert replace(whole, users=2).within(2 * seconds, 0.01, 0.05) == replace(cut, users=2)
+
+
+def test_a_conversation_before_the_turns_takes_its_time() -> None:
+    assert Load(1000, 2000, 400, 1, 5).within(10 + 4 * 30.0, 0.01, 0.05) == Load(1000, 2000, 200, 1, 3)
+
+
+def test_another_program_is_told_from_the_one_that_is_measured() -> None:
+    command = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        every, others = OtherPrograms(os.getpid()), OtherPrograms(command.pid)
+        time.sleep(0.5)
+        shares = every.share(), others.share()
+    finally:
+        command.kill()
+        command.wait()
+    assert shares[0] is not None and shares[1] is not None
+    assert 0 <= shares[1] < shares[0] <= 1
+
+
 def test_times_of_turns() -> None:
     turns = tuple(Turn(seconds, 100, 0.2, 10, 0.1, 8, 6) for seconds in (1.0, 1.1, 5.0))
-    taken = Taken((Turn(9.0, 100, 0.2, 10, 0.1), Turn(9.0, 300, 0.6, 10, 0.3)), turns)
+    taken = Taken((Turn(9.0, 100, 0.2, 10, 0.1), Turn(9.0, 300, 0.6, 10, 0.3)), turns, Load(0, 300, 10, 2, 1))
     # one turn that something disturbed changes nothing
     assert taken.seconds == 1.1
     assert taken.spread == pytest.approx(1.4826 * 0.1 * 1.2533 / math.sqrt(3))

@@ -23,6 +23,8 @@ _RUN = document(
     *map(rounded, ("spread", "prompt", "step")),
     "hit_rate",
     "acceptance",
+    "others",
+    Key("doubt", about="Why something else than the plan decided the times, so that they are not stored."),
     "problem",
 )
 
@@ -34,6 +36,7 @@ TUNING = document(
     Key("plan", of=document(PLAN.kind, *PLAN.keys), about="The plan of the best run."),
     "left",
     "stored",
+    "cut",
     Key("tuned", change=four_digits, hint=float | None, about="tuned"),
     title="A tuning",
 )

@@ -68,8 +68,8 @@ def _reason(reason: Reason) -> str:
 
 
 def default_speeds(price: Price) -> list[str]:
-    """List the speeds that are assumed because the device was not measured."""
-    return _speeds(price, lambda source: source.is_default)
+    """List the speeds that are assumed because the device was not measured, and those that were tuned."""
+    return _speeds(price, lambda source: source.is_default or source.is_tuned)
 
 
 def _speeds(price: Price, is_shown: Callable[[SpeedSource], bool]) -> list[str]:

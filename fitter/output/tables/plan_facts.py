@@ -157,13 +157,15 @@ def _users(count: int) -> str:
 
 
 def _speeds(price: Price, *, is_host_shared: bool) -> str:
-    """Write the speeds, and the assumed ones of the machine; a GPU that shares the host's memory stands for both."""
+    """Write the speeds, and assumed or tuned ones of the machine; a GPU with the host's memory stands for both."""
     prompt, generation = speed(price.prompt_tokens_per_second), speed(price.generation_tokens_per_second)
     full = full_context(price)
     at_full = "" if full is None else f", {speed(full.generation_tokens_per_second)} at {full.live_tokens} tokens"
     of: dict[str, list[str]] = {}
     for source in price.sources:
-        if source.is_default and not (is_host_shared and source.device == HOST_NAME):
+        if source.is_tuned:
+            of.setdefault("tuned", []).append(source.device)
+        elif source.is_default and not (is_host_shared and source.device == HOST_NAME):
             of.setdefault(re.split(" [(]|, which", source.text)[0], []).append(source.device)
     assumed = [f"{', '.join(devices)}: {text}" for text, devices in of.items()]
     speeds = f"{generation} t/s generation{at_full} · {prompt} t/s prompt"

@@ -41,6 +41,8 @@ def _note(run: TuningRun, tuning: Tuning) -> str:
         notes.append("best")
     elif not run.problem and not is_quicker(tuning.best, run):
         notes.append("as quick as the best, within noise")
+    if run.doubt:
+        notes.append(run.doubt)
     if run.hit_rate is not None:
         notes.append(f"experts found: {run.hit_rate:.0%}")
     if run.acceptance is not None:
@@ -56,6 +58,12 @@ def _lines(tuning: Tuning) -> list[str]:
         lines = [f"{printable(best.text)}: {1 - best.seconds / first.seconds:.0%} less time than the plan"]
     if tuning.left:
         lines.append(f"not tried, for want of time (--minutes): {printable(', '.join(tuning.left))}")
+    if tuning.cut:
+        lines.append(f"measured with {tuning.cut}")
+    if doubted := [run for run in tuning.runs if not run.problem and run.doubt]:
+        whose = "none" if len(doubted) == len(tuning.runs) else f"{len(doubted)} of {len(tuning.runs)} runs not"
+        why = f"since something else decided the times ({doubted[0].doubt}): tune again on an idle machine"
+        lines.append(f"{whose} stored, {why}")
     if tuning.stored and tuning.tuned and not math.isinf(best.seconds):
         lines.append(
             f"stored in {show(Path(tuning.stored))}: later plans estimate {duration(tuning.tuned)} for the best"

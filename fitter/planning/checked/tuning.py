@@ -20,7 +20,17 @@ MINUTES = 10.0
 """Default of the minutes that tuning may take."""
 
 ROUNDS = 5
-"""Turns of each user in a run."""
+"""Most turns of each user in a run."""
+
+RUNS = 8
+"""So many runs have time: turns are cut for it. The plan, five changes, and the second starts of the plan and the best.
+"""
+
+BUSY = 0.1
+"""Share of the processors of which other programs decide what is measured: an idle desktop's use less than half."""
+
+NOISY = 0.1
+"""Standard error, by its time, of a run that noise decides: estimates themselves are off by no less."""
 
 _LEAST_GAIN = 0.01
 """A smaller gain is taken for noise, however alike the turns of a run are: turns of one start share its luck."""
@@ -82,6 +92,15 @@ class TuningRun:
     """Share of drafted tokens that the model accepted; ``None`` without drafts."""
     problem: str = ""
     """Why it failed."""
+    others: float | None = None
+    """Share of the machine's processors that other programs used meanwhile; ``None`` if unknown."""
+
+    @property
+    def doubt(self) -> str:
+        """Why something else than the plan decided the times; empty if nothing did."""
+        if (self.others or 0.0) > BUSY:
+            return f"other programs used {self.others:.0%} of the processors"
+        return f"its turns differ by {self.spread / self.seconds:.0%}" if self.spread > NOISY * self.seconds else ""
 
     @property
     def text(self) -> str:
@@ -120,6 +139,8 @@ class Tuning:
     """The file that the measurements are in, for later plans; empty if they were not stored."""
     tuned: float | None = None
     """Seconds that later plans estimate for a turn of the best."""
+    cut: str = ""
+    """What was left out of the turns of the work so that several runs have time; empty if nothing was."""
 
     @property
     def plan(self) -> Plan:
@@ -151,6 +172,7 @@ def joined(run: TuningRun, again: TuningRun) -> TuningRun:
         spread=max(spread, abs(run.seconds - again.seconds) / 2),
         prompt=(run.prompt + again.prompt) / 2,
         step=(run.step + again.step) / 2,
+        others=max(run.others or 0.0, again.others or 0.0),
     )
 
 
@@ -218,11 +240,14 @@ def tuned_of(
 ) -> Tuned | None:
     """Make the row to store of a run; ``None`` without a measurement, or with other threads than the best run has.
 
+    A run is left out that other programs or noise decided.
+
     Later plans are for a server like the best one: with the arguments and variables that no plan has.
     """
     price = run.plan.estimate
     is_like_best = (run.words, run.environment) == (best.words, best.environment)
-    if price is None or math.isinf(run.seconds) or not (run.prompt and run.step and is_like_best):
+    is_measured = not math.isinf(run.seconds) and run.prompt and run.step and not run.doubt
+    if price is None or not (is_measured and is_like_best):
         return None
     parts = parts_of(price, run.plan.devices, factors)
     return Tuned(

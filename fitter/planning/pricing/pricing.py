@@ -13,6 +13,7 @@ from functools import partial
 
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.machine.speed import DeviceSpeed, HostSpeed
+from fitter.machine.tuned import TUNED
 from fitter.planning.placing.layer_sizes import HOST, units_of
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import GAIN, workload_of
@@ -49,6 +50,11 @@ class SpeedSource:
     """Whether the device is unknown, so it has another one's speed. ``text`` names that device."""
     is_remote: bool = False
     """Whether it is a device of an rpc-server. ``text`` then says the costs of its network."""
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether ``fitter tune`` corrected it by what it measured on this machine."""
+        return self.text.endswith(TUNED)
 
 
 @dataclass(frozen=True)
