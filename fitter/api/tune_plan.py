@@ -207,9 +207,10 @@ class Tuner:
         def say() -> None:
             now = time.monotonic()
             if now - self._said >= 1:
-                self._said, left = now, max(0.0, self._deadline - now)
+                self._said, left = now, self._deadline - now
                 part = min(1.0, (now - self._began) / (self._deadline - self._began))
-                self._say(Progress(0, f"{doing} ({left:.0f} s left)", part))
+                when = f"{left:.0f} s left" if left > 0 else f"{-left:.0f} s over: the plan always runs"
+                self._say(Progress(0, f"{doing} ({when})", part))
 
         self._say(Progress(0, f"{doing} ({max(0.0, self._deadline - began):.0f} s left)"))
         words = [*(word for each in with_absolute_paths(plan) for word in each.words), *run.words]

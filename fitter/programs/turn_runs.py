@@ -19,6 +19,9 @@ from fitter.text import printable
 _PATIENCE = 600.0
 """Seconds to wait for one answer."""
 
+_PROBE_SECONDS, _MOST_PROBED = 1.0, 128
+"""Turns are cut by the time of so long an answer, or of so many tokens: on a busy machine a few say little."""
+
 _LEAST_ROUNDS, _LEAST_ANSWER, _LEAST_PROMPT = 3, 16, 64
 """The least that turns are cut to: rounds with a median, and tokens whose time is more than that of a request."""
 
@@ -154,9 +157,12 @@ def take_turns(
     """
     tokens = _tokenized(server, text)
     until = deadline if is_limited else math.inf
+    first, count = _User(server, tokens, 0, load, until), min(load.answer, _LEAST_ANSWER)
     # the first one reads the weights from the file
-    first = _User(server, tokens, 0, load, until)
-    _, (warm,) = (_together(server, [first.warm_up]) for _ in range(2))
+    warm = _together(server, [partial(first.warm_up, count)])[0]
+    while count < min(load.answer, _MOST_PROBED) and warm.answer < _PROBE_SECONDS:
+        count = min(load.answer, 2 * count)
+        warm = _together(server, [partial(first.warm_up, count)])[0]
     if seconds is not None:
         per_token = (warm.prompt / max(1, warm.computed), warm.answer / max(1, warm.answered))
         load = load.within(seconds, *(max(1e-9, each) for each in per_token))
@@ -194,11 +200,11 @@ class _User:
         self._said: list[int] = []
         self._prompt = (0, 0.0)
 
-    def warm_up(self) -> Turn:
-        """Have the server compute and answer as few tokens as its times can be read from, and forget them."""
+    def warm_up(self, count: int) -> Turn:
+        """Have the server compute a few tokens and answer ``count``, and forget them."""
         self._said = []
-        self._say(_LEAST_PROMPT)
-        return self._ask(_LEAST_ANSWER)
+        self._say(min(_LEAST_PROMPT, self._load.new))
+        return self._ask(count)
 
     def begin(self) -> Turn:
         """Have the server compute what was said before."""
