@@ -352,6 +352,26 @@ def test_verbose_shows_the_compute_buffers_of_a_real_load() -> None:
         assert line.split()[3:5] == [str(first.compute // MIB), str(reserved // MIB)]
 
 
+@pytest.mark.parametrize(
+    ("more", "fits", "line"),
+    [
+        (0, True, "CUDA0 8192 8192 2048 256 100 2404 5788 1024 Card of CUDA0"),
+        (-16, True, "CUDA0 8192 8192 2048 256 100 2404 5788 1024 Card of CUDA0"),
+        (16, True, "CUDA0 8192 8192 2048 256 116 2420 5772 1024 Card of CUDA0"),
+        (4800, True, "CUDA0 8192 8192 2048 256 4900 7204 988 1024 Card of CUDA0; compute takes 36 MiB of the margin"),
+        # its problem has the figures of the dummy load
+        (16, False, "CUDA0 8192 8192 2048 256 100 2404 5788 1024 Card of CUDA0"),
+    ],
+    ids=["as much", "less", "more", "some of the margin", "a plan that does not fit"],
+)
+def test_the_larger_compute_buffer_counts(more: int, fits: bool, line: str) -> None:
+    plan = make_plan(devices=("CUDA0",), problems=() if fits else (Problem("host", MIB, "too little"),))
+    first, host = plan.breakdown.rows
+    rows = (replace(first, reserved=first.compute + more * MIB), host)
+    plan = replace(plan, breakdown=replace(plan.breakdown, rows=rows))
+    assert line in " ".join(rendered(plan).split())
+
+
 def test_verbose_shows_buffer_types() -> None:
     assert "buffer type  MiB: model  context  compute  used\n  CUDA0 " in rendered(make_plan(), verbose=True)
     assert "buffer type" not in rendered(make_plan())
