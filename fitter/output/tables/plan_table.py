@@ -325,7 +325,7 @@ def _use_table(plan: Plan) -> Table:
 
 
 def _more_in_use(plan: Plan) -> dict[str, int]:
-    """Return the bytes of compute buffers that a real load of a plan that fits takes beyond its dummy load, by place."""
+    """Return the bytes of compute buffers that a real load of a fitting plan takes beyond its dummy load, by place."""
     dummy, most = plan.breakdown, plan.breakdown.most if plan.fits else plan.breakdown
     of_devices = {use.name: most.on(use.name).compute - dummy.on(use.name).compute for use in plan.devices}
     return {**of_devices, HOST_NAME: most.host.compute - dummy.host.compute}
