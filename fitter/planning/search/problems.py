@@ -108,11 +108,12 @@ class _Remedies:
         """Name what frees the ``missing`` bytes of the host; a byte freed on a device has room for a layer's there."""
         fixed, host, facts = self.request.fixed, self.host, self.request.facts
         layers = max(0, host.model - max(0, self.request.model_bytes - sum(each.bytes for each in facts.tensors)))
+        # weights that are paged lack nothing
+        layers = 0 if self.request.host.paging else layers
         room = min(self._room(), layers + host.context)
         movable: Sequence[DeviceUse] = () if fixed & {"n_gpu_layers", "tensor_split"} else self.devices
         limits = [option for name, option in _PROGRAM_LIMITS.items() if dict(self.request.params.more).get(name)]
         margins = sum(max(0, each.margin - self.reserve.get(each.name, 0)) for each in movable)
-        smaller, saved = self._of_weights(missing)
         found = [
             (f"use a smaller {' or '.join(limits)}", self.later if limits else 0),
             ("use a smaller -c", self._of_context((host,)) + min(layers, self._of_context(movable))),
@@ -126,7 +127,7 @@ class _Remedies:
         ]
         mode = self.trial.params.of_parameter(PARAMETERS["load_mode"])
         is_paged = self.request.host.paging or mode not in ("auto", "mmap")
-        return _enough(missing, found, (smaller, min(layers, saved)), 0 if is_paged else host.model)
+        return self._enough(missing, found, min(layers, self._of_weights()), 0 if is_paged else host.model)
 
     def of_device(self, device: DeviceUse, missing: int) -> str:
         """Name what frees the ``missing`` bytes of a device."""
@@ -134,7 +135,8 @@ class _Remedies:
         elsewhere = self._room(device) + (math.inf if self.host.left is None else self.host.left - self.host.margin)
         names = [each.name for each in self.request.devices]
         pinned = self._pinned_to(names.index(device.name)) if device.name in names else 0
-        layers = min(elsewhere, device.model + device.context - pinned)
+        # a device that holds nothing computes nothing
+        layers = min(elsewhere, device.model + device.context + (0 if pinned else device.compute) - pinned)
         found = [
             ("leave -ngl out", layers if "n_gpu_layers" in fixed else 0),
             ("leave -ts out", layers if "tensor_split" in fixed else 0),
@@ -142,7 +144,7 @@ class _Remedies:
             ("put fewer tensors there with -ot", min(elsewhere, pinned) if params.tensor_buft_overrides else 0),
             ("use a smaller margin with --fit-target", max(0, device.margin - self.reserve.get(device.name, 0))),
         ]
-        return _enough(missing, found, self._of_weights(missing))
+        return self._enough(missing, found, self._of_weights())
 
     def of_pool(self, pool: PoolUse, missing: int) -> str:
         """Name what frees the ``missing`` bytes of shared memory."""
@@ -151,7 +153,7 @@ class _Remedies:
             ("use a smaller -c", self._of_context((self.host, *of_devices))),
             ("use a smaller margin with --host-margin", max(0, pool.margin - self.reserve.get(pool.name, 0))),
         ]
-        return _enough(missing, found, self._of_weights(missing))
+        return self._enough(missing, found, self._of_weights())
 
     def _room(self, but: DeviceUse | None = None) -> int:
         return sum(max(0, each.left - each.margin) for each in self.devices if each is not but)
@@ -173,37 +175,41 @@ class _Remedies:
             share = 1 - sizes[0] / max(1, sizes[1])
         return int(share * sum(place.context for place in places))
 
-    def _of_weights(self, missing: int) -> tuple[str, int]:
+    def _of_weights(self) -> int:
         """Compute the bytes that the smallest usable quantization saves."""
-        weights = self.request.model_bytes
         bits = self.request.facts.bits_per_weight
-        saved = 0 if self.model is None else weights * (1 - least_share(self.model.architecture, bits))
-        return f"use a quantization of {mib(max(0, weights - missing))} MiB or less", int(saved)
+        share = 1.0 if self.model is None else least_share(self.model.architecture, bits)
+        return int(self.request.model_bytes * (1 - share))
 
+    def _enough(self, missing: int, found: Sequence[tuple[str, float]], saved: int, paged: int = 0) -> str:
+        """Name each remedy that frees ``missing`` bytes alone; else the fewest that do so together.
 
-def _enough(missing: int, found: Sequence[tuple[str, float]], weights: tuple[str, int], paged: int = 0) -> str:
-    """Name each remedy that frees ``missing`` bytes alone; else the fewest that do so together.
+        Args:
+            missing: The bytes.
+            found: Remedies, with the bytes that each frees.
+            saved: Bytes that a smaller quantization saves.
+            paged: Bytes of weights that may be paged.
+        """
 
-    Args:
-        missing: The bytes.
-        found: Remedies, with the bytes that each frees.
-        weights: A smaller quantization.
-        paged: Bytes of weights that may be paged.
-    """
-    every = (*found, weights)
-    machine = f"use a machine with {mib_up(missing)} MiB more"
-    enough = [words for words, size in (*every, (_PAGING, paged)) if size >= missing]
-    if enough:
-        return " or ".join([*enough, machine] if enough == [_PAGING] else enough)
-    # the same weights are not saved twice
-    for remedies in (every, (*found, (_PAGING, paged))):
-        together, freed = list[str](), 0.0
-        for words, size in sorted((each for each in remedies if each[1] > 0), key=lambda each: -each[1]):
-            together.append(words)
-            freed += size
-            if freed >= missing:
-                return f"{' and '.join(together)}: only together they are enough"
-    return f"no option is enough for this model: {machine}"
+        def smaller(size: float) -> str:
+            return f"use a quantization of {mib(max(0, self.request.model_bytes - math.ceil(size)))} MiB or less"
+
+        machine = f"use a machine with {mib_up(missing)} MiB more"
+        enough = [words for words, size in (*found, (smaller(missing), saved), (_PAGING, paged)) if size >= missing]
+        if enough:
+            return " or ".join([*enough, machine] if enough == [_PAGING] else enough)
+        # the same weights are not saved twice
+        for of_weights in (("", saved), (_PAGING, paged)):
+            together, freed = list[tuple[str, float]](), 0.0
+            for words, size in sorted((*found, of_weights), key=lambda each: -each[1]):
+                if size <= 0:
+                    break
+                together.append((words, size))
+                freed += size
+                if freed >= missing:
+                    named = [words or smaller(missing - freed + size) for words, size in together]
+                    return f"{' and '.join(named)}: only together they are enough"
+        return f"no option is enough for this model: {machine}"
 
 
 def _is_limited_by(pool: PoolUse, name: str, devices: Sequence[DeviceUse], host: HostUse) -> bool:
