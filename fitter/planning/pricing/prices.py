@@ -102,17 +102,14 @@ class Prices:
 
     def unit_seconds(self, place: int) -> list[float]:
         """Estimate the objective's part of each unit that is whole at ``place``: a device's index, or ``HOST``."""
-        if place in self._unit_seconds:
-            return self._unit_seconds[place]
-        at, facts = self._setting, self._pieces.facts
-        seconds = self._unit_seconds[place] = [0.0] * self._n_units
-        for index in range(len(facts.layers) + 1):
-            layer = self._pieces.layer(index, place)
-            total = at.priced(layer).seconds
-            if index == len(facts.layers):
-                total += logits_seconds(layer, at)
-            seconds[index if index < len(facts.layers) else -1] = at.request(total)
-        return seconds
+        if place not in self._unit_seconds:
+            at, (*layers, output) = self._setting, self._pieces.whole(place)
+            seconds = [at.request(at.priced(layer).seconds) for layer in layers]
+            # generation does not compute the layers for multi-token prediction
+            seconds += [0.0] * (self._n_units - len(layers))
+            seconds[-1] = at.request(at.priced(output).seconds + logits_seconds(output, at))
+            self._unit_seconds[place] = seconds
+        return self._unit_seconds[place]
 
     def times(self, units: Sequence[Unit]) -> Times | None:
         """Estimate the seconds of ``units`` on each device; ``None`` where all are alike, so that only bytes count."""
@@ -158,9 +155,9 @@ class Prices:
     def streaming(self, device: int) -> float:
         """Estimate the seconds of the largest host layer in prompts, streamed through ``device`` as the first."""
         at = self._setting.on((self._devices[device],))
-        layers = [self._pieces.layer(index, HOST).weights for index in range(len(self._pieces.facts.layers))]
         # tensors that the user has put on a device are not streamed
-        streamed = [[weights for weights in layer if weights.place == HOST] for layer in layers]
+        layers = self._pieces.whole(HOST)[:-1]
+        streamed = [[weights for weights in layer.weights if weights.place == HOST] for layer in layers]
         largest = max(streamed, key=lambda layer: sum(weights.bytes for weights in layer))
         return at.request(sum((tensor_seconds(weights, at) for weights in largest), Seconds()))
 

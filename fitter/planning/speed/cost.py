@@ -356,7 +356,7 @@ class Seconds:
 class Rates(NamedTuple):
     """Seconds of weights of one kind at one place, by their bytes and their number.
 
-    All sizes of weights cost so much: the search prices layers by it, and the bound single tensors.
+    A plan prices the weights of a layer by them, and the bound single tensors.
 
     Attributes:
         prompt_byte: Of a byte in a micro batch of a prompt: reading or copying it.

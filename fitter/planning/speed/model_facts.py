@@ -64,7 +64,7 @@ class LayerFacts:
 
     @cached_property
     def heads(self) -> tuple[object, ...]:
-        """What decides its attention."""
+        """Values that decide its attention."""
         return (self.n_head, self.n_head_kv, self.key_length, self.value_length, self.is_latent, self.is_windowed)
 
     @cached_property
