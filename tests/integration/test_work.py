@@ -73,6 +73,16 @@ def test_the_context_holds_every_conversation_to_its_end(unified: bool, models: 
     assert planned(models["moe"], workload=TALK, n_ctx=1024).fits
 
 
+def test_a_named_kind_of_work_fits_the_model(models: dict[str, Path]) -> None:
+    plan = planned(models["dense"], workload="agent", gpus="256MiB")
+    assert plan.fits
+    assert plan.turns is not None
+    assert 0.98 * plan.params.n_ctx < plan.turns.session.longest <= plan.params.n_ctx
+    assert sum("--workload agent is scaled to the model's own context" in line for line in warnings(plan)) == 1
+    short = planned(models["dense"], workload="agent", n_ctx=1024)
+    assert any("--workload agent is scaled to -c, 1024 tokens for each user" in line for line in warnings(short))
+
+
 def test_what_is_kept(models: dict[str, Path]) -> None:
     def turns(**words: Any) -> fitter.Turns:
         found = planned(models["dense"], **{"workload": TALK, "users": 8, "n_seq_max": 2, **words}).turns

@@ -22,6 +22,7 @@ from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.plan.request_of_machine import Questions, limits_beside, request_of
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.request import Request
+from fitter.planning.request.session import named
 from fitter.planning.speed.cost import Workload
 from fitter.text import MIB
 from tests.support.placements import model_of
@@ -214,6 +215,56 @@ WORKLOADS: dict[str, tuple[dict[str, Any], Workload, int]] = {
 def test_what_to_be_fast_at(words: dict[str, Any], workload: Workload, fit_ctx: int) -> None:
     found = request(**words)
     assert (found.workload, found.fit_ctx) == (workload, fit_ctx)
+
+
+SCALED: dict[str, tuple[dict[str, Any], Workload | None, str]] = {
+    "to the model's own context": ({"workload": "agent"}, None, "scaled to the model's own context, 32768 tokens for"),
+    "to -c": ({"workload": "agent", "n_ctx": 8192}, None, "scaled to -c, 8192 tokens for each user"),
+    "to the part of a user": ({"workload": "agent,users=2", "n_ctx": 8192}, None, "scaled to -c, 4096 tokens"),
+    "a gap and users are no tokens": ({"workload": "agent,gap=1", "users": 3, "n_ctx": 8192}, None, "2730 tokens"),
+    "one request": (
+        {"workload": "rag", "n_ctx": 2048},
+        Workload(1926, 120, is_text=True),
+        "1926 + 120 tokens, not 4096 + 256",
+    ),
+    "what fits stays": ({"workload": "chat", "n_ctx": 8192}, None, ""),
+}
+
+
+@pytest.mark.parametrize(("words", "workload", "note"), SCALED.values(), ids=SCALED)
+def test_a_named_kind_of_work_is_scaled(words: dict[str, Any], workload: Workload | None, note: str) -> None:
+    found = request(**words, program="llama-server")
+    assert found.session is not None
+    context = found.params.n_ctx // found.params.n_seq_max
+    usual = named()[words["workload"].partition(",")[0]]
+    assert 0.98 * min(usual.longest, context) < found.session.longest <= context
+    assert (found.session.turns, found.session.reused) == (usual.turns, usual.reused)
+    assert found.fit_ctx == max(4096, found.session.longest)
+    assert workload in (None, found.workload)
+    assert [note in each for each in found.notes] == ([True] if note else [])
+
+
+WORK_TO_REFUSE = {
+    "a share with many digits, as of a log": {
+        "workload": "prompt=50000,reused=0.912345678,answer=380,turns=30,gap=2.5s"
+    },
+    "a name, with a number": {"workload": "agent,turns=20"},
+    "no reuse": {"workload": "prompt=50000", "users": 2},
+    "-c": {"workload": "prompt=1000", "n_ctx": 512},
+}
+
+
+@pytest.mark.parametrize("words", WORK_TO_REFUSE.values(), ids=WORK_TO_REFUSE)
+def test_numbers_of_the_users_own_are_refused_with_words_that_work(words: dict[str, Any]) -> None:
+    words = {**words, "program": "llama-server"}
+    with pytest.raises(UsageError, match="is more than a context of") as refused:
+        request(**words)
+    found = request(**{**words, "workload": re.search("--workload ([^ ]+[0-9])", str(refused.value))[1]})  # type: ignore[index]
+    assert found.session is not None
+    context = found.params.n_ctx // found.params.n_seq_max
+    assert 0.98 * context < found.session.longest <= context
+    if larger := re.search("larger -c, ([0-9]+)", str(refused.value)):
+        assert request(**{**words, "n_ctx": int(larger[1])}).session is not None
 
 
 CONTEXTS: dict[str, tuple[Model, dict[str, Any], int]] = {

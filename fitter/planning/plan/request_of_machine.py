@@ -34,7 +34,7 @@ from fitter.planning.request.constraints import (
 )
 from fitter.planning.request.request import DEFAULT_FIT_CTX, DeviceLimit, HostLimit, PoolLimit, Request
 from fitter.planning.request.request_limits import own_context
-from fitter.planning.request.session import Session
+from fitter.planning.request.session import Session, is_preset
 from fitter.planning.request.shared_margin import MAPS, mapped_between, with_what_they_map
 from fitter.planning.speed.cost import Workload
 from fitter.planning.speed.model_facts import facts_of
@@ -115,7 +115,7 @@ def request_of(
     devices = with_what_they_map(limits, pools)
     pinned = pinned_by(params, model, devices, machine.devices, questions.match)
     n_ctx_train = model.n_ctx_train or min(ask.fit_ctx, MAX_TOKENS)
-    session, workload = _work(ask, params, n_ctx_train)
+    session, workload, scaled = _work(ask, params, n_ctx_train)
     holds = 0
     if ask.is_workload_given:
         # caches of their own, or parts of one
@@ -146,6 +146,7 @@ def request_of(
         notes=(
             *_beyond_training(params, model, ask.fit_ctx),
             *_without_effect(ask, model, questions.match),
+            *scaled,
             *(_unused(machine, (*chosen, *others)) if named is None else ()),
         ),
     )
@@ -322,8 +323,11 @@ def _fixed(
     return ask.given & _KEPT | {name for name, is_fixed in others.items() if is_fixed}
 
 
-def _work(ask: Ask, params: Params, n_ctx_train: int) -> tuple[Session, Workload]:
-    """Build the work and the request to be fast at; the user's context, or else the smallest one, must hold it."""
+def _work(ask: Ask, params: Params, n_ctx_train: int) -> tuple[Session, Workload, tuple[str, ...]]:
+    """Build the work and the request to be fast at; the user's context, or else the smallest one, must hold it.
+
+    A named kind of work is scaled to the context, with a note.
+    """
     is_set = "n_ctx" in ask.given or bool(params.n_ctx)
     if is_set:
         context = context_of_a_sequence(params, n_ctx_train)
@@ -332,9 +336,17 @@ def _work(ask: Ask, params: Params, n_ctx_train: int) -> tuple[Session, Workload
         context = n_ctx_train if ask.is_workload_given else min(max(ask.fit_ctx, DEFAULT_FIT_CTX), n_ctx_train)
     is_chosen = bool(params.n_ctx)
     is_described = ask.workload is not None
-    if ask.session and is_described:
-        check_session(ask.session, context, is_set=is_chosen)
+    notes: tuple[str, ...] = ()
+    if ask.session and ask.workload is not None:
         session = ask.session
+        if session.longest > context and is_preset(ask.workload):
+            session = session.scaled_to(context)
+            whose = "-c" if is_chosen else "the model's own context"
+            notes = (
+                f"--workload {ask.workload} is scaled to {whose}, {context} tokens for each user: a turn has "
+                f"{session.prompt} + {session.answer} tokens, not {ask.session.prompt} + {ask.session.answer}",
+            )
+        check_session(session, context, is_set=is_chosen)
     else:
         # a context that may shrink, or that the fit chooses, is compared with others at one request
         is_deep = is_set and ask.users is None and "context" not in ask.allow
@@ -342,7 +354,8 @@ def _work(ask: Ask, params: Params, n_ctx_train: int) -> tuple[Session, Workload
         session = Session(workload.prompt, workload.generate, users=ask.users or 1)
     request = session.workload(users=min(session.users, params.n_seq_max))
     # a plain request is priced as before work could be described
-    return session, replace(request, is_text=is_described, is_unified=params.kv_unified and request.users > 1)
+    request = replace(request, is_text=is_described, is_unified=params.kv_unified and request.users > 1)
+    return session, request, notes
 
 
 def _streams(params: Params) -> int:

@@ -245,7 +245,10 @@ def check_session(session: Session, context: int, *, is_set: bool) -> None:
     ``is_set``: whether the user chose the context.
     """
     if session.longest > context:
-        remedy = "ask for less, or for a larger -c" if is_set else "the model has no larger one, so ask for less"
+        fitting = replace(session, reused=round(session.reused, 5)).scaled_to(context)
+        less = f"ask for less, such as --workload {fitting.words}"
+        larger = f"{less}, or for a larger -c, {session.longest} for each user"
+        remedy = larger if is_set else f"the model has no larger one, so {less}"
         raise UsageError(
             f"a conversation of {session.longest} tokens at its end is more than a context of {context} for each user: "
             f"{remedy}"

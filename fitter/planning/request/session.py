@@ -60,6 +60,19 @@ class Session:
         later = self.new + (1 - kept) * (self.prompt - self.new)
         return (first + (self.turns - 1) * later) / self.turns
 
+    def scaled_to(self, context: int) -> Session:
+        """Return it with shorter prompts and answers, in proportion, so that it ends within ``context`` tokens."""
+        share = (context - 1) / self.longest
+        prompt, answer = (max(1, int(share * tokens)) for tokens in (self.prompt, self.answer))
+        return replace(self, prompt=prompt, answer=answer)
+
+    @property
+    def words(self) -> str:
+        """The text of ``--workload`` for it, its users left out."""
+        reused = f",reused={round(100 * self.reused, 3):g}%,turns={self.turns}" if self.reused else ""
+        gap = f",gap={self.gap:g}" if self.gap else ""
+        return f"prompt={self.prompt}{reused},answer={self.answer}{gap}"
+
     def workload(self, kept: float = 1.0, users: int | None = None) -> Workload:
         """Make the request to price: an average turn, of ``users`` at once (default: all)."""
         computed = min(self.prompt, max(1, round(self.computed(kept))))
@@ -94,6 +107,12 @@ def session_of(text: str | None, users: int | None) -> Session | None:
         return None if users is None else Session(users=users)
     session = _parsed(text) if is_written(text) else _from_log(text)
     return session if users is None else replace(session, users=users)
+
+
+def is_preset(text: str) -> bool:
+    """Whether all tokens and turns of ``text`` are those of a named kind of work: users and gap may be the user's."""
+    name, *words = [part.strip() for part in text.split(",")]
+    return name in named() and all(word.partition("=")[0] in ("users", "gap") for word in words)
 
 
 def is_written(text: str) -> bool:
