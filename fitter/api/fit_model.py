@@ -29,9 +29,9 @@ from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.request_of_machine import limits_beside, request_of
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import check_margins
-from fitter.planning.request.request import Progress
+from fitter.planning.request.request import Progress, Request
 from fitter.planning.request.session import Session
-from fitter.planning.request.summary import ModelSummary, stamp_of
+from fitter.planning.request.summary import ModelSummary, SharedUse, stamp_of
 from fitter.planning.search import best_plan as planning
 
 if TYPE_CHECKING:
@@ -125,20 +125,22 @@ def fit(
                 speeds, host = tuned.corrected(request.speeds, request.host_speed, machine.devices, llama_cpp.key)
                 request = replace(request, speeds=speeds, host_speed=host)
             server_memory = ServerMemory(asked, worker, opened, drafts, known_of_program)
-            more = (*server_memory.reserved(request), *beside)
-            plan = planning.fit(
-                request,
-                ModelSummary.of(opened),
-                llama,
-                on_progress or (lambda _: None),
-                asked.is_described,
-                choices(asked.sharing, worker, opened, drafts, machine, request, more),
-                limits_beside(asked, opened, machine, request, calibrations),
-                deadline,
-                alternatives,
-                asked.with_one_slot(known_of_program) if alternatives else None,
-            )
-            plan = server_memory.with_turns(server_memory.with_server_memory(plan), request)
+
+            def fitted(request: Request, reserved: tuple[SharedUse, ...]) -> Plan:
+                return planning.fit(
+                    request,
+                    ModelSummary.of(opened),
+                    llama,
+                    on_progress or (lambda _: None),
+                    asked.is_described,
+                    choices(asked.sharing, worker, opened, drafts, machine, request, (*reserved, *beside)),
+                    limits_beside(asked, opened, machine, request, calibrations),
+                    deadline,
+                    alternatives,
+                    asked.with_one_slot(known_of_program) if alternatives else None,
+                )
+
+            plan = server_memory.with_turns(server_memory.fitted(request, fitted), request)
             is_free = known_of_program.has_load_mode and "load_mode" not in asked.given
             plan = with_its_mode(plan, request, opened, is_free=is_free)
             if asked.margin is not None:

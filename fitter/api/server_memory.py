@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from fitter.api.shared_models import Drafts, drafting_params
-from fitter.errors import LlamaCppError, UsageError
+from fitter.errors import LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import LlamaCpp, Params, Row, Skeleton
 from fitter.machine.speed import DeviceSpeed, HostSpeed
@@ -21,9 +22,10 @@ from fitter.planning.plan.pool_use import left_for_host, with_host
 from fitter.planning.plan.turns import turns_of
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.ask import Ask
+from fitter.planning.request.context_limit import EXPENSIVE
 from fitter.planning.request.request import Request
 from fitter.planning.request.session import Session
-from fitter.planning.request.shared import LATER, later_of
+from fitter.planning.request.shared import HOST_NAME, LATER, later_of
 from fitter.planning.request.summary import SharedUse
 from fitter.planning.speed.cost import default, token_seconds
 from fitter.programs import PROGRAMS, Facts, LlamaServer, facts
@@ -70,28 +72,88 @@ class ServerMemory:
     drafts: Drafts | None
     known: Facts
 
-    def reserved(self, request: Request) -> tuple[SharedUse, ...]:
-        """Return the host memory that a plan for ``request`` reserves: logits, and caches with a size that the user
-        set.
+    def fitted(self, request: Request, fit: Callable[[Request, tuple[SharedUse, ...]], Plan]) -> Plan:
+        """Fit ``request``: the time with the smallest context comes first, then what the program keeps, then context.
 
-        Caches without a set size later use the memory that is left.
+        Args:
+            request: The request.
+            fit: Fits a request with this memory reserved.
+
+        Raises:
+            UsageError: A cache has no limit, but the host's memory has one.
+            FitterError: As ``fit`` raises it.
+        """
+        least, every = self._reserved(request)
+        started, found = time.monotonic(), list[Plan]()
+
+        def attempt(request: Request, size: int) -> Plan:
+            row = Row(LATER, None, True, 0, 0, size)
+            try:
+                plan = fit(request, (SharedUse(LATER, self.ask.program, (row,)),) if size else ())
+            except TimeLimitError:
+                if not found:
+                    raise
+                return replace(found[-1], search=replace(found[-1].search, is_cut_short=True))
+            plan = replace(plan, search=replace(plan.search, seconds=time.monotonic() - started))
+            found.append(self._with_server_memory(plan))
+            return found[-1]
+
+        plan = None
+        if every == least or _may_fit(request, every):
+            plan = attempt(request, every)
+            if every == least or _is_free(plan, request):
+                return plan
+        smallest = attempt(request.with_context(request.n_ctx_min), least)
+        room = left_for_host(smallest.pools, smallest.host)
+        if not smallest.fits or room is None:
+            return smallest
+        room += smallest.host.later
+        on_devices = _is_on_devices(smallest)
+        if on_devices:
+            # there a longer context takes host memory for compute buffers alone
+            room -= self._growth(smallest, request)
+        if on_devices or room >= every:
+            larger = plan if plan and room >= every else attempt(request, max(least, min(every, room)))
+            if larger.fits and larger.params.n_ctx > smallest.params.n_ctx:
+                return larger
+        note = f"the context is the smallest: what {self.ask.program} keeps comes before a longer one; -c sets it"
+        return replace(smallest, notes=(*smallest.notes, note)) if self._lowered(smallest) else smallest
+
+    def _growth(self, plan: Plan, request: Request) -> int:
+        """Measure the host's compute buffers with the longest context; return the bytes beyond those of ``plan``."""
+        params = replace(plan.params, n_ctx=min(request.n_ctx_max, EXPENSIVE))
+        try:
+            measured = self.worker.measure(Skeleton(tuple(map(str, self.model.files))), params)
+        except LlamaCppError:
+            return 0
+        return max(0, measured.host.compute - plan.host.compute)
+
+    def _reserved(self, request: Request) -> tuple[int, int]:
+        """Return the least host memory that a plan reserves, and what it reserves before a longer context.
+
+        The least are logits and caches with a size that the user set. An open context leaves room for all caches.
 
         Raises:
             UsageError: A cache has no limit, but the host's memory has one.
         """
         fixed = self.ask.given & _FIXED
-        size = sum(each.bytes or 0 for each in self._logits(request.params))
+        least = sum(each.bytes or 0 for each in self._logits(request.params))
+        every = least
         drafts = bool(request.pools) and bool(self.ask.sharing.drafted(self.known))
-        if fixed or (drafts and PROGRAMS[self.ask.program].is_server):
-            kept = self._own(replace(request.params, n_ctx=request.n_ctx_max))
+        is_open = "n_ctx" not in request.fixed and request.n_ctx_min < request.n_ctx_max
+        keeps_all = is_open and not request.is_for_most_context and request.host.free is not None
+        if PROGRAMS[self.ask.program].is_server and (fixed or drafts or keeps_all):
+            n_ctx = max(request.n_ctx_min, min(request.n_ctx_max, EXPENSIVE))
+            kept, _ = self._own(replace(request.params, n_ctx=n_ctx))
             if "cache_ram" in fixed and kept.prompt_cache is None and request.host.free is not None:
                 raise UsageError("-cram -1 has no limit, so no plan has room for it: give the MiB that it may take")
-            size += (kept.prompt_cache or 0) if "cache_ram" in fixed else 0
+            least += (kept.prompt_cache or 0) if "cache_ram" in fixed else 0
             # drafting needs its checkpoints, and a full pool would leave no memory for them
-            size += kept.checkpoints if "ctx_checkpoints" in fixed else kept.per_draft if drafts else 0
-        return (SharedUse(LATER, self.ask.program, (Row(LATER, None, True, 0, 0, size),)),) if size else ()
+            least += kept.checkpoints if "ctx_checkpoints" in fixed else kept.per_draft if drafts else 0
+            every = every + kept.bytes if keeps_all else least
+        return least, every
 
-    def with_server_memory(self, plan: Plan) -> Plan:
+    def _with_server_memory(self, plan: Plan) -> Plan:
         """Add caches and logits to ``plan``, with limits small enough for the host memory that is left."""
         logits = self._logits(plan.params)
         of_logits = sum(each.bytes or 0 for each in logits)
@@ -102,13 +164,7 @@ class ServerMemory:
         plan = replace(plan, host=host, pools=pools, later=logits, shared=shared, notes=notes)
         if not PROGRAMS[self.ask.program].is_server:
             return plan
-        notes = plan.notes
-        try:
-            caches = self._own(plan.params)
-        except LlamaCppError as error:
-            # only the limit of the prompt cache is known
-            caches = self._limits_in_room(plan.params, ())
-            notes = (*notes, f"what {self.ask.program} keeps of each slot later is not in the plan: {error}")
+        caches, unknown = self._own(plan.params)
         kept = caches
         room = left_for_host(pools, host)
         if room is not None:
@@ -130,8 +186,12 @@ class ServerMemory:
             host=full,
             pools=with_host(pools, host, full),
             later=(*kept.lines(), *logits),
-            notes=notes,
+            notes=(*notes, *unknown),
         )
+
+    def _lowered(self, plan: Plan) -> bool:
+        """Return whether ``plan`` lowers what the program keeps."""
+        return any(plan.params.of_parameter(PARAMETERS[name]) is not None for name in _FIXED - self.ask.given)
 
     def with_turns(self, plan: Plan, request: Request) -> Plan:
         """Add the turns of the work that the user described, and speeds with drafts, to a ``plan``."""
@@ -254,9 +314,14 @@ class ServerMemory:
             size += output_bytes(params.n_seq_max, self.drafts.model.n_vocab)
         return (Later("logits", size, size // rows, rows),)
 
-    def _own(self, params: Params) -> ServerCaches:
-        """Return the caches with the user's limits or the program's own. Raises ``LlamaCppError``."""
-        return self._limits_in_room(params, () if params.embeddings else self._states(params))
+    def _own(self, params: Params) -> tuple[ServerCaches, tuple[str, ...]]:
+        """Return the caches with the user's limits or the program's own, and a note where their sizes are unknown."""
+        try:
+            return self._limits_in_room(params, () if params.embeddings else self._states(params)), ()
+        except LlamaCppError as error:
+            # only the limit of the prompt cache is known
+            note = f"what {self.ask.program} keeps of each slot later is not in the plan: {error}"
+            return self._limits_in_room(params, ()), (note,)
 
     def _limits_in_room(self, params: Params, states: tuple[SequenceState, ...]) -> ServerCaches:
         is_rolled_back = any(state.needs_checkpoints for state in states[:1])
@@ -291,3 +356,38 @@ class ServerMemory:
             draft = skeleton if self.drafts is None else str(self.drafts.model.path)
             states.append(state_of(self.worker.caches(draft, drafting), swa_full=params.swa_full))
         return tuple(states)
+
+
+def _may_fit(request: Request, size: int) -> bool:
+    """Return whether all memory together has room for the weights beside ``size`` reserved bytes."""
+    host = request.host
+    if host.target is None or host.paging:
+        return True
+    if request.pools:
+        return request.model_bytes + size <= host.target
+    return request.model_bytes + size <= host.target + sum(max(0, device.target) for device in request.devices)
+
+
+def _is_on_devices(plan: Plan) -> bool:
+    """Return whether devices have all layers and caches in memory of their own."""
+    params = plan.params
+    has_all = params.n_gpu_layers < 0 or params.n_gpu_layers > plan.n_layer
+    is_apart = not plan.pools and not plan.host.context and not params.tensor_buft_overrides
+    return bool(plan.breakdown.devices) and has_all and is_apart
+
+
+def _is_free(plan: Plan, request: Request) -> bool:
+    """Return whether host memory decides nothing about the place of the model.
+
+    With the smallest context, another layer and compute buffers of twice the size would have room. Or a plan that does
+    not fit lacks other memory.
+    """
+    host = plan.host
+    if host.left is None or not plan.fits:
+        shared = {HOST_NAME, *(pool.name for pool in plan.pools)}
+        return not any(problem.device in shared for problem in plan.problems)
+    longer = 1 - request.n_ctx_min / (plan.params.n_ctx or plan.breakdown.n_ctx)
+    context = sum(use.context for use in plan.devices)
+    rooms = [host.left - host.margin, *(pool.left - pool.margin + longer * context for pool in plan.pools)]
+    compute = host.compute + sum(use.compute for use in plan.devices)
+    return min(rooms) + longer * host.context >= request.model_bytes / request.n_layer + compute

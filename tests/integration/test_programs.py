@@ -20,6 +20,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 import fitter
 from fitter.errors import PlanError, UsageError
 from fitter.parameters.table import PROGRAMS
+from fitter.planning.plan.plan import Plan
 from fitter.programs import facts
 from fitter.programs.later import Later
 from fitter.regression import check_cases
@@ -208,6 +209,59 @@ def test_host_memory_is_planned_with_what_comes_later(
         assert problem.device == "host"
     if plan.host.left is not None:
         assert (plan.host.left >= plan.host.margin) == fits
+
+
+LADDERS: dict[str, tuple[str, str, tuple[int, ...]]] = {
+    "checkpoints on the host, weights on a card": ("gemma3-12b", "24GiB", (2, 8, 24, 51, 52, 60)),
+    "all on the host": ("gemma3-12b", "none", (10, 16, 48, 59, 60, 80)),
+    "a cache on the host": ("llama-3.1-8b", "none", (8, 13, 14, 15, 20, 32)),
+    "weights in both": ("llama-3.1-8b", "4GiB", (5, 8, 11, 12, 13, 20)),
+}
+
+
+@pytest.mark.parametrize(("name", "gpu", "sizes"), LADDERS.values(), ids=LADDERS)
+def test_an_open_context_takes_nothing_from_what_the_server_keeps(
+    folder: Path, name: str, gpu: str, sizes: tuple[int, ...]
+) -> None:
+    before: Plan | None = None
+    for size in sizes:
+        words: dict[str, Any] = {"gpus": gpu, "host_memory": f"{size}GiB", "program": SERVER, "prompt": 2048}
+        plan = fitter.fit(folder / f"{name}.gguf", **words)
+        least = fitter.fit(folder / f"{name}.gguf", **words, n_ctx=4096)
+        assert plan.fits and plan.estimate and least.estimate
+        is_lowered = bool({"cache_ram", "ctx_checkpoints"} & {*dict(plan.params.more)})
+        is_smallest = plan.params.n_ctx == 4096
+        # a context in a card's own memory only has larger compute buffers on the host
+        more = plan.host.compute - least.host.compute
+        checkpoint = max((each.each * 4 for each in plan.later if each.kind == "checkpoints"), default=0)
+        assert plan.host.later >= least.host.later - more - (checkpoint if more else 0) - MIB
+        assert is_lowered <= (is_smallest or plan.host.context == 0)
+        assert any(note.startswith("the context is the smallest") for note in plan.notes) == (
+            is_lowered and is_smallest
+        )
+        if before is not None and before.estimate is not None:
+            # more memory is never worse; more context may take a tenth longer
+            assert plan.params.n_ctx >= before.params.n_ctx
+            assert plan.host.later >= before.host.later
+            longest = 1.1 if plan.params.n_ctx > before.params.n_ctx else 1.0
+            assert plan.estimate.seconds <= before.estimate.seconds * longest * 1.01
+        before = plan
+    assert before is not None
+    assert not is_lowered
+    assert not is_smallest
+
+
+def test_what_is_kept_gets_less_where_the_user_sets_the_context(folder: Path) -> None:
+    words: dict[str, Any] = {"gpus": "none", "host_memory": "16GiB", "program": SERVER}
+    fitted, given, most = (
+        fitter.fit(folder / "llama-3.1-8b.gguf", **words, **more)
+        for more in ({}, {"n_ctx": 65536}, {"objective": "context"})
+    )
+    assert not {"cache_ram", "ctx_checkpoints"} & {*dict(fitted.params.more)}
+    assert 4096 < fitted.params.n_ctx < given.params.n_ctx < most.params.n_ctx
+    assert dict(given.params.more)["cache_ram"] > dict(most.params.more)["cache_ram"]
+    # what only a longer context would take is not searched for twice
+    assert fitted.search.dummy_loads <= 2 * given.search.dummy_loads
 
 
 def test_what_is_kept_has_the_size_that_llama_cpp_gives_it(folder: Path) -> None:

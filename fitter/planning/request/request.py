@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.machine.speed import DeviceSpeed, HostSpeed
@@ -211,6 +211,11 @@ class Request:
     def n_ctx_min(self) -> int:
         """The smallest useful context, with one token for each sequence; never above the largest."""
         return min(max(self.fit_ctx * self.n_streams, self.params.n_seq_max), self.n_ctx_max)
+
+    def with_context(self, n_ctx: int) -> Request:
+        """Return the request with ``n_ctx`` as its only context, which the user did not set."""
+        each = n_ctx // self.n_streams
+        return replace(self, n_ctx_train=each, fit_ctx=each)
 
 
 SHARED_ROW = "shared"
