@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from gguf import GGUFWriter
+from gguf import GGUFWriter, PoolingType
 
 from examples.tiny_moe import TOKENS, TinyModel, add_metadata, add_tokenizer
 
@@ -18,6 +18,17 @@ _SWA = TinyModel("tiny swa", n_layer=6, n_embd=128, n_head=4, n_head_kv=2, n_emb
 _HYBRID = TinyModel("tiny hybrid", n_layer=6, n_embd=256, n_head=4, n_head_kv=2, n_embd_head=64, n_ff=256, n_expert=0)
 _VISION = TinyModel("tiny vision", n_layer=4, n_embd=128, n_head=4, n_head_kv=2, n_embd_head=32, n_ff=256, n_expert=0)
 _MOE = TinyModel("tiny half moe", n_layer=3, n_embd=256, n_head=4, n_head_kv=1, n_embd_head=64, n_ff=256, n_expert=8)
+_BERT = TinyModel(
+    "tiny bert",
+    n_layer=2,
+    n_embd=128,
+    n_head=4,
+    n_head_kv=4,
+    n_embd_head=32,
+    n_ff=256,
+    n_expert=0,
+    n_ctx_train=1024,
+)
 _WITH_ATTENTION = (2, 4)
 _L_CACHE = 4
 
@@ -91,6 +102,29 @@ def write_half_moe(path: Path) -> Path:
     return _finished(writer, path)
 
 
+def write_bert(path: Path, pooling: PoolingType = PoolingType.MEAN) -> Path:
+    """A ``bert``, which embeds texts of up to 1024 tokens."""
+    model = _BERT
+    writer, add = _begun(path, "bert", model)
+    writer.add_layer_norm_eps(1e-12)
+    writer.add_causal_attention(False)
+    writer.add_pooling_type(pooling)
+    writer.add_token_type_count(2)
+    add("token_types", 2, model.n_embd)
+    add("position_embd", model.n_ctx_train, model.n_embd)
+    for norm in ("token_embd_norm", *(f"blk.{i}.{kind}_output_norm" for i in range(2) for kind in ("attn", "layer"))):
+        add(norm, model.n_embd)
+        add(f"{norm}.bias", model.n_embd)
+    for i in range(model.n_layer):
+        for kind in ("q", "k", "v", "output"):
+            add(f"blk.{i}.attn_{kind}", model.n_embd, model.n_embd)
+            add(f"blk.{i}.attn_{kind}.bias", model.n_embd)
+        for kind, shape in (("up", (model.n_ff, model.n_embd)), ("down", (model.n_embd, model.n_ff))):
+            add(f"blk.{i}.ffn_{kind}", *shape)
+            add(f"blk.{i}.ffn_{kind}.bias", shape[0])
+    return _finished(writer, path)
+
+
 def _begun(path: Path, architecture: str, model: TinyModel) -> tuple[GGUFWriter, Callable[..., None]]:
     """A file with metadata, tokenizer and embeddings, and what adds a tensor of a shape to it."""
     rng = np.random.default_rng(0)
@@ -101,8 +135,10 @@ def _begun(path: Path, architecture: str, model: TinyModel) -> tuple[GGUFWriter,
     def add(name: str, *shape: int) -> None:
         is_norm = len(shape) == 1
         data = np.ones(shape) if is_norm else rng.standard_normal(shape) / shape[-1] ** 0.5
-        is_exact = is_norm or name.endswith(".conv")
-        writer.add_tensor(f"{name}.weight", data.astype(np.float32 if is_exact else np.float16))
+        is_exact = is_norm or name.endswith((".conv", "token_types", "position_embd"))
+        writer.add_tensor(
+            name if name.endswith(".bias") else f"{name}.weight", data.astype(np.float32 if is_exact else np.float16)
+        )
 
     add("token_embd", len(TOKENS), model.n_embd)
     return writer, add

@@ -13,6 +13,7 @@ from fitter import programs, system
 from fitter.api import early_load
 from fitter.api.call_worker import answering, fetch_all, limited, questions_of, with_addresses, worker_for
 from fitter.api.checked_call import checked_worker_call
+from fitter.api.longest_input import longest_input
 from fitter.api.questions import MODES, Answer, Questions
 from fitter.api.server_memory import ServerMemory, facts_of_program
 from fitter.api.shared_models import check_mtp, choices, open_draft, other_plans
@@ -115,6 +116,7 @@ def fit(
         calibrations = () if ask.virtual else calibrated.read()
         llama_cpp = worker.build()
         known_of_program = facts_of_program(ask.program, llama_cpp, worker.llama_cpp_for(ask.llama_cpp))
+        ask, read_as = ask.for_texts(opened)
         beside = other_plans(ask.sharing.beside, machine.devices, ask.rpc)
         llama = early_load.llama_for(worker, second, opened, ask.skeleton, drafts)
 
@@ -140,7 +142,8 @@ def fit(
                     asked.with_one_slot(known_of_program) if alternatives else None,
                 )
 
-            plan = server_memory.with_turns(server_memory.fitted(request, fitted), request)
+            plan = longest_input(request, partial(server_memory.fitted, fit=fitted))
+            plan = server_memory.with_turns(plan, request)
             is_free = known_of_program.has_load_mode and "load_mode" not in asked.given
             plan = with_its_mode(plan, request, opened, is_free=is_free)
             if asked.margin is not None:
@@ -187,7 +190,7 @@ def fit(
         program=ask.program,
         rpc=rpc,
         llama_cpp=llama_cpp,
-        notes=(*notes, *plan.notes),
+        notes=(*read_as, *notes, *plan.notes),
         fit_keywords={
             "timeout": ask.timeout,
             **parameters,

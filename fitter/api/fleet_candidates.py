@@ -108,6 +108,11 @@ class ModelPlanner:
             plan = self.fit({}, is_least=True)
             n_ctx_train = open_model(self.case.model, self.worker.header).n_ctx_train or least
             self._n_ctx = min(least, n_ctx_train) * _streams(plan)
+            if plan.params.embeddings:
+                plan = self.fit({}, is_least=True)
+                self._words["prompt"] = plan.estimate.input_tokens if plan.estimate else None
+                self.alone = self.candidate(plan)
+                return self.alone
             # all contexts are compared at one request
             given = {word: self._given(word) for word in _REQUEST}
             asked = {word: PARAMETERS[word].check(value) for word, value in given.items() if value is not None}

@@ -291,7 +291,9 @@ class _FleetPlanner:
                     plan = planner.fit(reserve, is_least=True)
                 else:
                     fixed = fit_keywords_of(now.plan)
-                    plan = planner.repeat({word: fixed[word] for word in fixed if word != "n_ctx"}, reserve)
+                    # batches of an embedder follow the context
+                    open_words = {"n_ctx", *(("n_batch", "n_ubatch") if now.plan.params.embeddings else ())}
+                    plan = planner.repeat({word: fixed[word] for word in fixed if word not in open_words}, reserve)
                 waiting.discard(model)
                 one = planner.candidate(plan)
                 if not planner.is_good(plan) or not self._keeps_sets(chosen, model, one.way):

@@ -17,7 +17,7 @@ from fitter.model.shapes.shape_addresses import note
 from fitter.model.tensors import is_expert, layer_of
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.plan.drafting import Drafting, drafting_of
-from fitter.planning.plan.plan import Plan
+from fitter.planning.plan.plan import Plan, is_on_devices
 from fitter.planning.plan.pool_use import left_for_host, with_host
 from fitter.planning.plan.turns import turns_of
 from fitter.planning.pricing.pricing import Price
@@ -108,7 +108,7 @@ class ServerMemory:
         if not smallest.fits or room is None:
             return smallest
         room += smallest.host.later
-        on_devices = _is_on_devices(smallest)
+        on_devices = is_on_devices(smallest) and not smallest.pools
         if on_devices:
             # there a longer context takes host memory for compute buffers alone
             room -= self._growth(smallest, request)
@@ -336,7 +336,8 @@ class ServerMemory:
             params.n_seq_max,
             sum(state.largest for state in states),
             sum(state.largest_checkpoint for state in states) if is_rolled_back else 0,
-            words.get("cache_ram"),
+            # only prompts of completions are kept
+            0 if params.embeddings else words.get("cache_ram"),
             words.get("ctx_checkpoints"),
             self._saves_idle(params),
             1 if drafted and takes_back else 0,
@@ -366,14 +367,6 @@ def _may_fit(request: Request, size: int) -> bool:
     if request.pools:
         return request.model_bytes + size <= host.target
     return request.model_bytes + size <= host.target + sum(max(0, device.target) for device in request.devices)
-
-
-def _is_on_devices(plan: Plan) -> bool:
-    """Return whether devices have all layers and caches in memory of their own."""
-    params = plan.params
-    has_all = params.n_gpu_layers < 0 or params.n_gpu_layers > plan.n_layer
-    is_apart = not plan.pools and not plan.host.context and not params.tensor_buft_overrides
-    return bool(plan.breakdown.devices) and has_all and is_apart
 
 
 def _is_free(plan: Plan, request: Request) -> bool:

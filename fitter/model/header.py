@@ -15,6 +15,7 @@ from fitter.llama.types import Array, Header, MetadataValue, TensorInfo
 from fitter.model import location, tensors
 from fitter.model.files import source
 from fitter.model.files.source import show
+from fitter.parameters.table import POOLING
 from fitter.text import LONGEST_NAME, printable
 
 
@@ -61,6 +62,12 @@ class Model:
     def n_embd(self) -> int:
         """Elements of an output embedding; 0 if unknown."""
         return self._number("embedding_length_out") or self._number("embedding_length")
+
+    @property
+    def pooling(self) -> str:
+        """How its embeddings are pooled (``mean``, ``cls``, ``last``, ``rank``); empty for a model that pools none."""
+        number = self._number("pooling_type")
+        return next((name for name, value in POOLING.items() if value == number and value), "")
 
     def _number(self, key: str) -> int:
         return _integer(self.metadata, f"{self.metadata.get('general.architecture')}.{key}")

@@ -197,8 +197,10 @@ def _llama_cpp(entry: _Entry) -> LlamaCpp:
 
 def _price(entry: _Entry, breakdown: Breakdown) -> Price:
     """Read the speeds as the price of a usual request; the file does not say which request it was."""
-    prompt, generation = _seconds(entry["prompt_tokens_per_second"]), _seconds(entry["generation_tokens_per_second"])
-    workload = Workload()
+    prompt = _seconds(entry["prompt_tokens_per_second"])
+    generation = entry["generation_tokens_per_second"].maybe(_seconds) or 0.0
+    tokens = entry.later("input_tokens", lambda each: each.maybe(_Entry.whole), None)
+    workload = Workload() if tokens is None else Workload(tokens, 0)
     estimate = Estimate(prompt, generation, workload.prompt * prompt + workload.generate * generation)
     full = entry.later("full_context", lambda each: each.maybe(_speed_at), None)
     depths = () if full is None else (full,)

@@ -694,7 +694,7 @@ class LoadKeywords(TypedDict, total=False):
             ("--embedding", "--embeddings"),
             "LLAMA_ARG_EMBEDDINGS",
             CONTEXT,
-            "Plan for embeddings: unless set, -ub is as large as the batch, and 256 sequences share one KV cache.",
+            "Plan for embeddings: unless set, -b and -ub hold an input as long as the context of a sequence.",
             key="embeddings",
             is_keyword_of_llama=True,
         ),
@@ -865,7 +865,7 @@ class ServerKeywords(TypedDict, total=False):
             ("--rerank", "--reranking"),
             "LLAMA_ARG_RERANKING",
             PROGRAM,
-            "Plan for reranking: embeddings that are pooled to one number.",
+            "Plan for reranking: embeddings that are pooled to one number. -b and -ub as with --embedding.",
         ),
     ]
     backend_sampling: Annotated[

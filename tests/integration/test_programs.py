@@ -15,13 +15,15 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
+from gguf import PoolingType
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 import fitter
 from fitter.errors import PlanError, UsageError
-from fitter.parameters.table import PROGRAMS
+from fitter.output.plan_file import read_plan
+from fitter.parameters.table import PARAMETERS, PROGRAMS
 from fitter.planning.plan.plan import Plan
-from fitter.programs import facts
+from fitter.programs import facts as program_facts
 from fitter.programs.later import Later
 from fitter.regression import check_cases
 from tests.support.command import run_fitter
@@ -29,7 +31,7 @@ from tests.support.plans import GIB, MIB
 from tools import shapes
 from tools.shapes import write_shape
 from tools.tiny import write_tiny
-from tools.tiny_kinds import write_hybrid, write_swa
+from tools.tiny_kinds import write_bert, write_hybrid, write_swa
 
 SERVER, CLI, PYTHON, BENCH, ANY = PROGRAMS
 CHECKPOINTED = ("swa", "hybrid")
@@ -148,12 +150,12 @@ OUTPUTS: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
         {"program": SERVER, "n_seq_max": 2, "spec_type": "ngram-mod", "spec_ngram_mod_n_max": 8},
         (2, 18, 2048),
     ),
-    "a server that embeds": ({"program": SERVER, "embedding": True}, (4, 0, 512)),
+    "a server that embeds": ({"program": SERVER, "embedding": True}, (4, 0, 1024)),
     "a server that ranks": ({"program": SERVER, "reranking": True, "n_ubatch": 1024}, (4, 0, 1024)),
     "llama-cli": ({"program": CLI}, (1, 1, 2048)),
     "Llama": ({"program": PYTHON}, (1, 1, 2048)),
     "Llama with every logit": ({"program": PYTHON, "logits_all": True}, (1, 0, 2048)),
-    "Llama that embeds": ({"program": PYTHON, "embedding": True}, (256, 0, 512)),
+    "Llama that embeds": ({"program": PYTHON, "embedding": True}, (256, 0, 1024)),
     "llama-bench": ({"program": BENCH}, (1, 0, 2048)),
     "any": ({"program": ANY}, (1, 0, 2048)),
 }
@@ -165,8 +167,62 @@ def test_outputs_of_each_program(folder: Path, words: dict[str, Any], expected: 
     assert (plan.params.n_seq_max, plan.params.n_outputs_max, plan.params.n_batch) == expected
     assert plan.program == words["program"]
     kinds = [later.kind for later in plan.later]
-    assert ("prompt cache" in kinds) == (words["program"] in (SERVER, CLI))
+    assert ("prompt cache" in kinds) == (words["program"] in (SERVER, CLI) and not plan.params.embeddings)
     assert ("logits" in kinds) == (words["program"] not in (BENCH, ANY)), "of those it is not known"
+
+
+# --- texts that are only read
+
+
+def test_a_header_that_pools_makes_an_embedder_or_a_reranker(folder: Path) -> None:
+    model, ranker = write_bert(folder / "bert.gguf"), write_bert(folder / "ranker.gguf", PoolingType.RANK)
+    found = fitter.fit(model, gpus="24GiB", program=SERVER)
+    assert found.params.embeddings
+    assert "planned with --embedding: bert.pooling_type of the header is mean" in found.notes
+    said = fitter.fit(model, gpus="24GiB", program=SERVER, embedding=True)
+    assert (said.params, len(said.notes)) == (found.params, len(found.notes) - 1)
+    assert not fitter.fit(model, gpus="24GiB", program=SERVER, embedding=False).params.embeddings
+    assert fitter.fit(ranker, gpus="24GiB", program=SERVER).params.of_parameter(PARAMETERS["pooling_type"]) == "rank"
+    python = fitter.fit(ranker, gpus="24GiB", program=PYTHON)
+    assert (python.params.embeddings, python.params.n_batch, python.params.n_seq_max) == (True, 1024, 256)
+
+
+def test_inputs_a_second_take_the_place_of_generation(folder: Path, tmp_path: Path) -> None:
+    model = write_bert(folder / "bert.gguf")
+    plan = fitter.fit(model, gpus="24GiB", program=SERVER, prompt=100)
+    assert plan.estimate is not None
+    assert (plan.estimate.input_tokens, plan.estimate.workload.generate) == (100, 0)
+    estimate = plan.to_dict()["estimate"]
+    assert estimate["generation_tokens_per_second"] is None
+    assert estimate["inputs_per_second"] * 100 == pytest.approx(estimate["prompt_tokens_per_second"], rel=0.001)
+    assert fitter.fit(folder / "tiny.gguf", gpus="24GiB").to_dict()["estimate"]["inputs_per_second"] is None
+    (tmp_path / "plan.json").write_text(json.dumps(plan.to_dict()))
+    read = read_plan(str(tmp_path / "plan.json"))
+    words = (model, "--gpu", "24GiB", "--prompt", "100")
+    texts = [str(plan), str(read), command(*words).stderr, command(*words, "-v").stderr]
+    page = tmp_path / "report.html"
+    assert command("report", *words, "-o", page).returncode == 0
+    for text in texts:
+        assert " inputs/s of 100 tokens" in text
+        assert "generation" not in text
+    assert "a second of 100 tokens, estimated" in page.read_text(encoding="utf-8")
+    assert "of generation" not in page.read_text(encoding="utf-8")
+
+
+ON_A_CARD: dict[str, tuple[str, int]] = {
+    "room for the longest input": ("2GiB", 8192),
+    "room for half of it": ("400MiB", 4096),
+    "no room for a whole layer": ("20MiB", 8192),
+}
+
+
+@pytest.mark.parametrize(("free", "n_ctx"), ON_A_CARD.values(), ids=ON_A_CARD)
+def test_the_longest_input_that_costs_little_time(free: str, n_ctx: int) -> None:
+    words: dict[str, Any] = {"gpus": free, "margin": 0, "program": SERVER, "embedding": True}
+    plan = fitter.fit("shape://modernbert-base", **words)
+    assert plan.fits
+    assert (plan.params.n_ctx, plan.params.n_batch, plan.params.n_ubatch) == (n_ctx, n_ctx, n_ctx)
+    assert fitter.fit("shape://modernbert-base", **words, n_ctx=2048).params.n_ubatch == 2048
 
 
 # --- what comes later
@@ -514,7 +570,7 @@ def set_fact(monkeypatch: pytest.MonkeyPatch, name: str, value: Any) -> None:
     data = copy.deepcopy(module.data())
     data[SERVER][name] = [{"since": "0.13.1", "value": value, "source": "a test"}]
     monkeypatch.setattr(module, "data", lambda: data)
-    assert getattr(facts(SERVER), name) == value
+    assert getattr(program_facts(SERVER), name) == value
 
 
 CHANGED: dict[str, tuple[str, Any, str]] = {

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
+from gguf import PoolingType
 
 import fitter
 from fitter.errors import LibraryError, LlamaCppCrashError, LlamaCppError, PlanError
@@ -34,7 +35,7 @@ from tools import upstream
 from tools.rpc_servers import free_port
 from tools.servers import RpcServer
 from tools.tiny import TINY_DENSE, TinyModel, write_tiny
-from tools.tiny_kinds import write_hybrid, write_swa
+from tools.tiny_kinds import write_bert, write_hybrid, write_swa
 
 MIB = 2**20
 SERVER = "llama-server"
@@ -67,6 +68,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
         "moe": write_tiny(folder / "moe.gguf"),
         "swa": write_swa(folder / "swa.gguf"),
         "hybrid": write_hybrid(folder / "hybrid.gguf"),
+        "bert": write_bert(folder / "bert.gguf"),
+        "ranker": write_bert(folder / "ranker.gguf", PoolingType.RANK),
         "wide": write_tiny(folder / "wide.gguf", WIDE),
     }
 
@@ -101,6 +104,37 @@ def words_of(process: psutil.Process) -> str:
 def nothing_is_left() -> Iterator[None]:
     yield
     until(lambda: not running_servers(), "a llama-server is left")
+
+
+POOLED = {"an embedder": ("bert", {}, "--embedding"), "a reranker": ("ranker", {}, "--rerank")}
+
+
+@pytest.mark.parametrize(("name", "words", "option"), POOLED.values(), ids=POOLED)
+def test_an_input_as_long_as_the_context_is_read(
+    models: Mapping[str, Path], server: Path, name: str, words: dict[str, Any], option: str
+) -> None:
+    plan = fitter.fit(models[name], program=SERVER, devices=["none"], **words)
+    assert option in plan.arguments()
+    assert [later.kind for later in plan.later] == ["logits"], "it keeps no prompt"
+    n_ctx = plan.params.n_ctx
+    with running_server.running([str(server), "-m", str(models[name]), *plan.arguments()], SECONDS) as running:
+
+        def ask(tokens: int) -> tuple[int, int]:
+            """Send so many tokens; return the status, and the tokens that the server counts."""
+            words: dict[str, Any] = {"input": [300] * tokens}
+            if option == "--rerank":
+                words = {"query": "ba", "documents": ["ba" * tokens]}
+            status, answer = running.ask("POST", f"/v1/{path}", words, SECONDS)
+            return status, answer["usage"]["prompt_tokens"] if status == 200 else 0
+
+        path = "embeddings" if option == "--embedding" else "rerank"
+        _, beside = ask(0 if option == "--rerank" else 1)
+        text = n_ctx - beside if option == "--rerank" else n_ctx
+        assert n_ctx == 1024
+        assert ask(text) == (200, n_ctx)
+        assert ask(text + 1)[0] != 200
+    verified = plan.verify(program=SERVER, server=server, prompts=2)
+    assert verified.holds and not verified.differences
 
 
 # --- predicted and real

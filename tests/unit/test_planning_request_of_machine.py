@@ -267,6 +267,87 @@ def test_numbers_of_the_users_own_are_refused_with_words_that_work(words: dict[s
         assert request(**{**words, "n_ctx": int(larger[1])}).session is not None
 
 
+def encoder(pooling: int = 1, *, is_causal: bool = False) -> Model:
+    metadata = {"general.architecture": "llama", "llama.pooling_type": pooling, "llama.attention.causal": is_causal}
+    return replace(model(2048), metadata=metadata)
+
+
+SERVER, PYTHON = "llama-server", "llama-cpp-python"
+INPUTS: dict[str, tuple[Model, dict[str, Any], tuple[int, int], str]] = {
+    "as long as the model's own context": (encoder(), {}, (2048, 2048), ""),
+    "as long as -c": (encoder(), {"n_ctx": 1024}, (1024, 1024), ""),
+    "as long as a slot's part": (encoder(), {"n_ctx": 1024, "n_seq_max": 2}, (512, 512), ""),
+    "as long as slots share": (encoder(), {"n_ctx": 1024, "n_seq_max": 2, "kv_unified": True}, (1024, 1024), ""),
+    "a token of each sequence": (encoder(), {"n_ctx": 1024, "n_seq_max": 64}, (64, 64), ""),
+    "the last token of a causal model": (encoder(3, is_causal=True), {}, (512, 512), ""),
+    "the same, for Llama": (encoder(3, is_causal=True), {"program": PYTHON}, (2048, 512), ""),
+    "another pooling of it": (encoder(3, is_causal=True), {"pooling_type": "mean"}, (2048, 2048), ""),
+    "the last token of an encoder": (encoder(3), {}, (2048, 2048), ""),
+    "the user's micro batch": (
+        encoder(),
+        {"n_ubatch": 8},
+        (8, 8),
+        "with -ub 8, inputs of more than 8 tokens are refused,",
+    ),
+    "the user's batch": (encoder(), {"n_batch": 128}, (128, 128), "use -b 2048, or leave -b out"),
+    "both": (
+        encoder(),
+        {"n_batch": 4096, "n_ubatch": 512},
+        (512, 512),
+        "(llama-server lowers -b to 512, as -ub, where it embeds or ranks), although the context of a sequence has "
+        "2048: use -b 2048 -ub 2048, or leave -b and -ub out",
+    ),
+    "both, for Llama": (
+        encoder(),
+        {"program": PYTHON, "n_batch": 4096, "n_ubatch": 512},
+        (4096, 512),
+        "with -b 4096 -ub 512, inputs of more than 512 tokens are refused, although",
+    ),
+    "a batch that is lowered": (
+        encoder(),
+        {"n_batch": 4096, "n_ubatch": 2048},
+        (2048, 2048),
+        "llama-server lowers -b to 2048, as -ub, where it embeds or ranks: leave -b 4096 out",
+    ),
+    "enough": (encoder(), {"n_ubatch": 4096}, (4096, 4096), ""),
+    "a reranker": (encoder(4), {"embedding": None, "reranking": True, "n_ubatch": 8}, (8, 8), "with -ub 8, inputs of"),
+}
+
+
+@pytest.mark.parametrize(("of", "words", "batches", "note"), INPUTS.values(), ids=INPUTS)
+def test_batches_hold_a_whole_input(of: Model, words: dict[str, Any], batches: tuple[int, int], note: str) -> None:
+    words = {"n_seq_max": 1, "embedding": True, "program": SERVER, **words}
+    found = request(of, **{name: value for name, value in words.items() if value is not None})
+    assert (found.params.n_batch, found.params.n_ubatch) == batches
+    assert [note in each for each in found.notes] == ([True] if note else [])
+    assert found.workload.generate == 0
+    assert found.workload.prompt <= (batches[1] if note.startswith("with -ub") else 2048)
+    if "n_ctx" not in words:
+        # a smaller context has smaller batches, unless they are the user's
+        smaller = found.with_context(512)
+        assert (smaller.n_ctx_min, smaller.n_ctx_max) == (512, 512)
+        follows = note == "" and "n_ubatch" not in words
+        assert smaller.params.n_batch == (512 if follows else batches[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ({"workload": "chat"}, "--workload is for models that answer"),
+        ({"users": 3}, "-np 3 answers as many at once"),
+        ({"generate": 100}, "--prompt sets the tokens of an input"),
+        ({"objective": "generation"}, "--objective prompt is the speed of inputs"),
+        ({"prompt": 3000}, "--prompt is 3000, more than the context of 2048: give less"),
+        ({"prompt": 3000, "n_ctx": 1024}, "more than the context of 1024: give less, or a larger -c"),
+    ],
+)
+def test_what_only_a_model_that_answers_has(words: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        request(encoder(), embedding=True, program=SERVER, **words)
+    with pytest.raises(UsageError, match=why):
+        request(encoder(), reranking=True, program=SERVER, **words)
+
+
 CONTEXTS: dict[str, tuple[Model, dict[str, Any], int]] = {
     "the model's own": (model(), {}, 32768),
     "its own for each": (model(), {"n_seq_max": 2}, 65536),

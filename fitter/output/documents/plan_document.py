@@ -47,6 +47,7 @@ _POOL = document(
 _ROW = document(Row, "buffer_type", "device", "is_host", *BYTES, "reserved")
 _SPEEDS = (rounded("prompt_tokens_per_second"), rounded("generation_tokens_per_second"))
 _FULL = "Speed of generation when the context of a user is full; null where it is unknown, or nothing is generated."
+_GENERATION = "Speed of generation, in tokens per second; null for a model that embeds or ranks texts."
 _FULL_CONTEXT = document(SpeedAt, Key("tokens", "live_tokens"), rounded("generation_tokens_per_second"))
 _ALTERNATIVE = document(Alternative, "arguments", "n_ctx", *_SPEEDS, Key("measured", "is_measured"), "file_type")
 _USERS = document(UserSpeed, "users", *map(rounded, ("seconds", "each", "together")))
@@ -86,6 +87,10 @@ _BOUND = document(
 )
 
 
+def _generation(price: Price) -> float | None:
+    return four_digits(price.generation_tokens_per_second) if price.input_tokens is None else None
+
+
 def params_to_dict(params: Params) -> dict[str, Any]:
     """Write the parameters of a load, named as in llama.cpp."""
     parameters = of_a_load()
@@ -122,7 +127,14 @@ PLAN = document(
     Key("memory", "breakdown.rows", _ROW, about="What llama.cpp measured for each buffer type."),
     Key(
         "estimate",
-        of=document(Price, *_SPEEDS, Key("full_context", of=_FULL_CONTEXT, about=_FULL)),
+        of=document(
+            Price,
+            _SPEEDS[0],
+            Key("generation_tokens_per_second", ".", change=_generation, hint=float | None, about=_GENERATION),
+            Key("full_context", of=_FULL_CONTEXT, about=_FULL),
+            "input_tokens",
+            rounded("inputs_per_second"),
+        ),
         about="Estimated tokens per second; null where the plan does not fit.",
     ),
     Key("drafting", of=_DRAFTING),

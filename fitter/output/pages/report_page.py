@@ -216,7 +216,12 @@ def _facts(plan: Plan) -> list[Fact]:
     price = plan.estimate
     if plan.turns is not None:
         facts.append(Fact("a turn", duration(plan.turns.all.seconds), "estimated"))
-    if price is not None:
+    if price is not None and price.inputs_per_second is not None:
+        facts.append(
+            Fact("inputs", speed(price.inputs_per_second), f"a second of {price.input_tokens:,} tokens, estimated")
+        )
+        facts.append(Fact("input", speed(price.prompt_tokens_per_second), "tokens/s, estimated"))
+    elif price is not None:
         note = "tokens/s, estimated"
         if (full := full_context(price)) is not None:
             note += f"; {speed(full.generation_tokens_per_second)} at {full.live_tokens:,} tokens"
@@ -299,12 +304,16 @@ def _explanation(plan: Plan, say: Callable[[str], str]) -> dict[str, Any] | None
         reverse=True,
     )
     parts = [(part.name, part.prompt / prompt, part.generation / generation) for part in ordered]
+    answers = "" if price.input_tokens is not None else f" and {workload.generate:,} generated ones"
     return {
-        "workload": f"a request of {workload.prompt:,} tokens and {workload.generate:,} generated ones"
+        "answers": bool(answers),
+        "workload": f"a request of {workload.prompt:,} tokens{answers}"
         + (f", from each of {workload.users} users at once" if workload.users > 1 else ""),
         "seconds": price.seconds,
         "parts": [(name, *shares) for name, *shares in parts if max(shares) >= 0.005],
-        "bound": [say(line) for line in explain_lines(price, (), plan.bound)[2:3]] if plan.bound is not None else [],
+        "bound": [say(line) for line in explain_lines(price, (), plan.bound)[2 if answers else 1 :][:1]]
+        if plan.bound is not None
+        else [],
         "far": list(map(say, far_lines(plan.bound))),
         "speeds": list(map(say, default_speeds(price))),
     }

@@ -25,20 +25,14 @@ def explanation(plan: Plan) -> str:
 def explain_lines(price: Price, choices: Sequence[Choice] = (), bound: Bound | None = None) -> list[str]:
     """List where the time goes, each choice with its runner-up, the lower bound, and the assumed speeds."""
     workload = price.workload
-    lines = [
-        _spent(
-            "prompt" if workload.users == 1 else "prompts",
-            workload.users * workload.prompt * price.estimate.prompt_seconds,
-            price.parts,
-            lambda part: part.prompt,
-        ),
-        _spent(
-            "generation",
-            workload.generate * price.estimate.generation_seconds,
-            price.parts,
-            lambda part: part.generation,
-        ),
-    ]
+    prompts = workload.users * workload.prompt * price.estimate.prompt_seconds
+    answers = workload.generate * price.estimate.generation_seconds
+    name = "prompt" if workload.users == 1 else "prompts"
+    if price.input_tokens is not None:
+        name = "input"
+    lines = [_spent(name, prompts, price.parts, lambda part: part.prompt)]
+    if price.input_tokens is None:
+        lines.append(_spent("generation", answers, price.parts, lambda part: part.generation))
     lines += [_choice(choice) for choice in choices]
     if bound is not None:
         lines.append(_bound(bound, price.seconds))

@@ -15,6 +15,7 @@ from fitter.text import human, mib
 
 if TYPE_CHECKING:
     from fitter.planning.fleet.fleet import Fleet, FleetModel
+    from fitter.planning.pricing.pricing import Price
 
 _SHOWN = 6
 """Sets and swaps that are shown; with ``-v`` all are."""
@@ -60,13 +61,19 @@ def _models(fleet: Fleet) -> RenderableType:
             f"{model.share:.0%}",
             _places(model),
             str(resolved(model.plan).n_ctx),
-            "-" if price is None else speed(price.generation_tokens_per_second),
+            "-" if price is None else _speed(price),
             _seconds(model.seconds),
             _seconds(model.alone_seconds),
             _seconds(model.load_seconds + model.lost_seconds),
             f"{model.miss:.0%}",
         )
     return table
+
+
+def _speed(price: Price) -> str:
+    """Write tokens per second of an answer, or inputs per second of a model that embeds or ranks texts."""
+    inputs = price.inputs_per_second
+    return speed(price.generation_tokens_per_second) if inputs is None else f"{speed(inputs)} inputs"
 
 
 def _places(model: FleetModel) -> str:

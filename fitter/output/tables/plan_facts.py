@@ -169,7 +169,14 @@ def _speeds(price: Price, *, is_host_shared: bool) -> str:
             of.setdefault(re.split(" [(]|, which", source.text)[0], []).append(source.device)
     assumed = [f"{', '.join(devices)}: {text}" for text, devices in of.items()]
     speeds = f"{generation} t/s generation{at_full} · {prompt} t/s prompt"
+    if price.inputs_per_second is not None:
+        speeds = f"{inputs_text(price)} · {prompt} t/s"
     return speeds + (f" ({'; '.join(assumed)})" if assumed else "")
+
+
+def inputs_text(price: Price) -> str:
+    """Write the inputs per second of a model that embeds or ranks texts, and their length."""
+    return f"{speed(price.inputs_per_second or 0.0)} inputs/s of {price.input_tokens} tokens"
 
 
 def full_context(price: Price) -> SpeedAt | None:

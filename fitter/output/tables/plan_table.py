@@ -25,6 +25,7 @@ from fitter.output.tables.plan_facts import (
     facts,
     full_context,
     given_up,
+    inputs_text,
     layers,
     reduced,
     shared_places,
@@ -380,6 +381,9 @@ def parameter_lines(plan: Plan) -> list[str]:
 def _estimate_lines(price: Price) -> Iterator[str]:
     workload = price.workload
     prompt, generation = speed(price.prompt_tokens_per_second), speed(price.generation_tokens_per_second)
+    if price.inputs_per_second is not None:
+        yield f"estimated {inputs_text(price)} · {prompt} t/s"
+        return
     each = "" if workload.users == 1 else f" for each of {workload.users} users at once"
     yield (
         f"estimated {prompt} t/s prompt · {generation} t/s generation "

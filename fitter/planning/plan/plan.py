@@ -280,6 +280,13 @@ def check_fits(plan: Plan, remedy: str = "") -> None:
         raise PlanError(f"the plan does not fit: {plan.problems[0].message}{more}")
 
 
+def is_on_devices(plan: Plan) -> bool:
+    """Return whether devices have all layers and caches of ``plan``."""
+    params = plan.params
+    has_all = params.n_gpu_layers < 0 or params.n_gpu_layers > plan.n_layer
+    return bool(plan.breakdown.devices) and has_all and not plan.host.context and not params.tensor_buft_overrides
+
+
 def check_can_run(plan: Plan) -> None:
     """Raise ``PlanError`` for a plan for virtual devices."""
     if plan.virtual:
@@ -328,6 +335,7 @@ __all__ = [
     "check_fits",
     "check_is_here",
     "check_llama_cpp",
+    "is_on_devices",
     "renamed",
     "resolved",
     "stamp_of",

@@ -32,12 +32,14 @@ from fitter.planning.request.constraints import (
     levers,
     workload_of,
 )
+from fitter.planning.request.inputs import batch_notes, check_reads, whole_inputs, with_whole_inputs
 from fitter.planning.request.request import DEFAULT_FIT_CTX, DeviceLimit, HostLimit, PoolLimit, Request
 from fitter.planning.request.request_limits import own_context
 from fitter.planning.request.session import Session, is_preset
 from fitter.planning.request.shared_margin import MAPS, mapped_between, with_what_they_map
 from fitter.planning.speed.cost import Workload
 from fitter.planning.speed.model_facts import facts_of
+from fitter.programs import PROGRAMS
 
 _FFN_WEIGHT = re.compile(r"\.ffn_(up|down|gate|gate_up)\.")
 
@@ -116,6 +118,13 @@ def request_of(
     pinned = pinned_by(params, model, devices, machine.devices, questions.match)
     n_ctx_train = model.n_ctx_train or min(ask.fit_ctx, MAX_TOKENS)
     session, workload, scaled = _work(ask, params, n_ctx_train)
+    whole, unlike = frozenset[str](), []
+    if params.embeddings:
+        each = context_of_a_sequence(params, n_ctx_train)
+        whole = whole_inputs(params, model, is_server=PROGRAMS[ask.program].is_server)
+        unlike = batch_notes(params, whole, ask.batches, each, ask.program)
+        whole = frozenset() if ask.batches else whole
+        params = with_whole_inputs(params, whole, each)
     holds = 0
     if ask.is_workload_given:
         # caches of their own, or parts of one
@@ -143,10 +152,12 @@ def request_of(
         strategy=ask.strategy,
         allow=levers(ask.allow),
         pools=pools,
+        whole_inputs=whole,
         notes=(
             *_beyond_training(params, model, ask.fit_ctx),
             *_without_effect(ask, model, questions.match),
             *scaled,
+            *unlike,
             *(_unused(machine, (*chosen, *others)) if named is None else ()),
         ),
     )
@@ -337,7 +348,14 @@ def _work(ask: Ask, params: Params, n_ctx_train: int) -> tuple[Session, Workload
     is_chosen = bool(params.n_ctx)
     is_described = ask.workload is not None
     notes: tuple[str, ...] = ()
-    if ask.session and ask.workload is not None:
+    if params.embeddings:
+        check_reads(ask.objective, ask.workload, ask.users, ask.generate)
+        if (ask.prompt or 0) > context:
+            larger = ", or a larger -c" if is_chosen else ""
+            raise UsageError(f"--prompt is {ask.prompt}, more than the context of {context}: give less{larger}")
+        most = params.n_ubatch if ask.batches else context
+        session = Session(ask.prompt or min(Workload.prompt, context, most), 0)
+    elif ask.session and ask.workload is not None:
         session = ask.session
         if session.longest > context and is_preset(ask.workload):
             session = session.scaled_to(context)

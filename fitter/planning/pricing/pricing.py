@@ -110,6 +110,17 @@ class Price:
         return self.estimate.generation_tokens_per_second
 
     @property
+    def input_tokens(self) -> int | None:
+        """Tokens of each input of a model that embeds or ranks texts; ``None`` for one that answers."""
+        return None if self.workload.generate else self.workload.prompt
+
+    @property
+    def inputs_per_second(self) -> float | None:
+        """Inputs of ``input_tokens`` per second; ``None`` for a model that answers."""
+        tokens = self.input_tokens
+        return None if tokens is None else self.prompt_tokens_per_second / max(1, tokens)
+
+    @property
     def seconds(self) -> float:
         """Seconds of the whole request."""
         return self.estimate.seconds

@@ -11,6 +11,7 @@ from fitter.errors import UsageError
 from fitter.llama.types import Params, VirtualDevice
 from fitter.machine.gpu import virtual_devices
 from fitter.machine.machine import speed_of_host
+from fitter.model.header import Model
 from fitter.parameters.table import (
     DEFAULTS,
     MAX_SEQUENCES,
@@ -234,6 +235,16 @@ class Ask:
         ask.check()
         return ask
 
+    def for_texts(self, model: Model) -> tuple[Ask, tuple[str, ...]]:
+        """Return the parameters with ``--embedding`` or ``--reranking`` where the header pools, and a note on it."""
+        is_set = {"embedding", "reranking"} & self.given or self.sharing.drafts_with_a_model or self.sharing.ngrams
+        if not model.pooling or is_set:
+            return self, ()
+        ranks = model.pooling == "rank" and "reranking" in PROGRAMS[self.program].knows
+        name = "reranking" if ranks else "embedding"
+        note = f"planned with --{name}: {model.architecture}.pooling_type of the header is {model.pooling}"
+        return replace(self, words=cast(Fitting, {**self.words, name: True})), (note,)
+
     def with_one_slot(self, program_facts: Facts) -> Params | None:
         """Return the parameters with one sequence (``-np 1``); ``None`` where their number is the user's."""
         if self.given & {"n_seq_max", "kv_unified_per_slot"} or (self.session and self.session.users > 1):
@@ -315,6 +326,12 @@ class Ask:
         from fitter.machine.rpc_devices import parse_bandwidths
 
         return parse_bandwidths(self.rpc_bandwidth)
+
+    @property
+    def batches(self) -> dict[str, int]:
+        """The user's ``n_batch`` and ``n_ubatch``, as far as they are set."""
+        words: Mapping[str, Any] = self.words
+        return {name: words[name] for name in ("n_batch", "n_ubatch") if name in self.given}
 
     @property
     def is_workload_given(self) -> bool:

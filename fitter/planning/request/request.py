@@ -12,6 +12,7 @@ from fitter.parameters.table import DEFAULTS
 
 # What ``--allow`` accepts; ``fitter.planning.search.levers`` makes changes of a request of them.
 from fitter.parameters.table import LEVERS as LEVERS
+from fitter.planning.request.inputs import with_whole_inputs
 from fitter.planning.request.request_limits import own_context
 from fitter.planning.request.session import Session
 from fitter.planning.speed.cost import Workload
@@ -149,6 +150,7 @@ class Request:
         n_ctx_cap: The largest context of a plan, if limited.
         pools: Memory that devices share with the host.
         notes: Notes for the plan.
+        whole_inputs: Fields of ``params`` that follow the context, since they must hold a whole input.
     """
 
     params: Params
@@ -177,6 +179,7 @@ class Request:
     n_ctx_cap: int | None = None
     pools: tuple[PoolLimit, ...] = ()
     notes: tuple[str, ...] = ()
+    whole_inputs: frozenset[str] = frozenset()
 
     @property
     def is_for_most_context(self) -> bool:
@@ -215,7 +218,8 @@ class Request:
     def with_context(self, n_ctx: int) -> Request:
         """Return the request with ``n_ctx`` as its only context, which the user did not set."""
         each = n_ctx // self.n_streams
-        return replace(self, n_ctx_train=each, fit_ctx=each)
+        params = with_whole_inputs(self.params, self.whole_inputs, each)
+        return replace(self, params=params, n_ctx_train=each, fit_ctx=each)
 
 
 SHARED_ROW = "shared"
