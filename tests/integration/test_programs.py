@@ -6,6 +6,7 @@ import copy
 import importlib
 import itertools
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +22,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 import fitter
 from fitter.errors import PlanError, UsageError
 from fitter.output.plan_file import read_plan
+from fitter.output.tables.plan_facts import facts
 from fitter.parameters.table import PARAMETERS, PROGRAMS
 from fitter.planning.plan.plan import Plan
 from fitter.programs import facts as program_facts
@@ -365,6 +367,47 @@ def test_the_table_says_what_is_smaller_and_why(folder: Path) -> None:
     given = command(*words, "-cram", "3788", "-ctxcp", "2")
     assert given.stdout.strip() == said.stdout.strip()
     assert "reduced" not in given.stderr
+
+
+MUCH_LATER: dict[str, tuple[str, dict[str, Any], str]] = {
+    "checkpoints of four slots": (
+        "gemma3-12b",
+        {"program": SERVER},
+        "40.0 GiB of checkpoints of 4 slots (32 each), 8.0 GiB of prompt cache, 4.0 MiB of logits: less with a smaller "
+        "-ctxcp, -np or -cram",
+    ),
+    "of one": (
+        "gemma3-12b",
+        {"program": SERVER, "n_seq_max": 1, "cache_ram": 0},
+        "10.0 GiB of checkpoints of 1 slot (32 each), 1.0 MiB of logits: less with a smaller -ctxcp",
+    ),
+    "a prompt cache alone": ("llama-3.1-8b", {"program": SERVER}, ""),
+    "logits of every token": (
+        "gemma3-12b",
+        {"program": PYTHON, "logits_all": True},
+        "2.0 GiB of logits: less with a smaller -b",
+    ),
+    "outputs of an embedder": (
+        "llama-3.1-8b",
+        {"program": SERVER, "embedding": True},
+        "4.0 GiB of logits: less with a smaller -c",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "words", "said"), MUCH_LATER.values(), ids=MUCH_LATER)
+def test_what_takes_much_memory_later_is_named(folder: Path, name: str, words: dict[str, Any], said: str) -> None:
+    plan = fitter.fit(folder / f"{name}.gguf", gpus="48GiB", n_ctx=8192, **words)
+    assert plan.fits
+    found = dict(facts(plan)).get("later", "")
+    assert found == (f"in host memory while it runs, up to {said}" if said else "")
+    for option in re.findall(r"-[a-z]+", found.rpartition("smaller")[2]):
+        # what it names makes it less
+        [key] = [each.name for each in PARAMETERS.values() if option in each.options]
+        value = {"-c": 4096, "-np": 2, "-b": 1024, "-ctxcp": 4, "-cram": 100}[option]
+        assert fitter.fit(folder / f"{name}.gguf", gpus="48GiB", **{"n_ctx": 8192, **words, key: value}).host.later < (
+            plan.host.later - MIB
+        )
 
 
 def test_what_is_set_and_has_no_room_is_said(folder: Path) -> None:

@@ -17,8 +17,9 @@ from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.turns import Turns
 from fitter.planning.pricing.pricing import Price, SpeedAt
 from fitter.planning.request.constraints import context_of_a_sequence
+from fitter.planning.request.request import DEFAULT_MARGIN
 from fitter.planning.request.summary import SharedUse
-from fitter.text import human, printable
+from fitter.text import MIB, human, printable
 
 _LABELS = {"draft": "draft", "mtp": "draft", "ngram": "draft", "lora": "LoRA", "reserve": "reserved"}
 """Labels of what a plan has room for beyond the model; its kind for all others."""
@@ -34,6 +35,8 @@ def facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "context", _context(plan)
     yield "weights", _weights(plan)
     yield "caches" if plan.params.moe_cache_size else "KV cache", " · ".join(_cache(plan))
+    if (later := _later(plan)) is not None:
+        yield "later", later
     for shared in plan.shared:
         if shared.kind == "ngram":
             yield _LABELS[shared.kind], printable(shared.name)
@@ -138,6 +141,29 @@ def _cache(plan: Plan) -> Iterator[str]:
         yield "flash attention off"
     if (params.n_batch, params.n_ubatch) != (Params.n_batch, Params.n_ubatch):
         yield f"batch {params.n_batch}/{params.n_ubatch}"
+
+
+def _later(plan: Plan) -> str | None:
+    """Write what takes much host memory later, and what makes it less; ``None`` if that is the prompt cache alone."""
+    parts = sorted((each for each in plan.later if (each.bytes or 0) >= MIB), key=lambda each: -(each.bytes or 0))
+    if sum(each.bytes or 0 for each in parts if each.kind != "prompt cache") < DEFAULT_MARGIN:
+        return None
+    slots = plan.params.n_seq_max
+    fewer = ["-np"] * (slots > 1)
+    makes_less = {
+        "checkpoints": ["-ctxcp", *fewer],
+        "prompt cache": ["-cram"],
+        "logits": ["-c"] if plan.params.embeddings else fewer if plan.params.n_outputs_max else ["-b"],
+    }
+    texts, options = [], dict[str, None]()
+    for each in parts:
+        of_slots = f" of {slots} slot{'s' * (slots > 1)} ({each.per_slot} each)" if each.kind == "checkpoints" else ""
+        texts.append(f"{human(each.bytes or 0)} of {each.kind}{of_slots}")
+        if each is parts[0] or (each.bytes or 0) >= DEFAULT_MARGIN:
+            options |= dict.fromkeys(makes_less[each.kind])
+    smaller = " or ".join(filter(None, (", ".join([*options][:-1]), *[*options][-1:])))
+    less = f": less with a smaller {smaller}" if smaller else ""
+    return f"in host memory while it runs, up to {', '.join(texts)}{less}"
 
 
 def _turns(turns: Turns) -> Iterator[str]:
