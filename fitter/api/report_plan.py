@@ -163,7 +163,7 @@ def _contexts(
     return tuple(sorted(points, key=lambda point: point.n_ctx)), tuple(notes)
 
 
-def _request(plan: Plan, n_ctx: int) -> dict[str, int]:
+def _request(plan: Plan, n_ctx: int) -> dict[str, int | None]:
     """Return the keywords for the request of a plan whose context the fit chose, if ``n_ctx`` tokens hold it.
 
     A context that is set would be compared at a request of its own.
@@ -173,7 +173,8 @@ def _request(plan: Plan, n_ctx: int) -> dict[str, int]:
         return {}
     workload = plan.estimate.workload
     fits = workload.prompt + workload.generate <= context_of_a_sequence(replace(plan.params, n_ctx=n_ctx), n_ctx)
-    return {"prompt": workload.prompt, "generate": workload.generate} if fits else {}
+    # a model that only reads generates nothing
+    return {"prompt": workload.prompt, "generate": workload.generate or None} if fits else {}
 
 
 def _plan_context(where: str, n_ctx: int, words: Mapping[str, Any]) -> ContextPoint:

@@ -209,6 +209,10 @@ def test_inputs_a_second_take_the_place_of_generation(folder: Path, tmp_path: Pa
         assert "generation" not in text
     assert "a second of 100 tokens, estimated" in page.read_text(encoding="utf-8")
     assert "of generation" not in page.read_text(encoding="utf-8")
+    assert command("report", "--shape", "modernbert-base", *words[1:3], "--embedding", "-o", page).returncode == 0
+    other_contexts = page.read_text(encoding="utf-8").partition('id="contexts"')[2].partition("For scripts")[0]
+    assert '<th scope="row">4,096</th>' in other_contexts
+    assert "prompt, tokens/s" in other_contexts and "generation" not in other_contexts
 
 
 ON_A_CARD: dict[str, tuple[str, int]] = {

@@ -16,6 +16,7 @@ from fitter.output.documents.document import dumps
 from fitter.output.documents.inspection_document import INSPECTION as INSPECTION_DOCUMENT
 from fitter.output.documents.plan_document import to_dict
 from fitter.planning.plan.plan import Alternative, Problem
+from fitter.planning.speed.cost import Workload
 from tests.support.answers import CALIBRATION, INSPECTION
 from tests.support.plans import GIB, MIB, make_plan, make_price
 from tools.docs.of_json import DOCUMENTS, keys, printed
@@ -144,6 +145,16 @@ def test_the_estimate() -> None:
         "prompt_tokens_per_second": 1240,
         "generation_tokens_per_second": 38.04,
         "full_context": None,
+        "input_tokens": None,
+        "inputs_per_second": None,
+    }
+    of_texts = replace(make_price(), workload=Workload(310, 0))
+    assert to_dict(make_plan(estimate=of_texts))["estimate"] == {
+        "prompt_tokens_per_second": 1240,
+        "generation_tokens_per_second": None,
+        "full_context": None,
+        "input_tokens": 310,
+        "inputs_per_second": 4.001,
     }
     estimate = to_dict(make_plan(estimate=make_price(full=30.12345)))["estimate"]
     assert estimate["full_context"] == {"tokens": 4096, "generation_tokens_per_second": 30.12}

@@ -120,7 +120,7 @@ def figures_of(plan: Plan, called: str = "", path: str = "") -> dict[str, Any]:
         "used": sum(use.used + use.shared for use in plan.devices),
         "host_weights": plan.host.model,
         "prompt_tokens_per_second": None if price is None else price.prompt_tokens_per_second,
-        "tokens_per_second": None if price is None else price.generation_tokens_per_second,
+        "tokens_per_second": None if price is None else price.tokens_per_second,
         "full_context_tokens_per_second": None if full is None else full.generation_tokens_per_second,
         "arguments": tuple(arguments(plan)) if plan.fits else None,
         "problem": problem,

@@ -29,7 +29,7 @@ class ContextPoint:
     prompt_tokens_per_second: float | None
     """Estimated speed; ``None`` if it does not fit."""
     generation_tokens_per_second: float | None
-    """Estimated speed; ``None`` if it does not fit."""
+    """Estimated speed; ``None`` if it does not fit, or for a model that embeds or ranks texts."""
     message: str = ""
     """Why it does not fit or has no plan."""
     full_context_tokens_per_second: float | None = None
@@ -53,7 +53,7 @@ def point_of(plan: Plan) -> ContextPoint:
         plan.host.used,
         plan.host.model + plan.host.context,
         None if price is None else price.prompt_tokens_per_second,
-        None if price is None else price.generation_tokens_per_second,
+        None if price is None or price.input_tokens is not None else price.generation_tokens_per_second,
         "; ".join(f"{problem.device} lacks {human(problem.missing)}" for problem in plan.problems),
         None if full is None else full.generation_tokens_per_second,
         None if price is None else price.workload.prompt,

@@ -48,9 +48,9 @@ class Planned:
 
     @property
     def generation_tokens_per_second(self) -> float | None:
-        """Estimated speed of generation; ``None`` if it does not fit."""
+        """Estimated speed of generation, or of a model that only reads, of its inputs; ``None`` if it does not fit."""
         price = None if self.plan is None else self.plan.estimate
-        return None if price is None else price.generation_tokens_per_second
+        return None if price is None else price.tokens_per_second
 
     @property
     def is_on_devices(self) -> bool:

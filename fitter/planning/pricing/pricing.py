@@ -121,6 +121,11 @@ class Price:
         return None if tokens is None else self.prompt_tokens_per_second / max(1, tokens)
 
     @property
+    def tokens_per_second(self) -> float:
+        """Speed of generation; of a model that embeds or ranks texts the speed of its inputs."""
+        return self.generation_tokens_per_second if self.input_tokens is None else self.prompt_tokens_per_second
+
+    @property
     def seconds(self) -> float:
         """Seconds of the whole request."""
         return self.estimate.seconds
