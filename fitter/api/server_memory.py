@@ -20,6 +20,7 @@ from fitter.planning.plan.drafting import Drafting, drafting_of
 from fitter.planning.plan.plan import Plan, is_on_devices
 from fitter.planning.plan.pool_use import left_for_host, with_host
 from fitter.planning.plan.turns import turns_of
+from fitter.planning.pricing.objective import longest_seconds, objective_seconds
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.context_limit import EXPENSIVE
@@ -107,13 +108,19 @@ class ServerMemory:
         room = left_for_host(smallest.pools, smallest.host)
         if not smallest.fits or room is None:
             return smallest
+        if plan and plan.fits and plan.estimate and smallest.estimate:
+            seconds, least_seconds = (
+                objective_seconds(request, each.estimate) for each in (plan.estimate, smallest.estimate)
+            )
+            if seconds <= longest_seconds(request, least_seconds):
+                return plan
         room += smallest.host.later
         on_devices = is_on_devices(smallest) and not smallest.pools
         if on_devices:
             # there a longer context takes host memory for compute buffers alone
             room -= self._growth(smallest, request)
         if on_devices or room >= every:
-            larger = plan if plan and room >= every else attempt(request, max(least, min(every, room)))
+            larger = attempt(request, max(least, min(every, room)))
             if larger.fits and larger.params.n_ctx > smallest.params.n_ctx:
                 return larger
         note = f"the context is the smallest: what {self.ask.program} keeps comes before a longer one; -c sets it"
