@@ -28,7 +28,7 @@ from fitter.planning.request.request import Request
 from fitter.planning.request.session import Session
 from fitter.planning.request.shared import HOST_NAME, LATER, later_of
 from fitter.planning.request.summary import SharedUse
-from fitter.planning.speed.cost import default, token_seconds
+from fitter.planning.speed.cost import default, family_name, token_seconds
 from fitter.programs import PROGRAMS, Facts, LlamaServer, facts
 from fitter.programs.later import Later, ServerCaches, reduce_to, server_caches
 from fitter.programs.outputs import output_bytes
@@ -241,7 +241,10 @@ class ServerMemory:
             return 0
 
     def _drafting(self, plan: Plan, price: Price, request: Request, host: HostSpeed) -> Drafting | None:
-        """Estimate drafts: a draft model reads its weights for each token, MTP its own layers and the output."""
+        """Estimate drafts: a draft model reads its weights for each token, MTP its own layers and the output.
+
+        The processor chooses each drafted token, and the model's own beside it.
+        """
         places: dict[str | None, DeviceSpeed | HostSpeed] = dict(request.speeds.items())
         places[None] = host
         if self.drafts is not None:
@@ -260,7 +263,10 @@ class ServerMemory:
             seconds = token_seconds(size, number, places[last])
         sharing = self.ask.sharing
         depth = sharing.draft_max or self.known.draft_n_max
-        return drafting_of(price, depth, seconds, sharing.acceptance)
+        chosen = default().host.sampling * (self.model if self.drafts is None else self.drafts.model).n_vocab
+        kinds = {family_name(request.speeds[name]) for name in plan.breakdown.devices if name in request.speeds}
+        slower = max((default().families[kind].drafts for kind in kinds), default=1.0)
+        return drafting_of(price, depth, seconds, sharing.acceptance, chosen, slower)
 
     def _keeping(self, params: Params, session: Session) -> _Keeping:
         """Return how often a turn finds the one before.

@@ -153,7 +153,7 @@ def test_drafts_of_a_model(models: dict[str, Path]) -> None:
     bad = planned(models["dense"], model_draft=str(models["dense"]), acceptance=0.1)
     assert bad.drafting is not None
     assert bad.drafting.best.depth == 0
-    assert "quickest is no draft" in dict(facts(bad))["drafting"]
+    assert "quicker with no draft" in dict(facts(bad))["drafting"]
 
 
 def test_the_best_draft_depends_on_the_users(models: dict[str, Path]) -> None:

@@ -27,6 +27,8 @@ DATA = Path(__file__).resolve().parents[1] / "data" / "speeds"
 PLACEMENTS = DATA / "placements.csv"
 LATER = DATA / "later_placements.csv"
 """Published after the constants were fitted on the others."""
+MIXTURES = DATA / "mixtures.csv"
+"""Mixtures of experts that are whole on one card; every second row was fitted, from the first on."""
 GPUS = DATA / "gpus_tg128.csv"
 
 GB = 1e9

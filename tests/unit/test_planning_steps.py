@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,12 @@ import pytest
 
 from fitter.machine.gpu import virtual_devices
 from fitter.machine.speed import Factor, Factors, HostSpeed, default_host, speed_of
-from fitter.planning.plan.drafting import drafting_of, expected, of_each, published
+from fitter.output.tables.plan_facts import drafting_text
+from fitter.planning.plan.drafting import deeper, drafting_of, expected, of_each, published
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.speed.cost import Estimate, Layer, Weights, Work, Workload, default, price, token_seconds
+from tests.support import draft_speeds
+from tests.support.draft_speeds import drafted
 from tests.support.step_speeds import fitted_on, judged_by, steps
 
 SPECULATION = Path(__file__).resolve().parents[1] / "data" / "speeds" / "speculation.csv"
@@ -57,19 +61,47 @@ def test_published_acceptances_are_the_medians() -> None:
     assert statistics.median(mtp) == pytest.approx(published(), abs=0.01)
 
 
-def test_how_many_tokens_to_draft_on_a_published_card() -> None:
-    rows = [row for row in published_rows() if row["gpu"] == "rx-7900-xtx"]
-    card = speed_of(virtual_devices(["rx-7900-xtx"])[0])
-    layers = [Layer(0, (Weights(0, float(rows[0]["gib"]) * 2**30 / 48, float(rows[0]["params"]) * 1e9 / 48),))] * 48
-    work = Work((*layers, Layer(0, ())), 5120, n_splits=(2, 2))
-    found = {}
-    for row in rows:
-        depth, draft = int(row["depth"]), token_seconds(float(row["draft_gib"]) * 2**30, 1, card)
-        check = price(work, [card], default_host(), Workload(0, 2, 256, 1, depth)).generation_seconds
-        each = of_each(float(row["accepted"]), depth) if depth else 0.0
-        found[depth] = expected(depth, each) / (check + depth * draft)
-        assert found[depth] == pytest.approx(float(row["speed"]), rel=0.2)
-    assert max(found, key=lambda depth: found[depth]) == 3
+def test_deeper_drafts_are_accepted_less_often() -> None:
+    found = []
+    for _, group in itertools.groupby(drafted(), key=lambda each: each.series):
+        for few, many in itertools.pairwise(group):
+            share = of_each(many.accepted, many.depth) / of_each(few.accepted, few.depth)
+            found.append(share ** (1 / (many.depth - few.depth)))
+    assert len(found) == 23
+    assert statistics.median(found) == pytest.approx(deeper(), abs=0.001)
+    one = drafting_of(priced(CHEAP), 1, 0.0, 0.8)
+    assert one is not None
+    tokens = [each.tokens for each in one.depths]
+    assert tokens[1] == pytest.approx(1.8)
+    assert tokens[8] == pytest.approx(expected(8, 0.8 * deeper() ** 7))
+
+
+def test_drafts_are_as_quick_as_published() -> None:
+    every = drafted()
+    fitted, judging = (
+        [abs(each.estimated / each.speed - 1) for each in rows] for rows in (every[::2], draft_speeds.judged_by(every))
+    )
+    assert (len(fitted), len(judging)) == (19, 18)
+    assert statistics.median(fitted) <= 0.05
+    assert statistics.median(judging) <= 0.08
+
+
+@pytest.mark.parametrize(
+    ("gpu", "error"),
+    [("rtx", 0.09), ("tesla", 0.1), ("rx-|r9700|strix", 0.15), ("m3-ultra", 0.06)],
+    ids=["CUDA", "V100", "Vulkan", "Metal"],
+)
+def test_drafts_on_each_kind_of_card(gpu: str, error: float) -> None:
+    found = [each for each in drafted() if re.match(gpu, each.series[1])]
+    assert statistics.median(abs(each.estimated / each.speed - 1) for each in found) <= error
+
+
+def test_how_many_tokens_to_draft_on_published_cards() -> None:
+    """Of each card's depths, the one that is estimated to be the quickest was at most a tenth slower than the best."""
+    for _, group in itertools.groupby(drafted(), key=lambda each: each.series):
+        rows = list(group)
+        chosen = max(rows, key=lambda each: each.estimated)
+        assert chosen.speed >= 0.9 * max(each.speed for each in rows), chosen.series
 
 
 def priced(checks: tuple[float, ...]) -> Price:
@@ -100,6 +132,17 @@ def test_speed_with_a_draft_by_hand() -> None:
     assert found.planned.tokens == pytest.approx(1 + each + each**2)
     assert found.planned.each == pytest.approx((1 + each + each**2) / (0.024 + 2 * 0.003))
     assert found.off.each == pytest.approx(50)
+    assert found.accepted == pytest.approx(0.75), "as the user counts"
+    assert "(75% of drafted tokens accepted)" in drafting_text(found)
+
+
+def test_what_each_drafted_token_takes_by_hand() -> None:
+    # for two users, a processor that chooses each token in 1 ms, and drafts that are twice as slow
+    price = replace(priced((0.02, 0.022)), checks=((2, (0.02, 0.022)),))
+    found = drafting_of(price, 1, 0.003, 0.5, 0.001, 2.0)
+    assert found is not None
+    assert found.off.each == pytest.approx(50)
+    assert found.planned.each == pytest.approx(1.5 / (0.02 + 2 * (0.002 + 0.003 + 2 * 0.001)))
 
 
 def test_a_token_through_layers_by_hand() -> None:

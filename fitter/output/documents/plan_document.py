@@ -55,6 +55,7 @@ _DRAFTING = document(
     Drafting,
     "depth",
     rounded("acceptance"),
+    rounded("accepted"),
     Key("assumed", "is_assumed"),
     Key("depths", of=document(Depth, "depth", *map(rounded, ("tokens", "each")))),
     Key("by_users", of=document(BestDepth, "users", "depth", *map(rounded, ("each", "off")))),

@@ -54,13 +54,18 @@ class Drafting:
     depth: int
     """Tokens that the plan drafts at a time."""
     acceptance: float
-    """How often the model accepts a drafted token, if those before it are accepted."""
+    """How often the model accepts a drafted token, if those before it are accepted, at ``depth``."""
     is_assumed: bool
     """Whether the acceptance is a published one, not the user's."""
     depths: tuple[Depth, ...]
     """No draft, one token at a time, two, and so on: for all users of the work."""
     by_users: tuple[BestDepth, ...] = ()
     """One user, twice as many and so on, and all."""
+
+    @property
+    def accepted(self) -> float:
+        """Share of all tokens that the plan drafts which are accepted, as llama-server and ``--acceptance`` count."""
+        return (expected(self.depth, self.acceptance) - 1) / self.depth
 
     @property
     def off(self) -> Depth:
@@ -78,7 +83,9 @@ class Drafting:
         return max(self.depths, key=lambda each: each.each)
 
 
-def drafting_of(price: Price, depth: int, draft: float, accepted: float | None) -> Drafting | None:
+def drafting_of(
+    price: Price, depth: int, draft: float, accepted: float | None, chosen: float = 0.0, slower: float = 1.0
+) -> Drafting | None:
     """Estimate the speeds with drafts of different lengths; ``None`` where the price has none.
 
     Args:
@@ -86,22 +93,36 @@ def drafting_of(price: Price, depth: int, draft: float, accepted: float | None) 
         depth: Tokens that it drafts at a time.
         draft: Seconds to draft a token for all users.
         accepted: Share of all drafted tokens that the model accepts at this depth, if the user knows it.
+        chosen: Seconds to choose a token, for each user and drafted token.
+        slower: ``Family.drafts`` of the slowest device.
     """
     if not price.checks:
         return None
     each = published() if accepted is None else of_each(accepted, depth)
 
-    def depths_of(checks: Sequence[float]) -> tuple[Depth, ...]:
-        tokens = [expected(number, each) for number in range(len(checks))]
+    def depths_of(users: int, checks: Sequence[float]) -> tuple[Depth, ...]:
+        tokens = [expected(number, min(1.0, each * deeper() ** (number - depth))) for number in range(len(checks))]
         return tuple(
-            Depth(number, count, count / (check + number * draft))
+            Depth(number, count, count / step_seconds(checks[0], check, number * (draft + users * chosen), slower))
             for number, (count, check) in enumerate(zip(tokens, checks, strict=True))
         )
 
-    depths = {users: depths_of(checks) for users, checks in price.checks}
+    depths = {users: depths_of(users, checks) for users, checks in price.checks}
     best = {users: max(found, key=lambda one: one.each) for users, found in depths.items()}
     by_users = tuple(BestDepth(users, one.depth, one.each, depths[users][0].each) for users, one in best.items())
     return Drafting(depth, each, accepted is None, depths[max(depths)], by_users)
+
+
+def step_seconds(alone: float, check: float, draft: float, slower: float) -> float:
+    """Return the seconds of a step that makes and checks drafts.
+
+    Args:
+        alone: Seconds of a step without drafts.
+        check: Seconds of one that checks them, as if their tokens were another user's.
+        draft: Seconds to make them.
+        slower: ``Family.drafts``.
+    """
+    return alone + slower * (check - alone + draft)
 
 
 def expected(depth: int, acceptance: float) -> float:
@@ -128,3 +149,9 @@ def of_each(accepted: float, depth: int) -> float:
 def published() -> float:
     """Return the median of published acceptances."""
     return float(read_data(__file__)["acceptance"])
+
+
+@functools.cache
+def deeper() -> float:
+    """Return the median of how the published acceptance changes with each further token that is drafted at a time."""
+    return float(read_data(__file__)["deeper"])

@@ -28,7 +28,7 @@ from fitter.planning.pricing.pricing import (
     speeds_of,
 )
 from fitter.planning.request.request import Request
-from fitter.planning.speed.cost import Costs, Estimate, Part, Work, Workload, figures, price, seconds_of
+from fitter.planning.speed.cost import Costs, Estimate, Part, Work, Workload, default, figures, price, seconds_of
 from fitter.planning.speed.model_facts import ModelFacts
 from fitter.planning.speed.work import Pieces, as_measured, work_of
 
@@ -148,14 +148,22 @@ def split_estimate(
         work: the work with all layers on devices on the first device.
     """
     sums, work = sums or default_sums(), replace(work, op_offload=False)
-    alone = [{p.name: p for p in price(work, [device], host, workload, costs).parts} for device in devices]
+    costs = costs or default()
+    # parts of experts are smaller than experts, and no sooner found
+    whole = replace(costs, families={name: replace(each, experts=1.0) for name, each in costs.families.items()})
+    alone, sooner = (
+        [{p.name: p for p in price(work, [device], host, workload, of).parts} for device in devices]
+        for of in (costs, whole)
+    )
     parts: dict[str, Part] = {}
     for name in ("weights", "attention", "layers"):
         shared = []
-        for parts_alone, share in zip(alone, shares, strict=True):
-            part = parts_alone.get(f"device 0: {name}", Part(name, 0.0, 0.0))
+        none = Part(name, 0.0, 0.0)
+        for parts_alone, parts_sooner, share in zip(alone, sooner, shares, strict=True):
+            part, least = (parts_of.get(f"device 0: {name}", none) for parts_of in (parts_alone, parts_sooner))
             factor = {"weights": share.weights, "attention": share.caches, "layers": sums.layer}[name]
-            shared.append(Part(name, part.prompt * factor, part.generation * factor))
+            found = part.generation - least.generation
+            shared.append(Part(name, part.prompt * factor, least.generation * factor + found))
         slowest = max(range(len(devices)), key=lambda d: shared[d].generation)
         parts[name] = Part(f"device {slowest}: {name}", max(p.prompt for p in shared), shared[slowest].generation)
     for name, part in alone[0].items():

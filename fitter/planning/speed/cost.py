@@ -38,6 +38,8 @@ class Family:
         attention: The same for attention of a prompt.
         few: Share of ``compute`` that is left for further tokens of one step of generation.
         few_experts: The same in experts, of which each gets few of these tokens.
+        experts: Share of ``bandwidth`` that is left for reading the experts of generation, which are small.
+        drafts: How much longer drafts take than reading their weights and checking as many tokens of other users.
     """
 
     layer: float
@@ -48,6 +50,8 @@ class Family:
     attention: float
     few: float = 1.0
     few_experts: float = 1.0
+    experts: float = 1.0
+    drafts: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -612,6 +616,8 @@ def _rates_of(weights: Weights, at: Setting) -> Rates:
             looked_up = of_step / (costs.host.lookup * at.threads)
         read = of_step / at.bandwidth(place)
         unpacked = read * costs.min_bits / 8
+        if weights.experts and place != HOST:
+            read /= at.families[place].experts
     family = None if place == HOST else at.families[place]
     few = 1.0 if family is None else family.few_experts if weights.experts else family.few
     further = 2 * share * (at.workload.tokens_of_step - 1) / (few * at.compute(place))
