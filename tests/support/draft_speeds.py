@@ -1,8 +1,8 @@
 """Published speeds of multi-token prediction, and the cost model's estimates of them.
 
-The rows are in ``tests/data/speeds/speculation.csv``: those of a model that drafts for itself, whole on one card, with the
-share of drafts that was accepted in that run. ``drafts`` of ``cost.toml`` was fitted on every second row, from the first
-on; the other rows judge it.
+The rows are in ``tests/data/speeds/speculation.csv``: those of a model that drafts for itself, whole on one card, with
+the share of drafts that was accepted in that run. ``drafts`` of ``cost.toml`` was fitted on every second row, from the
+first on; the other rows judge it.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from fitter.planning.request.request import LEVERS, DeviceLimit, Request
 from fitter.planning.search.best_plan import DummyLoads, LoadCalls, fit
 from fitter.planning.search.levers import Candidate, apply, changes, concessions, expert_caches, improve
 from fitter.planning.speed.cost import Estimate, Workload
+from tests.support.synthetic import CARD as SPEED
 from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 DENSE = SyntheticModel()
@@ -401,6 +402,13 @@ def test_sizes_of_a_cache_of_experts(on_host: int, changed: dict[str, object], e
     assert [dict(change.params) for change in found] == [
         {"moe_cache_size": size * MIB, "n_ctx": 4096} for size in expected
     ]
+
+
+@pytest.mark.parametrize(("kind", "count"), [("cuda", 5), ("rocm", 5), ("vulkan", 0), ("metal", 0), ("remote", 0)])
+def test_no_cache_of_experts_where_none_was_published_to_pay(kind: str, count: int) -> None:
+    made = replace(request(MOE, limits(3000)), allow=frozenset({"moe-cache"}))
+    speeds = {device.name: replace(SPEED, kind=kind) for device in made.devices}
+    assert len(expert_caches(replace(made, speeds=speeds), placed(4))) == count
 
 
 def test_without_layers_on_devices_nothing_is_cached() -> None:

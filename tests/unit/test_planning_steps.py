@@ -16,7 +16,7 @@ from fitter.machine.speed import Factor, Factors, HostSpeed, default_host, speed
 from fitter.output.tables.plan_facts import drafting_text
 from fitter.planning.plan.drafting import deeper, drafting_of, expected, of_each, published
 from fitter.planning.pricing.pricing import Price
-from fitter.planning.speed.cost import Estimate, Layer, Weights, Work, Workload, default, price, token_seconds
+from fitter.planning.speed.cost import Estimate, Workload, default, price, token_seconds
 from tests.support import draft_speeds
 from tests.support.draft_speeds import drafted
 from tests.support.step_speeds import fitted_on, judged_by, steps

@@ -25,7 +25,7 @@ _LABELS = {"draft": "draft", "mtp": "draft", "ngram": "draft", "lora": "LoRA", "
 """Labels of what a plan has room for beyond the model; its kind for all others."""
 
 WORTH_SAYING = 1.1
-"""A draft of another length is named if it is so many times as fast: estimates of drafts are off by 7 % in the median."""
+"""A draft of another length is named if it is so many times as fast: an estimate of drafts is not more exact."""
 
 _OF_A_SERVER = ("cache_ram", "ctx_checkpoints")
 

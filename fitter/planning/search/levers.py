@@ -19,7 +19,7 @@ from fitter.planning.pricing.pricing import Price
 from fitter.planning.pricing.trial import Trial, missing_of
 from fitter.planning.request.context_limit import Excess
 from fitter.planning.request.request import Request
-from fitter.planning.speed.expert_cache import least_size
+from fitter.planning.speed.expert_cache import least_size, pays_on
 from fitter.planning.speed.explain import Bound, Choice
 from fitter.text import MIB
 
@@ -94,10 +94,13 @@ def changes(request: Request) -> tuple[Change, ...]:
 def expert_caches(request: Request, trial: Trial) -> tuple[Change, ...]:
     """List caches of experts to try, the largest first: for experts that ``trial`` has on the host.
 
-    The largest has the room of all experts on devices, and what is left there.
+    The largest has the room of all experts on devices, and what is left there. None where nothing was published of such
+    devices that a cache makes faster.
     """
     params, facts = request.params, request.facts
     if "moe-cache" not in request.allow or "moe_cache_size" in request.fixed or not trial.placement.n_gpu_layers:
+        return ()
+    if not pays_on({request.speeds[device.name].kind for device in trial.devices if device.name in request.speeds}):
         return ()
     homes = trial.placement.homes
     moved = {

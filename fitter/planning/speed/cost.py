@@ -40,6 +40,8 @@ class Family:
         few_experts: The same in experts, of which each gets few of these tokens.
         experts: Share of ``bandwidth`` that is left for reading the experts of generation, which are small.
         drafts: How much longer drafts take than reading their weights and checking as many tokens of other users.
+        misses: Share of the link's speed at which the device gets experts that its cache lacks.
+        wait: Seconds that a layer with such a cache waits for them, beside its splits.
     """
 
     layer: float
@@ -52,6 +54,8 @@ class Family:
     few_experts: float = 1.0
     experts: float = 1.0
     drafts: float = 1.0
+    misses: float = 1.0
+    wait: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -611,7 +615,8 @@ def _rates_of(weights: Weights, at: Setting) -> Rates:
         place, read = at.streamer, of_step / at.stream
     else:
         if cache:
-            place, copied = cache.device, (1 - cache.hit_rate) * of_step / at.upload(cache.device)
+            place, link = cache.device, at.families[cache.device].misses * at.upload(cache.device)
+            copied = (1 - cache.hit_rate) * of_step / link
         elif place == HOST:
             looked_up = of_step / (costs.host.lookup * at.threads)
         read = of_step / at.bandwidth(place)
@@ -654,7 +659,8 @@ def _untuned_fixed(layer: Layer, at: Setting) -> Seconds:
         return Seconds(streamer + (2 * sync if layer.is_host_only or not at.streams else 0.0), 2 * sync)
     home = at.families[layer.home].layer
     away = sync if any(weights.place == HOST and not weights.cache for weights in layer.weights) else 0.0
-    return Seconds(home + (away if layer.is_host_only or not at.streams else 0.0), home + away)
+    wait = at.families[layer.home].wait if any(weights.cache for weights in layer.weights) else 0.0
+    return Seconds(home + (away if layer.is_host_only or not at.streams else 0.0), home + away + wait)
 
 
 def attention_seconds(layer: Layer, at: Setting) -> Seconds:

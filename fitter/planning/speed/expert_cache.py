@@ -6,9 +6,8 @@ the speed, before a load. Bytes.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -129,9 +128,16 @@ def hit_rate(share: float) -> float:
 
     Args:
         share: Slots by experts. Uniform routing finds as large a share; real routing comes back to the same experts
-            (``experts.skew`` of ``cost.toml``).
+            (``experts.half`` of ``cost.toml``).
     """
-    return 1.0 - math.pow(1 - min(1.0, share), figures()["experts"]["skew"])
+    half: float = figures()["experts"]["half"]
+    share = min(1.0, share)
+    return share * (1 + half) / (share + half)
+
+
+def pays_on(kinds: Collection[str]) -> bool:
+    """Whether published speeds show that a cache of experts can pay on devices of these ``kinds``."""
+    return set(kinds) <= set(figures()["experts"]["kinds"])
 
 
 def with_cache(
