@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fitter.machine import disk
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning.placing.layer_sizes import HOST
 from fitter.planning.speed import cost
@@ -18,6 +19,7 @@ from fitter.planning.speed.cost import MIN_OFFLOAD_BATCH, Attention, Estimate, L
 from fitter.planning.speed.model_facts import LOOKED_UP
 from tests.support import speed_rows
 from tests.support.speed_orders import Speed, generation_speeds, prompt_speeds
+from tests.support.speed_rows import DATA
 
 ROOT = Path(__file__).parents[2]
 GB = 1e9
@@ -767,6 +769,44 @@ def test_a_suspect_row_is_not_used(tmp_path) -> None:  # type: ignore[no-untyped
     rows, skipped = speed_rows.placements(path)
     assert len(rows) == 1
     assert "SUSPECT" in skipped[0].reason
+
+
+# ---- weights that are read from the disk
+
+
+def paged(work: Work, host_room: float, workload: Workload = REQUEST) -> cost.Seconds:
+    placed = replace(work, n_expert=8, n_expert_used=2, host_room=host_room)
+    return cost.paged_seconds(placed, cost.setting(placed, (SMALL,), PC, workload, PLAIN))
+
+
+def test_weights_beyond_memory_are_read_from_the_disk() -> None:
+    rate = disk.default_bandwidth()[0]
+    on_host = Weights(HOST, 300, 100), Weights(HOST, 100, 100, True)
+    placed = Work((Layer(0, (*THERE, *on_host)),) * 2, 8)
+    # of 800 bytes on the host, a quarter of the experts for each token, and nearly all for a prompt of 64
+    for room, share in ((800, 0), (10_000, 0), (600, 0.25), (200, 0.75), (0, 1)):
+        found = paged(placed, room)
+        assert found.generation == pytest.approx(share * (600 + 0.25 * 200) / rate)
+        assert found.prompt == pytest.approx(share * 800 / rate)
+    cached = replace(on_host[1], cache=cost.ExpertCache(0, 0.9))
+    found = paged(Work((Layer(0, (*THERE, on_host[0], cached)),) * 2, 8), 0)
+    assert found.generation == pytest.approx((600 + 0.1 * 0.25 * 200) / rate), "those that the cache lacks"
+    assert paged(Work((Layer(0, THERE),), 8), 0) == cost.Seconds(), "all weights are on the device"
+    estimate = price(replace(placed, host_room=200), (SMALL,), PC, REQUEST, PLAIN)
+    assert next(part.generation for part in estimate.parts if part.name == "disk: weights") == 0.75 * 800 / rate
+
+
+def test_the_disk_is_as_quick_as_published() -> None:
+    with (DATA / "paging.csv").open(newline="", encoding="utf-8") as file:
+        mixture, dense = csv.DictReader(line for line in file if not line.startswith("#"))
+    shares = []
+    for row in (mixture, dense):
+        weights, read, memory, rate, seconds = (
+            float(row[name]) for name in ("weights", "read", "memory", "disk", "seconds")
+        )
+        shares.append(read * (1 - memory / weights) / rate / seconds)
+    assert cost.default().host.paged == pytest.approx(shares[0], abs=0.005)
+    assert shares[1] < shares[0], "a dense model takes longer still"
 
 
 # ---- devices of other machines

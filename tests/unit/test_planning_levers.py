@@ -21,7 +21,7 @@ from fitter.planning.search.best_plan import DummyLoads, LoadCalls, fit
 from fitter.planning.search.levers import Candidate, apply, changes, concessions, expert_caches, improve
 from fitter.planning.speed.cost import Estimate, Workload
 from tests.support.synthetic import CARD as SPEED
-from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
+from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, priced, request
 
 DENSE = SyntheticModel()
 MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)
@@ -344,9 +344,23 @@ def test_a_lever_makes_it_fit(lever: str, said: str) -> None:
 
 def test_paging_is_said_where_it_is_needed() -> None:
     devices = limits(2500)
-    for host_mib, expected in ((500, ("weights on the host paged from disk",)), (9000, ())):
+    said = "2.5 GiB of weights on the host read from disk for every token that needs them"
+    for host_mib, expected in ((500, (said,)), (9000, ())):
         plan = planned(SyntheticLlama(MOE, devices), request(MOE, devices, host_mib=host_mib, paging=True))
         assert plan.fits and plan.levers == expected
+
+
+@pytest.mark.parametrize("model", [DENSE, MOE], ids=["dense", "mixture"])
+def test_no_plan_that_pages_is_faster_than_its_bound(model: SyntheticModel) -> None:
+    """The bound has what no memory has room for read from the disk, as every plan does."""
+    devices, bounds = limits(700), list[float]()
+    for host_mib in (100_000, 900, 500, 300):
+        made = priced(request(model, devices, host_mib, paging=True), model)
+        plan = planned(SyntheticLlama(model, devices), made)
+        assert plan.estimate is not None and plan.bound is not None
+        assert plan.bound.seconds <= plan.estimate.seconds * 1.000001
+        bounds.append(plan.bound.seconds)
+    assert bounds == sorted(bounds) and bounds[0] < bounds[-1]
 
 
 def test_what_llama_cpp_refuses_is_left_alone() -> None:

@@ -7,14 +7,16 @@ from itertools import permutations
 
 import pytest
 
-from fitter.llama.types import Breakdown, Params
+from fitter.llama.types import Breakdown, Params, Row
 from fitter.machine.speed import DeviceSpeed
 from fitter.planning.placing.layer_sizes import HOST, Unit, units_of
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.prices import PriceList
+from fitter.planning.request.request import HostLimit
 from fitter.planning.speed import cost
 from tests.support.synthetic import (
     CARD,
+    MIB,
     REMOTE_CARD,
     SLOW_CARD,
     SyntheticLlama,
@@ -250,3 +252,22 @@ def test_prices_are_of_the_largest_context_known_when_first_asked_for() -> None:
     units[8192] = recorded(8192)
     assert found.all is before
     assert PriceList(asked, TWO, units).seconds(FIRST) == pytest.approx(found.seconds(FIRST))
+
+
+@pytest.mark.parametrize(("host_mib", "paging"), [(9000, True), (9000, False), (None, True)])
+def test_a_host_with_room_reads_nothing_from_its_disk(host_mib: int | None, paging: bool) -> None:
+    plain, other = (
+        PriceList(priced(request(MODEL, TWO, mib, paging=allowed), MODEL, CARD), TWO, {4096: recorded()})
+        for mib, allowed in ((None, False), (host_mib, paging))
+    )
+    assert other.seconds(ON_HOST) == plain.seconds(ON_HOST)
+
+
+def test_what_else_the_host_holds_leaves_less_room_for_weights() -> None:
+    asked = priced(request(MODEL, TWO, 1000, paging=True), MODEL, CARD)
+    found = PriceList(asked, TWO, {4096: recorded()})
+    rows = [Row("CPU", None, True, 3000 * MIB, 0, others * MIB) for others in (0, 400)]
+    few, many = (found.seconds(ON_HOST, Breakdown((row,), (), 4096, n_splits=(1, 1))) for row in rows)
+    assert (
+        many > few > PriceList(replace(asked, host=HostLimit(None, None, 0)), TWO, {4096: recorded()}).seconds(ON_HOST)
+    )

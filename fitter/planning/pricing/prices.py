@@ -19,6 +19,7 @@ from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.speed.cost import (
     Seconds,
     Setting,
+    Work,
     layer_seconds,
     logits_seconds,
     seconds_at,
@@ -41,6 +42,17 @@ def pinned_on(request: Request, devices: Sequence[DeviceLimit]) -> dict[str, int
     """Map the user's pinned tensors to indices of ``devices``, or ``HOST`` for devices that are not among them."""
     index_of = {request.devices.index(device): d for d, device in enumerate(devices)}
     return {name: index_of.get(target, HOST) for name, target in request.pinned.items()}
+
+
+def in_memory(request: Request, work: Work, measured: Breakdown | None = None) -> Work:
+    """Return ``work`` with the host's memory for its weights where they may exceed it: all of it, or what is left
+    beside the rest if ``measured``.
+    """
+    target = request.host.target
+    if not request.host.paging or target is None:
+        return work
+    rest = measured.host.used - measured.host.model if measured else 0
+    return replace(work, host_room=max(0, target - rest))
 
 
 class Prices:
@@ -89,7 +101,8 @@ class Prices:
             if pieces.host_only:
                 on_devices = [measured.on(name).model for name in self._names]
                 pieces = as_measured(pieces, work_of(pieces, placement), on_devices)
-        seconds = self._setting.request(seconds_at(work_of(pieces, placement, n_splits), self._setting))
+        work = in_memory(self._request, work_of(pieces, placement, n_splits), measured)
+        seconds = self._setting.request(seconds_at(work, self._setting))
         # equal placements cost the same, in whatever order their layers are added up: the first of them is proposed
         return float(f"{seconds:.12g}")
 

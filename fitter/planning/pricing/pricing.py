@@ -12,17 +12,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from fitter.llama.types import Breakdown, Layout, Params
+from fitter.machine import disk
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.machine.tuned import TUNED
 from fitter.planning.placing.layer_sizes import HOST, units_of
 from fitter.planning.placing.placement import Placement
 from fitter.planning.pricing.objective import GAIN, workload_of
-from fitter.planning.pricing.prices import pinned_on
+from fitter.planning.pricing.prices import in_memory, pinned_on
 from fitter.planning.request.constraints import context_of_a_sequence
 from fitter.planning.request.given import ends_pipeline, micro_batches, pinned_devices
 from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.speed.bound import lower_bound
-from fitter.planning.speed.cost import Estimate, Part, Work, Workload, price, seconds_of
+from fitter.planning.speed.cost import Estimate, Part, Work, Workload, from_disk, price, seconds_of, setting
 from fitter.planning.speed.explain import Bound, Reason
 from fitter.planning.speed.model_facts import ModelFacts
 from fitter.planning.speed.work import (
@@ -43,7 +44,7 @@ class SpeedSource:
     """Source of a device's speed."""
 
     device: str
-    """A device's name, or ``host``."""
+    """A device's name, ``host``, or the ``disk`` that weights are paged from."""
     text: str
     """The source, in words."""
     is_default: bool
@@ -201,7 +202,7 @@ def price_placement(
         return None
     speeds = speeds_of(request, request.host_speed, devices)
     pieces = _measured_pieces(request, devices, placement, params, breakdown, layout)
-    work = work_of(pieces, placement, breakdown.n_splits)
+    work = in_memory(request, work_of(pieces, placement, breakdown.n_splits), breakdown)
     depths = full_context(params, breakdown, request.workload)
     return _price_work(work, speeds, request.workload, breakdown, None, request.most_drafted, depths)
 
@@ -326,11 +327,12 @@ def bound_of(
     attentions = [pieces.attention]
     if is_without_flash:
         attentions.append(tuple(each and replace(each, flash=False) for each in pieces.attention))
+    budgets = [device.target - compute.get(device.name, 0) for device in devices]
     seconds = min(
         lower_bound(
             replace(pieces, attention=attention),
             units,
-            [device.target - compute.get(device.name, 0) for device in devices],
+            budgets,
             None if request.host.paging else request.host.target,
             [request.speeds[device.name] for device in devices],
             request.host_speed,
@@ -338,7 +340,22 @@ def bound_of(
         )
         for attention in attentions
     )
+    seconds += _least_paged(request, pieces, budgets, workload)
     return Bound(seconds, reached=trial_seconds) if math.isfinite(seconds) else None
+
+
+def _least_paged(request: Request, pieces: Pieces, budgets: Sequence[int], workload: Workload) -> float:
+    """Compute the least seconds to read weights from the disk that no memory has room for, as ``paged_seconds``."""
+    target = request.host.target
+    if not request.host.paging or target is None or request.host_speed is None or pieces.moe_cache_size:
+        return 0.0
+    facts = pieces.facts
+    room = target + sum(max(0, budget) for budget in budgets)
+    beyond = max(0, sum(tensor.bytes for tensor in facts.tensors) - room)
+    work = Work((), facts.n_embd, facts.n_expert, facts.n_expert_used, pieces.n_ubatch, pieces.op_offload)
+    at = setting(work, [request.speeds[device.name] for device in request.devices], request.host_speed, workload)
+    # a byte of experts is read least often
+    return at.request(from_disk(beyond * at.experts_touched, beyond * at.experts_of_step, at))
 
 
 def reasons_of(
@@ -406,6 +423,9 @@ def _price_work(
 ) -> Price:
     places = {place for layer in work.layers for place in (layer.home, layer.cache, *(w.place for w in layer.weights))}
     sources = sources_of(speeds, HOST in places, places)
+    if work.host_room < math.inf and work.paged:
+        rate, words = disk.default_bandwidth()
+        sources += (SpeedSource("disk", f"{rate / 1e9:g} GB/s, assumed ({words})", True),)
 
     def estimate(workload: Workload) -> Estimate:
         return price(work, speeds.devices, speeds.host, workload)

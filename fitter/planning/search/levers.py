@@ -19,9 +19,10 @@ from fitter.planning.pricing.pricing import Price
 from fitter.planning.pricing.trial import Trial, missing_of
 from fitter.planning.request.context_limit import Excess
 from fitter.planning.request.request import Request
+from fitter.planning.request.shared import HOST_NAME
 from fitter.planning.speed.expert_cache import least_size, pays_on
 from fitter.planning.speed.explain import Bound, Choice
-from fitter.text import MIB
+from fitter.text import MIB, human
 
 _CACHE_SHARES = (1.0, 0.75, 0.5, 0.25, 0.125)
 """Sizes of a cache of experts, as shares of the room that devices have for experts: smaller ones while they are faster.
@@ -251,8 +252,10 @@ def concessions(request: Request, candidate: Candidate) -> tuple[str, ...]:
     if "n_ctx" in request.fixed and candidate.excess is None and trial.params.n_ctx != asked.n_ctx:
         texts.append(f"context {trial.params.n_ctx} instead of {asked.n_ctx}")
     unpaged = replace(request, host=replace(request.host, paging=False))
-    if trial.fits and missing_of(unpaged, trial.breakdown, trial.devices):
-        texts.append("weights on the host paged from disk")
+    beyond = dict(missing_of(unpaged, trial.breakdown, trial.devices))
+    if trial.fits and beyond:
+        size = f"{human(beyond[HOST_NAME])} of " if HOST_NAME in beyond else ""
+        texts.append(f"{size}weights on the host read from disk for every token that needs them")
     return tuple(texts)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from fitter.machine import disk
 from fitter.machine.speed import AS_ESTIMATED, DeviceSpeed, Factor, HostSpeed
 from fitter.planning.placing.float_sum import float_sum
 from fitter.planning.placing.layer_sizes import HOST
@@ -77,6 +78,7 @@ class HostCosts:
         sampling: Seconds to choose a token of an answer, for each token of the vocabulary.
         saved: Bytes per second of a conversation that llama-server copies to its prompt cache.
         restored: The same for one that it copies back.
+        paged: Share of the disk's bandwidth that reading mapped weights reaches.
     """
 
     sync: float
@@ -92,6 +94,7 @@ class HostCosts:
     sampling: float = 0.0
     saved: float = math.inf
     restored: float = math.inf
+    paged: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -261,6 +264,7 @@ class Work:
         n_splits: Graph splits of prompts and of generation, as counted by llama.cpp (``Breakdown.n_splits``); ``None``
             to predict them (``splits_of``).
         is_mapped: Whether host weights are mapped from their file.
+        host_room: Bytes of memory for them; whoever needs what is beyond has it read from the disk.
     """
 
     layers: tuple[Layer, ...]
@@ -271,6 +275,7 @@ class Work:
     op_offload: bool = True
     n_splits: tuple[int, int] | None = None
     is_mapped: bool = False
+    host_room: float = math.inf
 
     @functools.cached_property
     def counted(self) -> tuple[tuple[Layer, int], ...]:
@@ -279,6 +284,12 @@ class Work:
         for layer in self.layers:
             counts.setdefault(id(layer), [layer, 0])[1] += 1
         return tuple([(layer, count) for layer, count in counts.values()])
+
+    @functools.cached_property
+    def paged(self) -> float:
+        """Share of the weights on the host that its memory has no room for."""
+        on_host = sum(w.bytes * count for layer, count in self.counted for w in layer.weights if w.place == HOST)
+        return max(0.0, 1 - self.host_room / on_host) if on_host else 0.0
 
     @functools.cached_property
     def homes(self) -> tuple[int, ...]:
@@ -837,8 +848,8 @@ def seconds_at(work: Work, at: Setting) -> Seconds:
 
 
 def _between_layers(work: Work, at: Setting) -> list[tuple[str, Seconds, int]]:
-    """List names, seconds and numbers of the steps between layers: of graph splits all that are measured, or else
-    predicted, one for every change of place.
+    """List names, seconds and numbers of the steps between layers, and of reading weights from the disk: of graph
+    splits all that are measured, or else predicted, one for every change of place.
 
     The token embedding is on the host, and the fixed cost of layers includes the first split, which every model has.
     """
@@ -848,13 +859,35 @@ def _between_layers(work: Work, at: Setting) -> list[tuple[str, Seconds, int]]:
     if work.n_splits:
         prompt, generation = (max(0, n - 1) for n in work.n_splits)
     splits = Seconds(prompt * at.costs.split, generation * at.costs.split)
+    found = [("disk: weights", paged_seconds(work, at), 1)] if work.host_room < math.inf else []
     if not at.remote:
-        return [("graph splits", splits, 1), ("device hops", at.hop, n_hops)]
-    found = [("graph splits", splits, 1), ("device hops", at.hop, hops(work, at.remote))]
+        return [*found, ("graph splits", splits, 1), ("device hops", at.hop, n_hops)]
+    found += [("graph splits", splits, 1), ("device hops", at.hop, hops(work, at.remote))]
     found += [(f"{at.names[d]}: network", visit_seconds(d, at), n) for d, n in visits(work, at.remote).items()]
     if work.layers and (home := work.layers[-1].home) in at.remote:
         found.append((f"{at.names[home]}: network", logits_seconds(work.layers[-1], at), 1))
     return found
+
+
+def paged_seconds(work: Work, at: Setting) -> Seconds:
+    """Compute the seconds to read weights that the host's memory has no room for from its disk.
+
+    As large a part of what a micro batch or a step reads as of all weights on the host.
+    """
+    if work.host_room == math.inf or not work.paged:
+        return Seconds()
+    of_prompt = of_step = 0.0
+    for layer, count in work.counted:
+        for weights in (each for each in layer.weights if each.place == HOST):
+            missed = 1 - weights.cache.hit_rate if weights.cache else 1.0
+            of_prompt += count * weights.bytes * (at.experts_touched if weights.experts else 1)
+            of_step += count * weights.bytes * (at.experts_of_step * missed if weights.experts else 1)
+    return from_disk(work.paged * of_prompt, work.paged * of_step, at)
+
+
+def from_disk(of_batch: float, of_step: float, at: Setting) -> Seconds:
+    """Compute the seconds to read mapped weights from the disk: bytes for a micro batch and for a step."""
+    return Seconds(of_batch, of_step) * (1 / (at.costs.host.paged * disk.default_bandwidth()[0]))
 
 
 def seconds_of(workload: Workload, prompt: float, generation: float) -> float:
