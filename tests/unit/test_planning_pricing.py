@@ -294,13 +294,23 @@ def test_compute_buffers_leave_less_room(taken: dict[str, int]) -> None:
         pytest.param(HostLimit(None, None, 0), True, id="no limit"),
         pytest.param(HostLimit(2**40, 2**40, 0), True, id="a large host"),
         pytest.param(HostLimit(2**20, 2**20, 0), False, id="a small host"),
-        pytest.param(HostLimit(2**20, 2**20, 0, paging=True), True, id="a small host that pages"),
         pytest.param(HostLimit(2**40, 2**40, 2**40), False, id="a host that is all margin"),
     ],
 )
 def test_where_nothing_fits_there_is_no_bound(host: HostLimit, is_bounded: bool) -> None:
     small = asked(devices=limits(1000, 500))
     assert least(replace(small, host=host)) == (least(small) if is_bounded else None)
+
+
+def test_the_bound_reads_from_the_disk_what_no_memory_has_room_for() -> None:
+    """With a cache of experts none of them may be read."""
+    small = asked(devices=limits(1000, 500))
+    full = least(small)
+    bounds = [least(replace(small, host=HostLimit(size, size, 0, paging=True))) for size in (2**40, 2**20, 0)]
+    assert full is not None and bounds[0] == full
+    assert bounds[1] is not None and bounds[2] is not None and full < bounds[1] < bounds[2]
+    cached = replace(small, params=replace(small.params, moe_cache_size=MIB))
+    assert least(replace(cached, host=HostLimit(0, 0, 0, paging=True))) == least(cached)
 
 
 @pytest.mark.parametrize("lacking", ["host_speed", "devices"])
