@@ -243,7 +243,7 @@ class ServerMemory:
     def _drafting(self, plan: Plan, price: Price, request: Request, host: HostSpeed) -> Drafting | None:
         """Estimate drafts: a draft model reads its weights for each token, MTP its own layers and the output.
 
-        The processor chooses each drafted token, and the model's own beside it.
+        The processor chooses each of them.
         """
         places: dict[str | None, DeviceSpeed | HostSpeed] = dict(request.speeds.items())
         places[None] = host
