@@ -340,7 +340,7 @@ def bound_of(
         )
         for attention in attentions
     )
-    seconds += _least_paged(request, pieces, budgets, workload)
+    seconds += _least_paged(request, pieces, budgets, workload_of(request))
     return Bound(seconds, reached=trial_seconds) if math.isfinite(seconds) else None
 
 
