@@ -76,6 +76,8 @@ class ServerMemory:
     def fitted(self, request: Request, fit: Callable[[Request, tuple[SharedUse, ...]], Plan]) -> Plan:
         """Fit ``request``: the time with the smallest context comes first, then what the program keeps, then context.
 
+        Without described work, a longer context shares the memory that the smallest one leaves with what is kept.
+
         Args:
             request: The request.
             fit: Fits a request with this memory reserved.
@@ -99,10 +101,11 @@ class ServerMemory:
             found.append(self._with_server_memory(plan))
             return found[-1]
 
-        plan = None
+        plan, is_settled = None, True
         if every == least or _may_fit(request, every):
             plan = attempt(request, every)
-            if every == least or _is_free(plan, request):
+            is_settled = request.session is not None or _leaves_context(plan, request)
+            if every == least or (is_settled and _is_free(plan, request)):
                 return plan
         smallest = attempt(request.with_context(request.n_ctx_min), least)
         room = left_for_host(smallest.pools, smallest.host)
@@ -112,19 +115,43 @@ class ServerMemory:
             seconds, least_seconds = (
                 objective_seconds(request, each.estimate) for each in (plan.estimate, smallest.estimate)
             )
-            if seconds <= longest_seconds(request, least_seconds):
+            if seconds <= longest_seconds(request, least_seconds) and is_settled:
                 return plan
         room += smallest.host.later
         on_devices = is_on_devices(smallest) and not smallest.pools
         if on_devices:
             # there a longer context takes host memory for compute buffers alone
             room -= self._growth(smallest, request)
-        if on_devices or room >= every:
-            larger = attempt(request, max(least, min(every, room)))
+        size = min(every, room) if on_devices else self._beside_context(smallest, request, room)
+        # work that the user described needs no more
+        if on_devices or room >= every or request.session is None:
+            larger = attempt(request, max(least, size))
             if larger.fits and larger.params.n_ctx > smallest.params.n_ctx:
-                return larger
+                is_shorter = plan and plan.fits and plan.params.n_ctx > larger.params.n_ctx
+                return plan if plan and is_shorter else larger
         note = f"the context is the smallest: what {self.ask.program} keeps comes before a longer one; -c sets it"
         return replace(smallest, notes=(*smallest.notes, note)) if self._lowered(smallest) else smallest
+
+    def _beside_context(self, smallest: Plan, request: Request, room: int) -> int:
+        """Return what is kept beside a longer context, of the ``room`` that the plan with the smallest one leaves.
+
+        Both grow with the context. Where not all checkpoints and a conversation have room, they get half.
+        """
+        low, high = smallest.params.n_ctx or smallest.breakdown.n_ctx, min(request.n_ctx_max, EXPENSIVE)
+        shared = {name for pool in request.pools for name in pool.devices}
+        cells = smallest.host.context + sum(use.context for use in smallest.devices if use.name in shared)
+        kept, more = (self._kept_at(request, n_ctx) for n_ctx in (low, min(2 * low, high)))
+        each = cells / low + (more - kept) / low
+        longer = min(high - low, int((room - kept) / each)) if each else 0
+        return min(room // 2, self._kept_at(request, low + longer)) if longer > 0 else room // 2
+
+    def _kept_at(self, request: Request, n_ctx: int) -> int:
+        """Add up logits, all checkpoints, and a prompt cache of a conversation, or of the size that the user set."""
+        kept, _ = self._own(replace(request.params, n_ctx=n_ctx))
+        cache = kept.prompt_cache or 0
+        if "cache_ram" not in self.ask.given:
+            cache = min(cache, kept.state)
+        return sum(each.bytes or 0 for each in self._logits(request.params)) + kept.checkpoints + cache
 
     def _growth(self, plan: Plan, request: Request) -> int:
         """Measure the host's compute buffers with the longest context; return the bytes beyond those of ``plan``."""
@@ -138,7 +165,8 @@ class ServerMemory:
     def _reserved(self, request: Request) -> tuple[int, int]:
         """Return the least host memory that a plan reserves, and what it reserves before a longer context.
 
-        The least are logits and caches with a size that the user set. An open context leaves room for all caches.
+        The least are logits and caches with a size that the user set. An open context leaves room for all checkpoints
+        and a conversation in the prompt cache: whatever else its limit allows is of use to further ones alone.
 
         Raises:
             UsageError: A cache has no limit, but the host's memory has one.
@@ -157,7 +185,7 @@ class ServerMemory:
             least += (kept.prompt_cache or 0) if "cache_ram" in fixed else 0
             # drafting needs its checkpoints, and a full pool would leave no memory for them
             least += kept.checkpoints if "ctx_checkpoints" in fixed else kept.per_draft if drafts else 0
-            every = every + kept.bytes if keeps_all else least
+            every = self._kept_at(request, n_ctx) if keeps_all else least
         return least, every
 
     def _with_server_memory(self, plan: Plan) -> Plan:
@@ -380,6 +408,14 @@ def _may_fit(request: Request, size: int) -> bool:
     if request.pools:
         return request.model_bytes + size <= host.target
     return request.model_bytes + size <= host.target + sum(max(0, device.target) for device in request.devices)
+
+
+def _leaves_context(plan: Plan, request: Request) -> bool:
+    """Return whether a longer context takes no memory from what is kept, or there is none."""
+    if plan.params.n_ctx >= request.n_ctx_max or not (plan.host.context or plan.pools):
+        return True
+    room = left_for_host(plan.pools, plan.host)
+    return room is None or room >= request.model_bytes / request.n_layer + plan.host.compute
 
 
 def _is_free(plan: Plan, request: Request) -> bool:
