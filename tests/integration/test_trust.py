@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -160,6 +161,25 @@ def test_addresses_that_are_read_with_keys(
     assert main(["check", "--lock", "none.lock"]) == 2
     why = f"in the case 'chat' {what}, which is read with this machine's own keys"
     assert capsys.readouterr().err == f"fitter: error: fitter.toml: {why}: {HOW}\n"
+
+
+HELD_UP = {
+    "a pipe": ('model = "tiny.gguf"\nworkload = "pipe"', "pipe is no file: give the log of a server"),
+    "a device": ('model = "tiny.gguf"\nworkload = "/dev/zero"', "/dev/zero is no file: give the log of a server"),
+    "every file": ('model = "/**/*.gguf"', f"'/**/*.gguf' looks outside of the directory of fitter.toml, at /: {HOW}"),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("text", "what"), HELD_UP.values(), ids=HELD_UP)
+def test_what_would_never_end_is_one_line(
+    text: str, what: str, checkout: Checkout, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not Path("pipe").exists():
+        os.mkfifo("pipe")
+    checkout.write(f'[cases.chat]\n{text}\ngpu = "24GiB"\n')
+    assert main(["lock", "--lock", "new.lock"]) == 2
+    assert f"{what}\n" in capsys.readouterr().err
 
 
 def test_a_command_that_was_not_asked_reads_none_of_it(checkout: Checkout) -> None:
