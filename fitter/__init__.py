@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from fitter.planning.plan.turns import Turns, UserSpeed
     from fitter.planning.plan.verified import (
         LaterUse,
+        MemoryGrowth,
         MemoryUse,
         ServerUse,
         Verification,
@@ -138,6 +139,7 @@ _HOMES = {
     ),
     "fitter.planning.plan.verified": (
         "LaterUse",
+        "MemoryGrowth",
         "MemoryUse",
         "ServerUse",
         "Verification",
@@ -213,6 +215,7 @@ __all__ = [
     "Lora",
     "MapCell",
     "MemoryEstimate",
+    "MemoryGrowth",
     "MemoryUse",
     "ModelError",
     "ModelSummary",

@@ -20,7 +20,7 @@ from fitter.planning.checked.server_growth import Reading, growth_of
 from fitter.planning.checked.server_verification import DRAFTS, Sizes, compare_rows
 from fitter.planning.checked.verification import check_devices, free_of, problems_now
 from fitter.planning.plan.plan import Plan, resolved
-from fitter.planning.plan.verified import Growth, MemoryUse, Verification, VerifiedRow
+from fitter.planning.plan.verified import MemoryGrowth, MemoryUse, Verification, VerifiedRow
 from fitter.planning.request.request import Progress
 from fitter.planning.request.summary import DeviceUse
 from fitter.programs.finding import asked, check_same_build, find_server
@@ -163,7 +163,7 @@ class _Watch:
         if answered > self._readings[-1].answered:
             self._readings.append(self._reading(answered))
 
-    def growth(self) -> tuple[Growth, ...]:
+    def growth(self) -> tuple[MemoryGrowth, ...]:
         """Wait for a while without prompts, and return what grew."""
         last = self._readings[-1].answered
         if not last:

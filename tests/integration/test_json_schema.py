@@ -17,7 +17,7 @@ from fitter.api.compare_builds import OnBuild
 from fitter.cli import main
 from fitter.output.documents.tuning_document import TUNING
 from fitter.output.documents.verification_document import VERIFICATION
-from fitter.planning.plan.verified import LaterUse, MemoryUse, ServerUse
+from fitter.planning.plan.verified import LaterUse, MemoryGrowth, MemoryUse, ServerUse
 from fitter.planning.search import best_plan
 from fitter.regression import build_report
 from fitter.regression.build_comparison import Compared, Subject
@@ -134,7 +134,8 @@ def test_verifications(plan: Callable[[str], fitter.Plan], folder: Path) -> None
     overrides = replace(done, params=plan("tensors are placed").params)
     # the real llama-server is in test_verify_server.py
     later = (LaterUse("checkpoint", 2, 60, 5, 5, 1, 6), LaterUse("prompt cache", 0, None, None, None, 0, None))
-    use = ServerUse("/llama-server", "1 (abcdef0)", 40, 39, 1000, 4, "too long", later, 9, 4, 5, 7, 2)
+    grown = MemoryGrowth("CUDA0", 5, 4, 2, 1, 3.0)
+    use = ServerUse("/llama-server", "1 (abcdef0)", 40, 39, 1000, 4, "too long", later, 9, 4, 5, 7, 2, (grown,))
     with_server = replace(done, server=use, rows=(replace(done.rows[0], unsaid=("model",)), *done.rows[1:]))
     unknown = replace(done, server=replace(use, resident=None, planned=None))
     check("verify", *map(VERIFICATION.write, (done, refused, with_card, overrides, with_server, unknown)))

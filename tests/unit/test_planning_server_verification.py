@@ -14,7 +14,7 @@ from fitter.output.tables.verification_table import verification_table
 from fitter.planning.checked.server_growth import Reading, growth_of
 from fitter.planning.checked.server_verification import Sizes, compare_rows, server_use
 from fitter.planning.plan.plan import Plan
-from fitter.planning.plan.verified import Growth, LaterUse, MemoryUse, ServerUse, Verification, VerifiedRow
+from fitter.planning.plan.verified import LaterUse, MemoryGrowth, MemoryUse, ServerUse, Verification, VerifiedRow
 from fitter.planning.request.summary import SharedUse
 from fitter.programs.finding import ServerProgram
 from fitter.programs.later import Later
@@ -263,7 +263,8 @@ def test_the_table() -> None:
         "2 graphs took other memory than was reserved",
     ]
     grown = replace(
-        USE, growth=(Growth("CUDA0", 10 * MIB, 160 * MIB, 20, MIB, 3.0), Growth("host", 0, -MIB, 20, 0, 3.0))
+        USE,
+        growth=(MemoryGrowth("CUDA0", 10 * MIB, 160 * MIB, 20, MIB, 3.0), MemoryGrowth("host", 0, -MIB, 20, 0, 3.0)),
     )
     assert shown(replace(FOUND, server=grown))[18:24] == [
         "",
@@ -283,24 +284,24 @@ def readings(*used: int, device: str = "CUDA0") -> list[Reading]:
     return [Reading(answered, float(answered), {device: size}) for answered, size in enumerate(used)]
 
 
-GROWN: dict[str, tuple[list[Reading], int, Growth]] = {
-    "with every prompt": (readings(100, 108, 116, 124, 132), 132, Growth("CUDA0", 16, 16, 2, 0, 3.0)),
-    "with the first prompt": (readings(100, 150, 150, 150, 150), 150, Growth("CUDA0", 50, 0, 2, 0, 3.0)),
-    "over time": (readings(100, 100, 100), 106, Growth("CUDA0", 0, 0, 1, 6, 3.0)),
-    "with one prompt": (readings(100, 110), 110, Growth("CUDA0", 10, 0, 0, 0, 3.0)),
-    "less": (readings(100, 90, 80), 80, Growth("CUDA0", -10, -10, 1, 0, 3.0)),
+GROWN: dict[str, tuple[list[Reading], int, MemoryGrowth]] = {
+    "with every prompt": (readings(100, 108, 116, 124, 132), 132, MemoryGrowth("CUDA0", 16, 16, 2, 0, 3.0)),
+    "with the first prompt": (readings(100, 150, 150, 150, 150), 150, MemoryGrowth("CUDA0", 50, 0, 2, 0, 3.0)),
+    "over time": (readings(100, 100, 100), 106, MemoryGrowth("CUDA0", 0, 0, 1, 6, 3.0)),
+    "with one prompt": (readings(100, 110), 110, MemoryGrowth("CUDA0", 10, 0, 0, 0, 3.0)),
+    "less": (readings(100, 90, 80), 80, MemoryGrowth("CUDA0", -10, -10, 1, 0, 3.0)),
 }
 
 
 @pytest.mark.parametrize(("found", "after", "expected"), GROWN.values(), ids=GROWN)
-def test_what_grows_by_prompts_and_over_time(found: list[Reading], after: int, expected: Growth) -> None:
+def test_what_grows_by_prompts_and_over_time(found: list[Reading], after: int, expected: MemoryGrowth) -> None:
     last = found[-1]
     assert growth_of(found, Reading(last.answered, last.at + 3.0, {"CUDA0": after})) == (expected,)
     assert [each.idle for each in growth_of(found)] == [0]
 
 
 def test_the_rate_of_growth() -> None:
-    grown = Growth("CUDA0", 0, 160, 20, 10, 30.0)
+    grown = MemoryGrowth("CUDA0", 0, 160, 20, 10, 30.0)
     assert (grown.per_request, grown.per_minute) == (8.0, 20.0)
     assert (replace(grown, requests=0).per_request, replace(grown, seconds=0.0).per_minute) == (0.0, 0.0)
     # nothing was answered, or a device is not read any more

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fitter.llama.types import Row
 from fitter.output.documents.document import Document, Key, document
 from fitter.output.documents.plan_document import BYTES, MODEL, PROBLEM, SHARED, params_to_dict
-from fitter.planning.plan.verified import Growth, LaterUse, MemoryUse, ServerUse, Verification, VerifiedRow
+from fitter.planning.plan.verified import LaterUse, MemoryGrowth, MemoryUse, ServerUse, Verification, VerifiedRow
 from fitter.planning.request.summary import ModelSummary
 
 _SIZES = document(Row, *BYTES)
@@ -88,7 +88,8 @@ VERIFICATION = document(
             Key(
                 "growth",
                 of=document(
-                    Growth, *("name", "first", "second", "requests", "per_request", "idle", "seconds", "per_minute")
+                    MemoryGrowth,
+                    *("name", "first", "second", "requests", "per_request", "idle", "seconds", "per_minute"),
                 ),
             ),
             *("expert_hits", "expert_misses", "expert_hit_rate", "reallocations"),

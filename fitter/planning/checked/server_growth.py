@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fitter.planning.plan.verified import Growth
+from fitter.planning.plan.verified import MemoryGrowth
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Reading:
     used: Mapping[str, int]
 
 
-def growth_of(readings: Sequence[Reading], idle: Reading | None = None) -> tuple[Growth, ...]:
+def growth_of(readings: Sequence[Reading], idle: Reading | None = None) -> tuple[MemoryGrowth, ...]:
     """Compare readings: the first half of the prompts, the second half, and a wait after them.
 
     A server allocates some memory with its first prompts, and then no more; what grows with every prompt shows in the
@@ -36,7 +36,7 @@ def growth_of(readings: Sequence[Reading], idle: Reading | None = None) -> tuple
     middle = next(each for each in readings if each.answered * 2 >= last.answered)
     after = idle or last
     return tuple(
-        Growth(
+        MemoryGrowth(
             name,
             middle.used[name] - used,
             last.used[name] - middle.used[name],

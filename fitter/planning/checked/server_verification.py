@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from fitter.llama.types import Row
 from fitter.planning.plan.plan import Plan
-from fitter.planning.plan.verified import KINDS, Growth, Kind, LaterUse, ServerUse, VerifiedRow
+from fitter.planning.plan.verified import KINDS, Kind, LaterUse, MemoryGrowth, ServerUse, VerifiedRow
 from fitter.programs.finding import ServerProgram
 from fitter.programs.prompts import Fed
 from fitter.programs.resident import Resident
@@ -82,7 +82,7 @@ def server_use(
     fed: Fed,
     most: Resident | None,
     sizes: Sizes,
-    growth: tuple[Growth, ...] = (),
+    growth: tuple[MemoryGrowth, ...] = (),
 ) -> ServerUse:
     """Collect the memory of ``server`` after the load, and of its process."""
     later = tuple(_later_uses(plan, said, sizes))

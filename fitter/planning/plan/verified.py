@@ -109,7 +109,7 @@ class LaterUse:
 
 
 @dataclass(frozen=True)
-class Growth:
+class MemoryGrowth:
     """Memory that grew after the load, while a llama-server answered prompts.
 
     Other programs' memory counts on a device; what the server keeps of prompts does not count on the host.
@@ -170,7 +170,7 @@ class ServerUse:
     """Most bytes by the plan, with the largest checkpoints and prompt cache; ``None`` if they have no limit."""
     margin: int
     """Bytes that the plan keeps free in addition."""
-    growth: tuple[Growth, ...] = ()
+    growth: tuple[MemoryGrowth, ...] = ()
     """Memory that grew after the load: by the prompts, and while the server waited."""
     expert_hits: int = 0
     """Experts that tokens found in the cache of experts."""
