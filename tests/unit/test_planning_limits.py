@@ -317,7 +317,7 @@ def test_where_an_override_may_put_a_tensor(tensor: TensorInfo, target: str, sai
         ([10**400], "is about 1e400: give a number"),
         (["3"], "is '3': give a number"),
         ([True], "is True: give a number"),
-        ("3,1", "give a list of numbers"),
+        ("3;1", "is not a list of numbers such as 3,1"),
         (3, "give a list of numbers"),
     ],
     ids=shown,
