@@ -154,7 +154,7 @@ def request_of(
         pools=pools,
         whole_inputs=whole,
         notes=(
-            *_beyond_training(params, model, ask.fit_ctx),
+            *_beyond_training(params, model, ask.fit_ctx if "fit_ctx" in ask.given else 0),
             *_without_effect(ask, model, questions.match),
             *scaled,
             *unlike,
