@@ -17,7 +17,7 @@ from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.given import pinned_devices, user_chose_devices, user_chose_split
 from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search import choices
-from fitter.planning.search.capacity import is_too_large
+from fitter.planning.search.capacity import is_too_large, total_target
 from fitter.planning.search.expectations import expected_partial, expected_placement
 from fitter.planning.search.proposals import place_from
 from fitter.planning.search.search_state import SearchState
@@ -196,7 +196,8 @@ def _seconds(variants: Variants, state: SearchState, placement: Placement) -> fl
 def _seconds_from_same_layer(variants: Variants, variant: Variant) -> float:
     """Estimate the seconds with the same first layer as the best plan, which takes a tenth of the time of a proposal.
 
-    Infinite on the devices of the best plan, and less on others, where they have no room for so many layers.
+    It tells enough of devices that have no more memory. Infinite on the devices of the best plan, and less on others,
+    where they have no room for so many layers.
     """
     best, state = variants.best.trial, variants.state(variant).with_buffers_of(variants.best.state)
     state.prices()
@@ -216,7 +217,8 @@ def _untested(variants: Variants) -> list[tuple[float | None, Variant]]:
     # of choices with the same expectation the smallest counts: more devices are of no use
     for devices in dict.fromkeys(map(variants.first_of_equal, sorted(_other_orders(variants), key=len))):
         variant = variants.here._replace(devices=devices)
-        if not variants.is_tested(variant) and _seconds_from_same_layer(variants, variant) < least:
+        is_larger = total_target(variants.state(variant)) > total_target(variants.best.state)
+        if not variants.is_tested(variant) and (is_larger or _seconds_from_same_layer(variants, variant) < least):
             likely = _expected_plan(variants, variant)
             if likely is not None and not all(device.is_default for device in devices):
                 # other micro batches may save more
