@@ -147,7 +147,10 @@ def test_a_missing_split_file_is_named(tmp_path: Path) -> None:
     )
 
 
-SPECS = "name a GPU (rtx-4090), a size (24GiB), cuda:8.9:24GiB, rocm:gfx1100:24GiB, vulkan:24GiB or metal:64GiB"
+SPECS = (
+    "name a GPU (rtx-4090), a size (24GiB), cuda:8.9:24GiB, rocm:gfx1100:24GiB, vulkan:24GiB, metal:64GiB, or none for "
+    "a machine without a GPU; fitter devices --catalogue lists the names"
+)
 LEVERS = "the levers are no-op-offload, moe-cache, kv-q8_0, kv-q4_0, context, paging"
 
 KEPT_OFF = (

@@ -195,7 +195,9 @@ def test_the_command_line_says_how_fast(models: dict[str, Path]) -> None:
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     estimate = document["estimate"]
-    assert set(estimate) == {"prompt_tokens_per_second", "generation_tokens_per_second", "full_context"}
+    of_inputs = {"inputs_per_second", "input_tokens"}
+    assert set(estimate) == {"prompt_tokens_per_second", "generation_tokens_per_second", "full_context"} | of_inputs
+    assert all(estimate[name] is None for name in of_inputs)
     full = estimate["full_context"]
     assert full["tokens"] == document["params"]["n_ctx"] > 1200
     assert full["generation_tokens_per_second"] < estimate["generation_tokens_per_second"]

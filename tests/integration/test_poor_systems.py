@@ -97,8 +97,9 @@ def test_a_small_stack_is_one_line(words: tuple[str, ...], model: Path) -> None:
     assert done.stderr.splitlines() == ["fitter: error: the stack is limited to 200 KiB: run 'ulimit -s 8192' first"]
 
 
-@pytest.mark.parametrize("number", [4, 5, 8, 11, 12, 13, 15, 16, 17, 20])
+@pytest.mark.parametrize("number", [5, 8, 11, 12, 13, 15, 16, 17, 20])
 def test_few_files_are_one_line_or_a_plan(number: int, model: Path) -> None:
+    # with four Python itself may not start
     done = run("sh", "-c", 'ulimit -n "$0" && exec "$@"', str(number), *FITTER, str(model), *GPU)
     assert (done.returncode, bool(done.stdout)) in ((0, True), (3, False))
     lines = done.stderr.splitlines()
