@@ -58,7 +58,7 @@ def run_fitter(model: Path, case: Case) -> dict[str, Any]:
     return answer
 
 
-SAME = 0.021
+SAME = 0.022
 """A tensor of 134 MiB of gpt-oss 20B on 8 GiB, by bytes, and less by time."""
 
 OVER = {"llama-3.1-8b/6GiB+3GiB", "llama-3.1-70b/4x8GiB+2x6GiB+2x12GiB"}
@@ -103,7 +103,7 @@ def test_upstream_measures_what_fitter_says_and_is_no_faster(
         price.workload.prompt / speeds["prompt_tokens_per_second"]
         + price.workload.generate / speeds["generation_tokens_per_second"]
     )
-    # upstream's plans of these are up to 0.6 % faster, and 1.7 % where a compute buffer is larger because the first
+    # upstream's plans of these are up to 0.6 % faster, and 2.2 % where a compute buffer is larger because the first
     # layers leave a card: benchmarks/placements.py says which, and why
     more = DEFAULTS["context_cost"] if plan["params"]["n_ctx"] > other.n_ctx else 0.0
     assert seconds <= price.seconds * (1 + SAME) * (1 + more)
