@@ -51,6 +51,13 @@ _OTHERS = (
     ("rx-6700-xt", "rx-7600", "rx-7900-xtx", "rx-9070-xt", "mi50-32gb", "mi300x", "w7900"),
     ("arc-a380", "arc-a770-16gb", "arc-b580", "arc-pro-b60"),
 )
+INTEGRATED = ("radeon-780m", "strix-halo")
+"""GPUs that share the host's memory."""
+DRAFTS = {
+    "llama-3.1-70b": {"model_draft": "llama-3.1-8b"},
+    "glm45-air": {"mtp": True},
+}
+"""What drafts for a shape, as keywords of ``fitter.fit``; a draft model is another shape."""
 _SLOTS = (1, 1, 1, 1, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -89,11 +96,17 @@ class Machine:
     def arguments(self) -> list[str]:
         """The words after ``fitter MODEL`` that ask for the same."""
         names = {"n_seq_max": "-np", "n_ctx": "-c", "type_k": "-ctk", "type_v": "-ctv", "host_memory": "--host-memory"}
-        names |= {"prompt": "--prompt", "n_ubatch": "-ub", "flash_attn": "-fa", "n_cpu_moe": "-ncmoe"}
+        names |= {
+            "model_draft": "-md",
+            "prompt": "--prompt",
+            "n_ubatch": "-ub",
+            "flash_attn": "-fa",
+            "n_cpu_moe": "-ncmoe",
+        }
         words = [word for card in self.cards for word in ("--gpu", card.spec)]
         for name, value in self.options.items():
-            if name == "kv_unified":
-                words.append("-kvu")
+            if name in ("kv_unified", "mtp"):
+                words.append("-kvu" if name == "kv_unified" else "--mtp")
             elif name == "margin":
                 words += ["--fit-target", str(value // MIB)]
             else:
@@ -146,6 +159,22 @@ def draw(number: int, most_cards: int = 15) -> Machine:
     return Machine(number, shape, tuple(cards), options)
 
 
+def draw_mixed(number: int) -> Machine:
+    """The machine with a ``number`` among those with an integrated GPU beside their cards, drafts, or both."""
+    rng = random.Random(f"mixed {number}")
+    machine = draw(rng.randrange(1 << 30), 4)
+    kind = rng.choice(("integrated", "drafts", "both"))
+    shape, options, cards = machine.shape, dict(machine.options), machine.cards
+    if kind != "drafts":
+        cards = (*cards, Card(rng.choice(INTEGRATED)))
+        # it shares the host's memory, so the host has as much
+        options.pop("host_memory", None)
+    if kind != "integrated":
+        shape = rng.choice(sorted(DRAFTS))
+        options |= DRAFTS[shape]
+    return Machine(number, shape, cards, options)
+
+
 def _card(name: str, rng: random.Random) -> Card:
     kind = rng.random()
     if kind < 0.6:
@@ -166,7 +195,7 @@ def better(machine: Machine) -> list[tuple[str, Machine]]:
     cards, options = machine.cards, machine.options
     found = []
     if len(cards) < 15:
-        names = [card.name for card in cards]
+        names = [card.name for card in cards if card.name not in INTEGRATED]
         same = parse_gpus([names[0]])[0].profile
         kinds = [*names, *(name for name in CARDS if parse_gpus([name])[0].profile == same)]
         tiny = Card(rng.choice(names), rng.randrange(300, 3000) * MIB)
@@ -184,7 +213,8 @@ def better(machine: Machine) -> list[tuple[str, Machine]]:
     if margin := options.get("margin", DEFAULT_MARGIN):
         less = rng.randrange(margin // MIB) * MIB
         found.append((f"a smaller margin: {less // MIB} MiB", machine.having(margin=less)))
-    speed = rng.randrange(42, 300)
+    # the memory of an integrated GPU reads up to 256 GB/s
+    speed = rng.randrange(42, 300) + (256 if any(card.name in INTEGRATED for card in cards) else 0)
     found.append((f"a faster host: {speed} GB/s", machine.having(host_bandwidth=f"{speed}GB/s")))
     link = rng.uniform(1.1, 4.0)
     found.append((f"a faster link: {link:.2f} times", replace(machine, link=link)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -71,10 +71,14 @@ class Asking:
         """The model's file; without tokens, which take most of a load's time and no memory."""
         return shapes.write(shape, self._directory, vocab=False)
 
+    def _words(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        draft = options.get("model_draft")
+        return {**options, **({"model_draft": str(self.path(draft))} if draft else {})}
+
     def fit(self, machine: Machine, gpus: Sequence[VirtualDevice] | None = None, **more: Any) -> Outcome:
         """What ``fitter.fit`` answers."""
         started = time.monotonic()
-        options = {**machine.options, **more}
+        options = self._words({**machine.options, **more})
         try:
             with with_links(machine.link):
                 plan = fitter.fit(self.path(machine.shape), gpus=gpus or machine.gpus, worker=self._worker, **options)
@@ -120,7 +124,7 @@ class Asking:
         pins = plan.pins | {"devices": plan.pins["devices"] or ["none"]}
         placed = {name: value for name, value in pins.items() if value not in (None, [])}
         options = {name: value for name, value in machine.options.items() if name not in ("host_memory", "margin")}
-        words = {**options, **placed, **plan.batches, "gpus": machine.gpus, "worker": self._worker}
+        words = {**self._words(options), **placed, **plan.batches, "gpus": machine.gpus, "worker": self._worker}
         requests = [(max(1, depth - Workload.generate), min(Workload.generate, depth - 1)) for depth in depths]
         prices = (fitter.estimate(self.path(machine.shape), prompt=p, generate=g, **words) for p, g in requests)
         return [price.seconds / depth for price, depth in zip(prices, depths, strict=True)]
