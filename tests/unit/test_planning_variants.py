@@ -214,6 +214,14 @@ def test_buffers_without_flash_attention_are_measured_before_it_is_asked_for() -
     assert variants.ask(Variant(Kind("off"), *variants.here[1:])).trial.breakdown.flash_attn is False
 
 
+def test_only_the_first_device_has_scores_without_caches() -> None:
+    variants = variants_of(asked(700, 700))
+    assert variants.measure(variants.first, Placement(4, (3, 2))) is not None
+    state = variants.state(Variant(Kind("off"), 512, variants.devices))
+    room = state.buffers.room(limits(9000, 9000), 32768, False, [0, 0])
+    assert room.without[0] == room.with_caches[0] and room.without[1] > room.with_caches[1]
+
+
 def test_the_choice_is_said() -> None:
     made = asked(700, model=MOE, prompt=8192)
     llama, said = SyntheticLlama(MOE, made.devices), list[Choice]()

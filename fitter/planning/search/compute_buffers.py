@@ -113,7 +113,7 @@ class Buffers:
     def __init__(self, shared: LearnedCompute | None = None) -> None:
         self.shared = LearnedCompute() if shared is None else shared
         self._by_kind = {True: LearnedCompute(), False: LearnedCompute()}
-        self._without_attention: dict[Cached, LearnedCompute] = {
+        self._without_attention: dict[str, LearnedCompute] = {
             "states": LearnedCompute(),
             "nothing": LearnedCompute(),
         }
@@ -186,12 +186,21 @@ class Buffers:
         self._by_kind = {is_whole: learned.copy(renamed) for is_whole, learned in other._by_kind.items()}
         self._without_attention = {what: learned.copy(renamed) for what, learned in other._without_attention.items()}
 
-    def guess(self, n_ubatch: int, measured: Mapping[int, Buffers], more: More) -> None:
-        """Estimate the buffers that were not measured, but the shared ones, from those with the two nearest ones."""
-        others = measured.items()
-        _guess(self._by_kind, n_ubatch, [(size, other._by_kind) for size, other in others], more)
+    def guess(self, n_ubatch: int, measured: Mapping[int, Buffers], more: More | None = None) -> None:
+        """Estimate the buffers that were not measured, but the shared ones, from those with the two nearest ones.
+
+        ``more``: adds the bytes by which they are larger, where they are of another kind.
+        """
+        others, add = measured.items(), more or _nothing
+        _guess(self._by_kind, n_ubatch, [(size, other._by_kind) for size, other in others], add)
         without = [(size, other._without_attention) for size, other in others]
-        _guess(self._without_attention, n_ubatch, without, more, has_caches=False)
+        _guess(self._without_attention, n_ubatch, without, add, has_caches=False)
+        if more and not self._without_attention["nothing"].knows_any:
+            # without caches they are no larger than with them as measured, but for what is added there
+            nothing = {"nothing": LearnedCompute()}
+            with_caches = [(size, {"nothing": other._by_kind[False]}) for size, other in others]
+            _guess(nothing, n_ubatch, with_caches, add, has_caches=False)
+            self._without_attention |= nothing
 
     def room(
         self, devices: Sequence[DeviceLimit], n_ctx: int, is_whole: bool, off: Sequence[int], optimistic: bool = False
@@ -228,6 +237,10 @@ class Buffers:
             # the buffer of attention says nothing of it: a guess too low costs a load, one too high is not tried
             states = nothing or shared
         return compute, compute if states is None else states, compute if nothing is None else nothing
+
+
+def _nothing(device: str, n_ctx: int, has_caches: bool) -> int:
+    return 0
 
 
 def _guess(

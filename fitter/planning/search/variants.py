@@ -255,7 +255,7 @@ class Variants:
         state = self._states[variant]
         if variant[:2] not in self._asked:
             known, is_larger = self._buffers_like(variant)
-            state.buffers.guess(variant.n_ubatch, known, partial(_of_scores, state) if is_larger else _nothing)
+            state.buffers.guess(variant.n_ubatch, known, partial(_of_scores, state) if is_larger else None)
         return state
 
     def _buffers_like(self, variant: Variant) -> tuple[dict[int, Buffers], bool]:
@@ -444,10 +444,6 @@ def likely_seconds(state: SearchState) -> float:
         if not is_alone or state.room(n_ctx, is_whole=False).without[0] < 0:
             return math.inf
     return state.seconds(placement)
-
-
-def _nothing(device: str, n_ctx: int, has_caches: bool) -> int:
-    return 0
 
 
 def _of_scores(state: SearchState, device: str, n_ctx: int, has_caches: bool) -> int:
