@@ -113,7 +113,7 @@ class Buffers:
     def __init__(self, shared: LearnedCompute | None = None) -> None:
         self.shared = LearnedCompute() if shared is None else shared
         self._by_kind = {True: LearnedCompute(), False: LearnedCompute()}
-        self._without_attention: dict[str, LearnedCompute] = {
+        self._without_attention: dict[Cached, LearnedCompute] = {
             "states": LearnedCompute(),
             "nothing": LearnedCompute(),
         }
@@ -197,8 +197,8 @@ class Buffers:
         _guess(self._without_attention, n_ubatch, without, add, has_caches=False)
         if more and not self._without_attention["nothing"].knows_any:
             # without caches they are no larger than with them as measured, but for what is added there
-            nothing = {"nothing": LearnedCompute()}
-            with_caches = [(size, {"nothing": other._by_kind[False]}) for size, other in others]
+            nothing: dict[Cached, LearnedCompute] = {"nothing": LearnedCompute()}
+            with_caches = [(size, dict.fromkeys(nothing, other._by_kind[False])) for size, other in others]
             _guess(nothing, n_ubatch, with_caches, add, has_caches=False)
             self._without_attention |= nothing
 
