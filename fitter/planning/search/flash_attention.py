@@ -54,7 +54,7 @@ def kinds(
         if (is_spilled if is_last else is_far) and True in seen and may_be_off(request):
             flash.append("off")
     # caches of layers on devices, too, are on the host, which leaves room for their weights
-    is_worth = is_last and placement.first > 0 and best.devices and best.params.offload_kqv
+    is_worth = is_last and placement.is_spilled and best.devices and best.params.offload_kqv
     offload = [True, False] if is_worth and "offload_kqv" not in request.fixed else [request.params.offload_kqv]
     return [Kind(each, is_there) for is_there in offload for each in flash]
 

@@ -123,7 +123,7 @@ class Variants:
         self._states = {self.first: state}
         self._measured: dict[Variant, Trial | None] = {}
         self._answers: dict[Variant, Answer] = {}
-        self._asked = set[tuple[Kind, int]]()
+        self._asked = set[Variant]()
         self._on_others = {(self.first[:2], False)}
         self._best: Answer | None = None
 
@@ -241,7 +241,7 @@ class Variants:
             tried.add(chosen)
             placement = _first_placement(self.state(chosen)) if chosen.kind != here.kind else best.trial.placement
             if placement is None or self.measure(chosen, placement) is None:
-                self._asked.add(chosen[:2])
+                self._asked.add(chosen)
 
     def state(self, variant: Variant) -> SearchState:
         """Return the state of a variant, whose compute buffers are guessed until it is asked for."""
@@ -253,7 +253,7 @@ class Variants:
             is_same = state.request.params.n_ubatch == variant.n_ubatch
             self._states[variant] = state if is_same else state.with_micro_batch(variant.n_ubatch)
         state = self._states[variant]
-        if variant[:2] not in self._asked:
+        if not self._is_asked(variant):
             known, is_larger = self._buffers_like(variant)
             state.buffers.guess(variant.n_ubatch, known, partial(_of_scores, state) if is_larger else None)
         return state
@@ -283,6 +283,30 @@ class Variants:
             return self._measured[variant]
         return None
 
+    def _choices(self, kind: Kind) -> list[tuple[DeviceLimit, ...]]:
+        """List the devices on which a kind may be better than the best answer.
+
+        Another kind than that may have a use for all devices, for those alone that have something, and where a device
+        lacks memory with it, for the others.
+        """
+        here, found = self.here, list[tuple[DeviceLimit, ...]]()
+        if kind == here.kind:
+            return [here.devices]
+        for devices in (here.devices, self.devices, self.first_of_equal(self.best.trial.used[0])):
+            while devices and devices not in found:
+                found.append(devices)
+                if trial := self._measured.get(Variant(kind, here.n_ubatch, devices)):
+                    used = trial.used[0]
+                    useless = _useless(used, trial) if used == devices else []
+                    devices = self.first_of_equal(device for device in used if device not in useless)
+        return found
+
+    def _is_asked(self, variant: Variant) -> bool:
+        """Whether a variant was asked for, as the kind of the first one and of the best answer is on any devices."""
+        if variant.kind in (self.first.kind, self._best and self.here.kind):
+            return any(variant[:2] == each[:2] for each in self._asked)
+        return variant in self._asked
+
     def _is_for_speed(self, variant: Variant) -> bool:
         return variant.n_ubatch >= min(self.first.n_ubatch, _LEAST_FOR_SPEED)
 
@@ -298,7 +322,7 @@ class Variants:
         return state.buffers.has_measured(is_whole(state.request, trial.devices, trial.placement))
 
     def _next(self, variant: Variant) -> Variant:
-        self._asked.add(variant[:2])
+        self._asked.add(variant)
         self.state(variant)
         self._measured.setdefault(variant, None)
         return variant
@@ -342,7 +366,7 @@ class Variants:
     def _promised(self, kinds: Iterable[Kind]) -> Iterable[tuple[Variant, float]]:
         """Yield the variants that promise a better trial than the best, each with its expected seconds."""
         trial, here = self.best.trial, self.here
-        for kind in kinds:
+        for kind, devices in ((each, devices) for each in kinds for devices in self._choices(each)):
             is_other = kind != here.kind
             least = math.inf
             if trial.fits and trial.expected is not None and trial.seconds is not None:
@@ -350,8 +374,8 @@ class Variants:
                 least = (trial.seconds if is_other else trial.expected) * (1 - WORTH)
             for sizes in ([here.n_ubatch], *self._others(here.n_ubatch)):
                 for size in sizes:
-                    variant = Variant(kind, size, here.devices)
-                    if variant[:2] in self._asked or (trial.fits and not self._is_for_speed(variant)):
+                    variant = Variant(kind, size, devices)
+                    if self._is_asked(variant) or (trial.fits and not self._is_for_speed(variant)):
                         continue
                     seconds = self._likely(variant, here, trial, least)
                     if seconds < least:
@@ -364,11 +388,12 @@ class Variants:
 
     def _likely(self, variant: Variant, here: Variant, trial: Trial, least: float) -> float:
         if variant.kind != here.kind:
-            if variant.kind.flash_attn == "on" and variant not in self._measured:
+            is_wider = variant.devices != here.devices and not variant.kind.offload_kqv
+            if (variant.kind.flash_attn == "on" or is_wider) and variant not in self._measured:
                 # nothing that was measured tells its buffers, and one micro batch little of another's
                 if variant.n_ubatch == here.n_ubatch:
                     return 0.0
-                if not any(each.kind == variant.kind for each in self._measured):
+                if not any(each.kind == variant.kind and each.devices == variant.devices for each in self._measured):
                     return math.inf
             self.state(variant).prices()
         elif trial.fits and not self._may_save(variant, here, trial.placement, least / (1 - WORTH)):
@@ -406,8 +431,8 @@ class Variants:
         if not here.n_ubatch < _LEAST_FOR_SPEED <= self.first.n_ubatch:
             return None
         usual = (Variant(self.first.kind, size, here.devices) for size in self._sizes if size >= _LEAST_FOR_SPEED)
-        variant = next((each for each in usual if each[:2] not in self._asked), None)
-        is_open = variant is not None and not any(n_ubatch >= _LEAST_FOR_SPEED for _, n_ubatch in self._asked)
+        variant = next((each for each in usual if not self._is_asked(each)), None)
+        is_open = variant is not None and not any(each.n_ubatch >= _LEAST_FOR_SPEED for each in self._asked)
         return self._next(variant) if variant is not None and is_open else None
 
 
