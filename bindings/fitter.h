@@ -246,22 +246,6 @@ bool fitter_projector_measure(const fitter_projector_t * projector, uint64_t * o
 void * fitter_projector_load(const fitter_projector_t * projector, const void * model);
 void   fitter_projector_free(void * projector);
 
-// ---- libfitter: a load that waits before it places tensors
-
-// llama.cpp reads the tokenizer first, which takes longest, and looks at device memory and overrides after that. A load
-// on a thread that uses a hold waits in between until it is released; free it when that load is done. Needs
-// fitter_log_capture(): the wait is at a line of the log, and without that line there is none.
-void * fitter_hold_new(void);
-void   fitter_hold_use(void * hold);
-void   fitter_hold_release(void * hold);
-// Has the load call a function there, on its own thread, in place of waiting; the function may fork the process, and
-// the load then goes on in both when it returns.
-void   fitter_hold_call(void * hold, void (*function)(void));
-
-// Whether the load came to that line. If it has ended and did not, it did not wait, and was placed as nobody had said.
-bool   fitter_hold_reached(void * hold);
-void   fitter_hold_free(void * hold);
-
 // ---- libfitter: GGUF headers
 
 // Opens the header of one GGUF file; tensor data is not read. NULL if it is malformed: the reason is in the log.
@@ -387,15 +371,6 @@ const char * fitter_virtual_build_difference(void);
 void * fitter_virtual_device(int32_t i);
 void * fitter_virtual_recorder(void);
 bool   fitter_virtual_owns(const void * device);
-
-// Makes device i be what device order[i] was, for all n of them, before anything is loaded on them; false if order is no
-// order of them. The host buffer type stays with the device that has it.
-bool fitter_virtual_reorder(const int32_t * order, int32_t n);
-
-// What a described device says that it has free in place of what is described, and back to that for all of them: without
-// a tensor split, llama.cpp shares layers out by it.
-void fitter_virtual_say_free(int32_t i, uint64_t free);
-void fitter_virtual_say_described_free(void);
 
 // GGML_BACKEND_API_VERSION of the ggml that is loaded, -1 if it has no backend registered.
 int32_t fitter_virtual_loaded_api_version(void);

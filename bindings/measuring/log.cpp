@@ -9,7 +9,6 @@
 
 #include "fitter.h"
 #include "guard.h"
-#include "measuring/hold.h"
 #include "llama.h"
 
 namespace {
@@ -50,7 +49,6 @@ void finish_line(log_state & log) {
 
 void on_log(ggml_log_level level, const char * text, void *) {
     fitter::guarded(false, [&] {
-        fitter::wait_if_held(text);
         log_state &                 log = state();
         std::lock_guard<std::mutex> lock(log.mutex);
         if (level != GGML_LOG_LEVEL_CONT) {

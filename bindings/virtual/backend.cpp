@@ -40,7 +40,6 @@ namespace vulkan = fitter::vulkan;
 // A device of the registry. ggml keeps pointers to it, so what it describes can change but it stays where it is.
 struct slot {
     description              described   = {};
-    uint64_t                 said_free   = 0;  // free memory as it is said, mostly described.free
     std::string              id          = {};
     ggml_backend_device      device      = {};
     fitter::buffer_type      buffer_type = {};
@@ -361,7 +360,7 @@ const char * device_get_name(ggml_backend_dev_t device) { return slot_of(device)
 const char * device_get_description(ggml_backend_dev_t device) { return slot_of(device).described.text.c_str(); }
 
 void device_get_memory(ggml_backend_dev_t device, size_t * free, size_t * total) {
-    *free  = slot_of(device).said_free;
+    *free  = slot_of(device).described.free;
     *total = slot_of(device).described.total;
 }
 
@@ -514,7 +513,6 @@ void describe(const std::vector<description> & devices) {
         unused.total = unused.free = uint64_t{1} << 50;
 
         backend.slots[i].described = i < devices.size() ? devices[i] : unused;
-        backend.slots[i].said_free = backend.slots[i].described.free;
     }
     backend.n_used = devices.size();
 
@@ -572,55 +570,6 @@ void * fitter_virtual_device(int32_t i) {
     return fitter::guarded<void *>(nullptr, [&]() -> void * {
         backend_state & backend = state();
         return i >= 0 && static_cast<size_t>(i) < backend.n_used ? &backend.slots[static_cast<size_t>(i)].device : nullptr;
-    });
-}
-
-bool fitter_virtual_reorder(const int32_t * order, int32_t n) {
-    return fitter::guarded(false, [&] {
-        backend_state & backend = state();
-        const size_t    count   = backend.n_used;
-        std::vector<size_t> place(count, count);  // where each description goes
-        for (size_t i = 0; i < count && static_cast<size_t>(n) == count; i++) {
-            if (order[i] >= 0 && static_cast<size_t>(order[i]) < count) {
-                place[static_cast<size_t>(order[i])] = i;
-            }
-        }
-        if (std::find(place.begin(), place.end(), count) != place.end()) {
-            return false;
-        }
-        std::vector<description> described;
-        for (size_t i = 0; i < count; i++) {
-            described.push_back(backend.slots[i].described);
-        }
-        for (size_t i = 0; i < count; i++) {
-            backend.slots[place[i]].described = described[i];
-            backend.slots[place[i]].said_free = described[i].free;
-        }
-        for (auto & [kind, host] : backend.hosts) {
-            for (size_t i = 0; i < count; i++) {
-                if (host.buffer_type.device() == &backend.slots[i].device) {
-                    host.buffer_type.set_device(&backend.slots[place[i]].device);
-                    break;
-                }
-            }
-        }
-        return true;
-    });
-}
-
-void fitter_virtual_say_free(int32_t i, uint64_t free) {
-    fitter::guarded([&] {
-        if (fitter_virtual_device(i) != nullptr) {
-            state().slots[static_cast<size_t>(i)].said_free = free;
-        }
-    });
-}
-
-void fitter_virtual_say_described_free(void) {
-    fitter::guarded([&] {
-        for (slot & entry : state().slots) {
-            entry.said_free = entry.described.free;
-        }
     });
 }
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fitter.api.tokenizer_check import tokenizer_check
 from fitter.llama.client import Worker
-from fitter.llama.types import Breakdown, Layout, Params, Skeleton, VirtualDevice
+from fitter.llama.types import Breakdown, Layout, Params, VirtualDevice
 from fitter.machine.machine import Machine, check_main_gpu, choose, described, device_speeds, speed_of_host
 from fitter.machine.memory_pools import used_by_default
 from fitter.model.files.source import called
@@ -165,9 +166,9 @@ class OneLoad:
 
     def measured(self) -> tuple[Breakdown, Layout]:
         """Measure the load; return its bytes and the sizes of all its tensors."""
-        breakdown = self.worker.measure(str(self.model.path), self.params)
-        copy = Skeleton(tuple(map(str, self.model.files)))
-        return breakdown, self.worker.layout(copy, replace(self.params, n_ctx=breakdown.n_ctx))
+        model = self.model.skeleton
+        breakdown = self.worker.measure(model, self.params)
+        return breakdown, self.worker.layout(model, replace(self.params, n_ctx=breakdown.n_ctx))
 
 
 @contextmanager
@@ -178,7 +179,10 @@ def one_load(ask: Ask, model: str, given: Worker | None, on_log: Callable[[str],
         FitterError: As ``fit`` raises it.
     """
     ask = fetch_all(ask, model, ask.timeout)
-    with worker_for(ask, given, on_log) as worker:
+    with (
+        worker_for(ask, given, on_log) as worker,
+        tokenizer_check(worker, is_alone=bool(ask.rpc) or not ask.is_described) as check,
+    ):
         params = ask.load
         if ask.is_described and ask.rpc and not ask.virtual:
             infos = choose(described(worker.devices()), ask.devices)
@@ -192,6 +196,7 @@ def one_load(ask: Ask, model: str, given: Worker | None, on_log: Callable[[str],
             names = params.devices
             check_split_devices("tensor", [device.name for device in worker.devices()] if names is None else names)
         opened = open_model(model, worker.header)
+        check.begin(opened)
         check_context(params.n_ctx or opened.n_ctx_train, opened.n_ctx_train, params.n_seq_max)
         params = for_model(params, opened, ask.cpu_moe, ask.n_cpu_moe, ask.n_cpu_ffn)
         if params.tensor_buft_overrides:

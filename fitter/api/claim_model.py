@@ -168,7 +168,7 @@ def _of_repository(model: str, quant: str | None) -> str:
 
 def _memory(load: OneLoad, virtual: Sequence[VirtualDevice]) -> int:
     """Return the memory of a card that has room for the load: the card has less for it than its datasheet says."""
-    breakdown = load.worker.measure(str(load.model.path), load.params, reserve=True).most
+    breakdown = load.worker.measure(load.model.skeleton, load.params, reserve=True).most
     (device,) = choose(load.worker.devices(), load.params.devices)[:1]
     used = breakdown.on(device.name).used
     halves = has_half_experts(tensor for tensor in load.model.tensors if is_expert(tensor.name))

@@ -10,19 +10,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from fitter import programs, system
-from fitter.api import early_load
 from fitter.api.call_worker import answering, fetch_all, limited, questions_of, with_addresses, worker_for
 from fitter.api.checked_call import checked_worker_call
 from fitter.api.longest_input import longest_input
 from fitter.api.questions import MODES, Answer, Questions
 from fitter.api.server_memory import ServerMemory, facts_of_program
-from fitter.api.shared_models import check_mtp, choices, open_draft, other_plans
+from fitter.api.shared_models import Drafts, check_mtp, choices, open_draft, other_plans
+from fitter.api.tokenizer_check import tokenizer_check
 from fitter.llama.client import Worker
 from fitter.llama.types import RPC
-from fitter.machine import calibrated, tuned
+from fitter.llama.worker import process
+from fitter.machine import calibrated, gpu_catalogue, tuned
 from fitter.machine.machine import machine_of
 from fitter.model.files import source
-from fitter.model.header import open_model
+from fitter.model.header import Model, open_model
 from fitter.parameters.table import AnyPath as Path
 from fitter.parameters.table import Fitting
 from fitter.planning.plan.load_mode import with_its_mode
@@ -34,6 +35,7 @@ from fitter.planning.request.request import Progress, Request
 from fitter.planning.request.session import Session
 from fitter.planning.request.summary import ModelSummary, SharedUse, stamp_of
 from fitter.planning.search import best_plan as planning
+from fitter.planning.speed import cost
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -52,7 +54,8 @@ def fit(
     """Find the parameters that run ``model`` fastest inside every device's memory margin.
 
     Parameters that are ``None`` are fitted; all others are kept. Dummy loads of llama.cpp measure every byte of the
-    plan, on ``model`` itself; the search uses a copy of the header without the tokenizer unless ``skeleton`` is false.
+    plan. They are of the model's header without its tokenizer, on which no byte depends, unless ``skeleton`` is false;
+    llama.cpp reads each tokenizer once.
     The plan has the least estimated time for a request of ``prompt`` tokens (2048, or with ``n_ctx`` the geometric mean
     of 2048 and the context, at most a quarter of it) and ``generate`` more (512), or is best at another ``objective``.
 
@@ -98,17 +101,21 @@ def fit(
     first: dict[str, Any] = {"split_mode": MODES[0]} if is_split_open else {}
     ask, is_given = Ask.of(cast(Fitting, {**parameters, **first})), worker is not None
     deadline = None if ask.time_limit is None else started + ask.time_limit
-    early_load.parse_meanwhile()
+    # data files, parsed while the process waits for llama.cpp
+    process.meanwhile(gpu_catalogue.gpus)
+    process.meanwhile(cost.default)
     ask = fetch_all(ask, model, min(ask.timeout, ask.time_limit or ask.timeout), on_progress)
     with (
         worker_for(ask, worker, on_log, at_once=True) as worker,
         limited(worker, deadline),
-        early_load.second_worker(ask, model, first=worker, is_given=is_given, on_log=on_log) as second,
+        tokenizer_check(worker, is_alone=bool(ask.rpc) or not ask.is_described) as check,
     ):
         # the worker copies the header that it read last: read the model's after the draft's
         drafts = open_draft(ask.sharing, worker)
         opened = open_model(model, worker.header)
         check_mtp(ask.sharing, opened)
+        for each in (*([opened] if ask.skeleton else []), *([drafts.model] if drafts else [])):
+            check.begin(each)
         stamps = tuple(stamp_of(file) for file in opened.files if not source.is_elsewhere(file))
         machine = machine_of(
             worker.devices, ask.virtual, ask.host_memory, is_described=ask.is_described, has_rpc=bool(ask.rpc)
@@ -118,7 +125,7 @@ def fit(
         known_of_program = facts_of_program(ask.program, llama_cpp, worker.llama_cpp_for(ask.llama_cpp))
         ask, read_as = ask.for_texts(opened)
         beside = other_plans(ask.sharing.beside, machine.devices, ask.rpc)
-        llama = early_load.llama_for(worker, second, opened, ask.skeleton, drafts)
+        llama = _load_calls(worker, opened, ask.skeleton, drafts)
 
         def answer(words: Mapping[str, Any]) -> Answer:
             asked = ask.having(words, known_of_program)
@@ -199,4 +206,23 @@ def fit(
             "on_log": on_log,
         },
         files=stamps,
+    )
+
+
+def _load_calls(worker: Worker, model: Model, skeleton: bool, drafts: Drafts | None) -> planning.LoadCalls:
+    name, before = model.skeleton if skeleton else str(model.path), worker.dummy_loads
+
+    def shared_loads() -> int:
+        return drafts.loads if drafts else 0
+
+    def until(deadline: float | None) -> None:
+        worker.deadline = deadline
+
+    return planning.LoadCalls(
+        lambda params: worker.measure(name, params),
+        lambda params: worker.layout(name, params),
+        lambda params: worker.measure(name, params, reserve=True),
+        lambda: worker.dummy_loads - before - shared_loads(),
+        shared_loads,
+        until,
     )

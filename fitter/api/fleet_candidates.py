@@ -74,7 +74,7 @@ class ModelPlanner:
         words = dict(case.keywords)
         timeout = words.pop("timeout", None) or DEFAULT_TIMEOUT
         self._words = {"program": SERVER} | words
-        self.worker = RememberingWorker(is_alone=True, timeout=timeout, llama_cpp=words.get("llama_cpp"))
+        self.worker = RememberingWorker(timeout=timeout, llama_cpp=words.get("llama_cpp"))
         self._disk = disk
         self._n_ctx: int | None = None
         self.alone: Candidate | None = None

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from fitter.api.call_worker import OneLoad, one_load
 from fitter.api.checked_call import naming_addresses
-from fitter.errors import LlamaCppError, UsageError
-from fitter.llama.types import Breakdown, Params, Skeleton
+from fitter.errors import UsageError
+from fitter.llama.types import Breakdown, Params
 from fitter.machine.machine import choose
 from fitter.model import location
 from fitter.model.files import header_cache
@@ -91,7 +91,7 @@ def estimate_gpu_layers(
     ):
         names = [info.name for info in choose(load.worker.devices(), load.params.devices)]
         beside = _projectors(load, projectors, names[0] if names else None)
-        whole = load.worker.measure(str(load.model.path), load.params, reserve=True).most
+        whole = load.worker.measure(load.model.skeleton, load.params, reserve=True).most
         nothing = MemoryEstimate(0, 0, 0, sum(_used(whole, names, beside)), [0.0] * len(cards), [])
         if is_alone:
             return replace(nothing, total_size=whole.host.used + beside)
@@ -146,26 +146,13 @@ def _used(breakdown: Breakdown, names: Sequence[str], beside: int) -> list[int]:
 
 
 def _most_layers(load: OneLoad, names: Sequence[str], rooms: Sequence[int]) -> tuple[Placement, Breakdown] | None:
-    """Place the most layers on a copy of the header, if the file itself measures alike, or else on the file."""
-    file, copy = str(load.model.path), Skeleton(tuple(map(str, load.model.files)))
+    def measured(placement: Placement) -> Breakdown:
+        return load.worker.measure(load.model.skeleton, _params(load.params, placement), reserve=True).most
 
-    def measured(path: str | Skeleton, placement: Placement) -> Breakdown:
-        return load.worker.measure(path, _params(load.params, placement), reserve=True).most
-
-    for path in (copy, file):
-        try:
-            layout = load.worker.layout(path, load.params)
-            units = units_of(layout, load.model.n_layer - load.model.n_layer_nextn)
-            found = most_layers(units, rooms, lambda at, path=path: _used(measured(path, at), names, 0))  # type: ignore[misc]
-            if found is None:
-                return None
-            breakdown = measured(file, found)
-            if path == file or breakdown == measured(copy, found):
-                return found, breakdown
-        except LlamaCppError:
-            if path == file:
-                raise
-    raise AssertionError("the file is measured last")
+    layout = load.worker.layout(load.model.skeleton, load.params)
+    units = units_of(layout, load.model.n_layer - load.model.n_layer_nextn)
+    found = most_layers(units, rooms, lambda at: _used(measured(at), names, 0))
+    return None if found is None else (found, measured(found))
 
 
 def _params(params: Params, placement: Placement) -> Params:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from fitter.api.call_worker import fetch
 from fitter.api.checked_call import checked_call
+from fitter.api.tokenizer_check import tokenizer_check
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import Params
 from fitter.model.header import open_model
@@ -40,10 +41,11 @@ def inspect(
         FitterError: As ``fit`` raises it.
     """
     fetch(os.fsdecode(model), timeout, on_progress)
-    with Worker(timeout=timeout, llama_cpp=llama_cpp) as worker:
+    with Worker(timeout=timeout, llama_cpp=llama_cpp) as worker, tokenizer_check(worker, is_alone=True) as check:
         opened = open_model(os.fsdecode(model), worker.header)
+        check.begin(opened)
         check_context(n_ctx or opened.n_ctx_train, opened.n_ctx_train, 1)
         params = Params(n_ctx=n_ctx or 0, n_gpu_layers=0, devices=())
-        breakdown = worker.measure(str(opened.path), params)
-        layout = worker.layout(str(opened.path), params)
+        breakdown = worker.measure(opened.skeleton, params)
+        layout = worker.layout(opened.skeleton, params)
     return inspection_of(opened, breakdown, layout)

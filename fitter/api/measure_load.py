@@ -54,7 +54,7 @@ def measure(
         FitterError: As ``fit`` raises it.
     """
     with one_load(Ask.of_a_load(parameters), os.fsdecode(model), worker, on_log) as load:
-        return load.worker.measure(str(load.model.path), load.params, reserve=True)
+        return load.worker.measure(load.model.skeleton, load.params, reserve=True)
 
 
 @checked_worker_call(Estimating)

@@ -14,9 +14,8 @@ from fitter.api.call_worker import OneLoad, one_load, worker_for
 from fitter.api.checked_call import checked_worker_call
 from fitter.api.shared_models import check_drafts_alone
 from fitter.api.worker_pool import ask_in_threads
-from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
-from fitter.llama.types import Breakdown, Params, Row, Skeleton
+from fitter.llama.types import Breakdown, Params, Row
 from fitter.machine.machine import choose
 from fitter.model import location
 from fitter.model.header import Model, open_model
@@ -52,8 +51,7 @@ def offload_table(
     """Measure a model with no layers on devices, with ``step`` more each time, and with ``n_gpu_layers``.
 
     A place's memory is the larger of the dummy load's and the real one's. A model that only reads texts gets batches as
-    large as its context, since it reads a text in one. Loads between the first and the last are of a copy of the header
-    without the tokenizer, if the copy measures like the file in these two.
+    large as its context, since it reads a text in one.
 
     Args:
         model: Path or address of a GGUF file.
@@ -122,26 +120,17 @@ def offload_table(
 
 def _measured(load: OneLoad, others: Sequence[Worker], every: Sequence[Params]) -> list[Breakdown]:
     """Measure ``every`` load of the model, with the worker of ``load`` and others at the same time."""
-    file, copy = str(load.model.path), Skeleton(tuple(map(str, load.model.files)))
-    found: dict[tuple[str | Skeleton, int], Breakdown] = {}
-    ends = (0, len(every) - 1)
-    jobs: deque[tuple[str | Skeleton, int]] = deque((copy, index) for index in range(len(every)))
-    # the tokenizer takes most of a load of the file
-    jobs.extendleft((file, index) for index in ends)
+    found: dict[int, Breakdown] = {}
+    jobs = deque(range(len(every)))
 
     def ask(worker: Worker) -> None:
         with suppress(IndexError):
             while True:
-                path, index = jobs.popleft()
-                found[path, index] = worker.measure(path, every[index], reserve=True)
+                index = jobs.popleft()
+                found[index] = worker.measure(load.model.skeleton, every[index], reserve=True)
 
-    if len(every) > len(ends):
-        # a copy that cannot be made or loaded says nothing about the file
-        with suppress(LlamaCppError):
-            ask_in_threads([load.worker, *others], ask, jobs.clear, dismiss=False)
-            if all(found[file, index] == found[copy, index] for index in ends):
-                return [found[copy, index] for index in range(len(every))]
-    return [load.worker.measure(file, each, reserve=True) for each in every]
+    ask_in_threads([load.worker, *others], ask, jobs.clear, dismiss=False)
+    return [found[index] for index in range(len(every))]
 
 
 def _reads_only(model: Model) -> tuple[bool, bool]:
@@ -154,7 +143,7 @@ def _reads_only(model: Model) -> tuple[bool, bool]:
 
 def _draft(load: OneLoad, draft: Model, main: Params) -> tuple[Row, ...]:
     params = replace(main, tensor_buft_overrides=(), lora=(), embeddings=False, n_outputs_max=main.n_seq_max)
-    return load.worker.measure(str(draft.path), params, role="draft", reserve=True).most.rows
+    return load.worker.measure(draft.skeleton, params, role="draft", reserve=True).most.rows
 
 
 def _projector(load: OneLoad, path: str, device: str | None) -> tuple[Row, ...]:

@@ -22,7 +22,6 @@ from fitter.api.shared_models import check_drafts_alone
 from fitter.api.worker_pool import ask_in_threads
 from fitter.errors import FitterError, LibraryError, LlamaCppError, UsageError
 from fitter.llama.client import Worker
-from fitter.llama.types import Skeleton
 from fitter.model import repository_models as models
 from fitter.model.files import header_cache
 from fitter.model.header import open_model
@@ -261,7 +260,7 @@ class _Planning:
         header = self._directory / f"{threading.get_ident()}.gguf"
         told = {**self._told, "worker": worker}
         try:
-            worker.write_skeleton(Skeleton(tuple(map(str, opened.files))), header)
+            worker.write_skeleton(opened.skeleton, header)
         except LlamaCppError:
             header = opened.path
         try:

@@ -13,7 +13,6 @@ from fitter.api.call_worker import fetch
 from fitter.api.checked_call import checked_call
 from fitter.errors import FitterError, TimeLimitError
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
-from fitter.llama.types import Skeleton
 from fitter.machine.gpu import virtual_devices
 from fitter.model.header import Model, open_model
 from fitter.parameters.table import DEFAULTS, AnyPath
@@ -127,7 +126,7 @@ def layer_map(plan: Plan, model: Model, worker: Worker) -> LayerMap | None:
         FitterError: As ``Worker.layout`` raises it.
     """
     matches = worker.match(overridden(plan), [tensor.name for tensor in model.tensors])
-    layout = worker.layout(Skeleton(tuple(map(str, model.files))), resolved(plan))
+    layout = worker.layout(model.skeleton, resolved(plan))
     return map_of(plan, model, layout, matches)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fitter.api.shared_models import Drafts, drafting_params
 from fitter.errors import LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.client import Worker
-from fitter.llama.types import LlamaCpp, Params, Row, Skeleton
+from fitter.llama.types import LlamaCpp, Params, Row
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.model.header import Model
 from fitter.model.shapes.shape_addresses import note
@@ -157,7 +157,7 @@ class ServerMemory:
         """Measure the host's compute buffers with the longest context; return the bytes beyond those of ``plan``."""
         params = replace(plan.params, n_ctx=min(request.n_ctx_max, EXPENSIVE))
         try:
-            measured = self.worker.measure(Skeleton(tuple(map(str, self.model.files))), params)
+            measured = self.worker.measure(self.model.skeleton, params)
         except LlamaCppError:
             return 0
         return max(0, measured.host.compute - plan.host.compute)
@@ -391,11 +391,11 @@ class ServerMemory:
 
     def _states(self, params: Params) -> tuple[SequenceState, ...]:
         """Measure the state of one slot: of the model's context, and of the draft's."""
-        skeleton = Skeleton(tuple(map(str, self.model.files)))
+        skeleton = self.model.skeleton
         states = [state_of(self.worker.caches(skeleton, params), swa_full=params.swa_full)]
         drafting = drafting_params(self.ask.sharing, self.drafts, params)
         if drafting is not None:
-            draft = skeleton if self.drafts is None else str(self.drafts.model.path)
+            draft = skeleton if self.drafts is None else self.drafts.model.skeleton
             states.append(state_of(self.worker.caches(draft, drafting), swa_full=params.swa_full))
         return tuple(states)
 

@@ -118,7 +118,7 @@ class Drafts:
         before = self._worker.dummy_loads
         try:
             # the worker keeps one model for each role
-            return self._worker.measure(str(self.model.path), params, role=f"draft on {','.join(params.devices or ())}")
+            return self._worker.measure(self.model.skeleton, params, role=f"draft on {','.join(params.devices or ())}")
         finally:
             self.loads += self._worker.dummy_loads - before
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
-from fitter.llama.types import Array, DeviceInfo, Params, Skeleton
+from fitter.llama.types import Array, DeviceInfo, Params
 from fitter.machine.host import host_memory
 from fitter.model.header import Model
 from fitter.output.formats.format_options import with_absolute_paths
@@ -105,7 +105,7 @@ def _sizes(worker: Worker, model: Model, params: Params, plan: Plan) -> Sizes:
     """Measure the state of one sequence; unknown where a draft has a state as well."""
     if params.embeddings or any(use.kind in DRAFTS for use in plan.shared):
         return Sizes()
-    state = state_of(worker.caches(Skeleton(tuple(map(str, model.files))), params), swa_full=params.swa_full)
+    state = state_of(worker.caches(model.skeleton, params), swa_full=params.swa_full)
     return Sizes(state.full, state.checkpoint)
 
 

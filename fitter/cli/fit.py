@@ -129,7 +129,7 @@ def _fit_model(model: str, output_format: str, verbose: int, alternatives: bool,
     from fitter import api, programs
 
     given["program"] = given["program"] or programs.unless_named(_PROGRAMS.get(output_format, "llama-server"))
-    options.import_meanwhile("fitter.output.tables.plan_table", is_long=True)
+    options.import_meanwhile("fitter.output.tables.plan_table")
     with answers.asking(verbose) as callbacks:
         return api.fit(model, alternatives=alternatives, **callbacks, **options.given(given))
 

@@ -87,9 +87,9 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def import_meanwhile(module: str, *, is_long: bool = False) -> None:
-    """Import ``module`` while a worker computes its first answer, or its first long one (``is_long``)."""
-    process.meanwhile(lambda: import_module(module), is_long=is_long)
+def import_meanwhile(module: str) -> None:
+    """Import ``module`` while a worker computes its first answer."""
+    process.meanwhile(lambda: import_module(module))
 
 
 def stacked(*options: Callable[[_Function], _Function]) -> Callable[[_Function], _Function]:

@@ -44,7 +44,7 @@ def quants(
     from fitter.api import quantizations
 
     given["program"] = given["program"] or programs.chosen("llama-server")
-    options.import_meanwhile("fitter.output.tables.plan_table", is_long=True)
+    options.import_meanwhile("fitter.output.tables.plan_table")
     with answers.asking(verbose) as callbacks:
         quantized = quantizations.quants(
             model, types=types, tokens_per_second=tokens_per_second, **callbacks, **options.given(given)

@@ -29,7 +29,7 @@ def fit(
     from fitter.api import plan_repository
 
     given = {**given, "program": given["program"] or programs.chosen("llama-server")}
-    options.import_meanwhile("fitter.output.tables.plan_table", is_long=True)
+    options.import_meanwhile("fitter.output.tables.plan_table")
     with answers.asking(verbose) as callbacks:
         planned = plan_repository.repository(
             model, types=types, tokens_per_second=tokens_per_second, **callbacks, **options.given(given)

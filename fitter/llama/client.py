@@ -159,6 +159,10 @@ class Worker:
         """Dummy loads until now; another context of a loaded model does not count."""
         return self._loads
 
+    def without_devices(self) -> Worker:
+        """Return another worker of the same llama.cpp, for questions that are about no device."""
+        return Worker(timeout=self._timeout, llama_cpp=self._llama_cpp)
+
     def start(self) -> None:
         """Start the process now instead of with the first question."""
         self._guarded(self._open)
@@ -229,9 +233,17 @@ class Worker:
         """Read the header of one GGUF file. Raises ``ModelError`` with ggml's reason if it is malformed."""
         return self._ask(Header, "header", path=os.fspath(path))
 
-    def tokenizer(self, path: str | os.PathLike[str]) -> str:
-        """Return the key of a model's tokenizer in this llama.cpp (``header.tokenizer``); empty for a small one."""
-        return self._ask(str, "tokenizer", path=os.fspath(path))
+    def is_tokenizer_read(self, path: str | os.PathLike[str]) -> bool:
+        """Return whether this llama.cpp is known to read a model's tokenizer. A small one is read at once."""
+        return self._ask(bool, "is_tokenizer_read", path=os.fspath(path))
+
+    def begin_tokenizer(self, path: str | os.PathLike[str]) -> None:
+        """Start to read a model's tokenizer; ``finish_tokenizer`` waits until it is read."""
+        self._begin("check_tokenizer", path=os.fspath(path))
+
+    def finish_tokenizer(self) -> None:
+        """Wait for the tokenizer of ``begin_tokenizer``. Raises ``LlamaCppError`` where llama.cpp refuses it."""
+        self._guarded(self._finish)
 
     def file_types(self, files: Sequence[str | os.PathLike[str]], directory: str | os.PathLike[str]) -> FileTypes:
         """Ask llama-quantize's rule for the types of a model's tensors, in each of its file types.
@@ -258,24 +270,6 @@ class Worker:
         """Start ``measure`` without waiting for the answer, which ``finish_measure`` returns."""
         self._begin("measure", path=os.fspath(path), params=params, role="measure", reserve=reserve)
 
-    def begin_placing(self, path: str | os.PathLike[str], params: Params) -> None:
-        """Start ``measure`` with ``reserve`` of one of many placements; ``finish_measure`` returns the answer.
-
-        If possible, only the first of them reads the tokenizer.
-        """
-        self._begin("place", path=os.fspath(path), params=params, reserve=True)
-
-    def begin_loading(self, path: str | os.PathLike[str], params: Params) -> None:
-        """Start to load the model, for a later ``begin_measure`` with the same placement."""
-        self._begin("model_info", path=os.fspath(path), params=params)
-
-    def start_paused_load(self, path: str | os.PathLike[str]) -> None:
-        """Start to load the model on all virtual devices before its placement is known.
-
-        A later ``begin_measure`` with all layers on devices and with tensor overrides is then quick.
-        """
-        self._begin("hold", path=os.fspath(path))
-
     @property
     def busy(self) -> bool:
         """Whether an answer to a started question is missing."""
@@ -299,8 +293,7 @@ class Worker:
         """Measure the memory of a load, by a dummy load.
 
         Args:
-            path: The model. A ``Skeleton`` is loaded in place of its model; ``LlamaCppError`` may then only mean that
-                no skeleton can be made.
+            path: The model. A ``Skeleton`` is loaded in place of its model, unless llama.cpp refuses that.
             params: Parameters of the load.
             role: The last model of each role stays loaded, so that another context of it is quick.
             reserve: Whether rows also get the compute buffers that a real load reserves (``Row.reserved``).
@@ -477,11 +470,10 @@ class Worker:
 
     def _send(self, child: _Child, command: str, arguments: dict[str, Any], is_opening: bool = False) -> None:
         request = {"command": command, "arguments": wire.encode(arguments), "log": self._on_log is not None}
-        is_long = command != "header" and isinstance(arguments.get("path"), str)
-        self._send_request(child, command, json.dumps(request), is_opening, is_long)
+        self._send_request(child, command, json.dumps(request), is_opening)
 
-    def _send_request(self, child: _Child, command: str, request: str, is_opening: bool, is_long: bool) -> None:
-        begun = _Begun(child, command, request, time.monotonic(), is_opening, is_long)
+    def _send_request(self, child: _Child, command: str, request: str, is_opening: bool) -> None:
+        begun = _Begun(child, command, request, time.monotonic(), is_opening)
         self._begun.append(begun)
         try:
             child.send(request, self._end_of(begun))
@@ -504,7 +496,7 @@ class Worker:
         try:
             try:
                 # Answers come in order, so waiting for one includes those before it.
-                answer = begun.child.receive(self._end_of(begun), any(each.is_long for each in self._begun))
+                answer = begun.child.receive(self._end_of(begun))
             except _TimeoutError:
                 raise self._unanswered(begun) from None
             except _EndedError as ended:
@@ -556,7 +548,7 @@ class Worker:
         child = self._start(begun.child)
         for each in lost:
             if not each.is_opening:
-                self._send_request(child, each.command, each.request, False, each.is_long)
+                self._send_request(child, each.command, each.request, False)
 
     def _end_of(self, begun: _Begun) -> float:
         """Return the latest time for an answer; a deadline that was set later applies too."""
@@ -615,14 +607,15 @@ def _decoded(kind: type[_T], value: Any) -> _T:
 DOING = {
     "add_rpc_server": "connecting to an rpc-server",
     "adopt": "loading the CUDA backend",
+    "check_tokenizer": "reading the tokenizer of a model",
     "build": "asking for llama.cpp's version",
     "compute_capabilities": "asking for the devices' compute capabilities",
     "configure": "describing the virtual devices",
     "devices": "listing the devices",
     "file_types": "asking for the types of a quantized model's tensors",
     "header": "reading the header of a model",
-    "hold": "loading a model",
     "host": "asking for the host's memory",
+    "is_tokenizer_read": "comparing tokenizers",
     "layout": "measuring the sizes of a model's tensors",
     "caches": "asking which caches a context has",
     "load": "loading a model for real",
@@ -630,10 +623,8 @@ DOING = {
     "measure": "loading a model",
     "memory": "asking for the devices' free memory",
     "model_info": "loading a model",
-    "place": "loading a model",
     "projector": "loading a multimodal projector",
     "speed": "measuring a device's speed",
-    "tokenizer": "comparing tokenizers",
     "unload": "freeing a model",
     "write_skeleton": "copying the header of a model",
 }
@@ -686,7 +677,6 @@ class _Begun:
         request: Its JSON.
         sent: When it was sent, on the monotonic clock.
         is_opening: Whether it belongs to the start of the process.
-        is_long: Whether it loads a model's own file, not only its header.
     """
 
     child: _Child
@@ -694,7 +684,6 @@ class _Begun:
     request: str
     sent: float
     is_opening: bool
-    is_long: bool
 
 
 class _EndedError(Exception):
@@ -730,9 +719,9 @@ class _Child:
         """Return whether ``receive`` would return at once, with an answer or the end of the process."""
         return b"\n" in self._pending or self._process.answers.is_ready(0)
 
-    def receive(self, deadline: float, is_long: bool) -> dict[str, Any]:
+    def receive(self, deadline: float) -> dict[str, Any]:
         """Wait for the answer to the request. Raises ``_TimeoutError`` and ``_EndedError``."""
-        process.use_wait(is_long)
+        process.use_wait()
         # an answer may have many megabytes: join once
         pieces = [self._pending]
         while b"\n" not in pieces[-1]:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from fitter.errors import ModelError
 from fitter.llama.header import limits
-from fitter.llama.load.early_limits import MOST_WORDS
-from fitter.llama.types import Array, Header, MetadataValue, TensorInfo
+from fitter.llama.types import Array, Header, MetadataValue, Skeleton, TensorInfo
 from fitter.model import location, tensors
 from fitter.model.files import source
 from fitter.model.files.source import show
@@ -51,6 +50,11 @@ class Model:
     def called(self) -> str:
         """Its path, or the address of its header."""
         return source.called(self.path)
+
+    @property
+    def skeleton(self) -> Skeleton:
+        """What llama.cpp loads in its place."""
+        return Skeleton(tuple(map(str, self.files)))
 
     @property
     def n_vocab(self) -> int:
@@ -208,7 +212,7 @@ def _check_vocabulary(
     """Raise ``ModelError`` for an impossible number of words without texts: llama.cpp creates all before it reads
     tensors.
     """
-    most = min(MOST_WORDS, max(max(tensor.shape, default=0) for tensor in infos))
+    most = min(limits.MOST_WORDS, max(max(tensor.shape, default=0) for tensor in infos))
     if n_vocab > most and "tokenizer.ggml.tokens" not in metadata:
         raise ModelError(f"{show(file)} has {n_vocab} words by its header, but room for {most}; {source.again(file)}")
 

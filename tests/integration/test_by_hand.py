@@ -65,7 +65,7 @@ ROWS = {
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    with RememberingWorker(is_alone=True) as worker:
+    with RememberingWorker() as worker:
         yield worker
 
 

@@ -87,7 +87,7 @@ def check(machine: Machine, asking: Asking, with_upstream: bool = False) -> Chec
 
 def _checked(task: tuple[list[int], int, int, bool]) -> list[Checked]:
     numbers, cards, every, is_mixed = task
-    with tempfile.TemporaryDirectory() as directory, RememberingWorker(is_alone=True) as worker:
+    with tempfile.TemporaryDirectory() as directory, RememberingWorker() as worker:
         asking = Asking(Path(directory), worker)
         machines = [draw_mixed(number) if is_mixed else draw(number, cards) for number in numbers]
         return [check(each, asking, bool(every) and each.number % every == 0) for each in machines]

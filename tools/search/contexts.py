@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     tested: list[bool] = []
     number = options.first
-    with tempfile.TemporaryDirectory() as directory, RememberingWorker(is_alone=True) as worker:
+    with tempfile.TemporaryDirectory() as directory, RememberingWorker() as worker:
         asking = Asking(Path(directory), worker)
         while len(tested) < options.machines:
             machine = draw(number, options.cards)

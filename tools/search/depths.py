@@ -131,7 +131,7 @@ def _pinned(machine: Machine, asking: Asking, plan: Outcome) -> Iterator[tuple[s
 
 
 def _compared(numbers: list[int]) -> list[Compared]:
-    with tempfile.TemporaryDirectory() as directory, RememberingWorker(is_alone=True) as worker:
+    with tempfile.TemporaryDirectory() as directory, RememberingWorker() as worker:
         asking = Asking(Path(directory), worker)
         found = []
         for number in numbers:

@@ -22,7 +22,7 @@ from fitter.api.explore.plan_cell import CellHeader, Task, figures_of
 from fitter.api.explore.stored_cells import Key, State
 from fitter.errors import CancelledError, FitterError, LibraryError, LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.client import Worker
-from fitter.llama.types import LlamaCpp, Skeleton
+from fitter.llama.types import LlamaCpp
 from fitter.model.files import header_cache
 from fitter.model.files.source import with_addresses
 from fitter.model.header import Model, open_model
@@ -230,7 +230,7 @@ def _headers_of(
             facts = {"bits_per_weight": 8 * model.bytes / weights if weights else None}
             path = Path(directory) / "skeleton.gguf"
             try:
-                worker.write_skeleton(Skeleton(tuple(map(str, model.files))), path)
+                worker.write_skeleton(model.skeleton, path)
             except LlamaCppError as error:
                 if len(model.files) > 1:
                     return {None: (str(error), facts)}

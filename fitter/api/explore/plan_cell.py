@@ -154,7 +154,7 @@ class _Workers:
             self._busy += 1
         if worker is None:
             timeouts: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-            worker = RememberingWorker(llama_cpp=llama_cpp, is_alone=True, **timeouts)
+            worker = RememberingWorker(llama_cpp=llama_cpp, **timeouts)
         try:
             yield worker
         except BaseException:

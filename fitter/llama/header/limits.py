@@ -17,6 +17,9 @@ from fitter.text import printable
 
 _MOST = 2**32 - 1
 """The largest ``uint32_t``, the type of most values."""
+MOST_WORDS = 1 << 23
+"""llama.cpp creates all words of a vocabulary without texts before it reads a tensor. No published model has as many:
+Gemma 3 has 262,208."""
 _LONGEST = 60
 """Most characters of a text to show."""
 

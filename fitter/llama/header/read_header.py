@@ -17,6 +17,8 @@ from fitter.llama.types import Array, Header, MetadataValue, Skeleton, TensorInf
 
 MAX_ARRAY_VALUES = 4096
 """Longest array of numbers whose values are read."""
+_MOST_SKELETONS = 4
+"""A model and its draft models, in turn."""
 MOST_TEXT = 1 << 20
 """Most bytes of all texts in a header; the longest texts, chat templates, have some 20 kB."""
 
@@ -25,7 +27,7 @@ class Headers:
     """Reads headers of GGUF files, and makes skeletons without reading them again.
 
     A header stays in memory, without its tokenizer, until a skeleton is made of it or another model's header is read.
-    The last skeleton stays too. Not thread-safe.
+    The last skeletons stay too. Not thread-safe.
 
     Attributes:
         parsed: Headers in memory, by path.
@@ -33,16 +35,15 @@ class Headers:
 
     def __init__(self) -> None:
         self.parsed: dict[str, tuple[tuple[int, ...], Any]] = {}
-        self._made: tuple[tuple[object, ...], int] | None = None
+        self._made: dict[tuple[object, ...], int] = {}
         self._last: tuple[str, tuple[int, ...], Header | None] = ("", (), None)
         self.library = native.libraries()
 
     def close(self) -> None:
         """Free everything, also the file of a skeleton."""
         self._forget()
-        made, self._made = self._made, None
-        if made is not None:
-            system.close_file(made[1])
+        while self._made:
+            system.close_file(self._made.popitem()[1])
 
     def read(self, path: str) -> Header:
         """Read the header of one file. Raises ``ModelError`` with ggml's reason if it is malformed."""
@@ -59,7 +60,7 @@ class Headers:
         return found
 
     def skeleton(self, skeleton: Skeleton) -> str:
-        """Return the path of the skeleton, valid in this process until the next one. Raises ``LlamaCppError``."""
+        """Return the path of the skeleton, valid in this process for some further ones. Raises ``LlamaCppError``."""
         if not skeleton.files:
             raise LlamaCppError("a skeleton needs the files of its model")
         if system.DESCRIPTORS and not os.path.isdir(system.DESCRIPTORS):
@@ -67,14 +68,13 @@ class Headers:
                 f"the header of {skeleton.files[0]} cannot be copied without {system.DESCRIPTORS}: mount /proc"
             )
         key = tuple((os.path.abspath(file), identity(file)) for file in skeleton.files)
-        if self._made is None or self._made[0] != key:
-            descriptor = self._make(skeleton)
-            if self._made is not None:
-                system.close_file(self._made[1])
-            self._made = (key, descriptor)
+        if key not in self._made:
+            self._made[key] = self._make(skeleton)
+            if len(self._made) > _MOST_SKELETONS:
+                system.close_file(self._made.pop(next(iter(self._made))))
         # on some systems opening a descriptor's path duplicates it, with its position in the file
-        os.lseek(self._made[1], 0, os.SEEK_SET)
-        return system.path_of(self._made[1])
+        os.lseek(self._made[key], 0, os.SEEK_SET)
+        return system.path_of(self._made[key])
 
     def write_skeleton(self, skeleton: Skeleton, path: str) -> None:
         """Write the skeleton's header to a file of its length. Raises ``LlamaCppError``."""

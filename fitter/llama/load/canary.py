@@ -20,7 +20,6 @@ from fitter.llama.build import library as native
 from fitter.llama.header.gguf_writer import Tensor, Value, write_file
 from fitter.llama.load.allocations import counted
 from fitter.llama.load.backend_devices import register_virtual, registry
-from fitter.llama.load.first_load import Ahead
 from fitter.llama.load.loader import Loader
 from fitter.llama.load.real_load import RealLoad
 from fitter.llama.processes import worker_environment
@@ -152,7 +151,6 @@ def problem_of_loaded() -> str:
             problems = [*_of_dense(loader, dense, first, second), *_of_experts(loader, experts, first)]
         finally:
             loader.close()
-        problems += _of_held(experts, first)
     if difference := native.open_backend().fitter_virtual_build_difference():
         problems.append(str(native.libraries().text(difference)))
     return problems[0] if problems else ""
@@ -238,25 +236,6 @@ def _attention(what: str, measured: Breakdown, expected: bool) -> Iterator[str]:
     # some builds do not log it
     if measured.flash_attn not in (None, expected):
         yield f"{what}: llama.cpp says the opposite"
-
-
-def _of_held(path: str, first: str) -> Iterator[str]:
-    """Test the load that waits for its placement."""
-    description = describe(CARDS[:1])
-    register_virtual(description)
-    loader = Loader(registry(virtual=True))
-    try:
-        loader.keep(Ahead(path, description, is_held=True))
-        params = Params(n_ctx=_CONTEXT, devices=(first,), tensor_split=(4.0,), tensor_buft_overrides=_on_host())
-        breakdown = loader.measure(path, params)
-        yield from differences(
-            "a load that waits",
-            breakdown,
-            weights(EXPERTS, [first] * 4, _OF_EXPERTS),
-            cache([first] * _LAYERS, _CONTEXT),
-        )
-    finally:
-        loader.close()
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,13 +15,11 @@ from fitter.llama.build.log import captured_log, failure, flash_attn_from, lines
 from fitter.llama.header.read_header import Headers
 from fitter.llama.load.adapters import Adapters
 from fitter.llama.load.allocations import untouched
-from fitter.llama.load.backend_devices import Device, Registry, every_device, register_virtual, registry
+from fitter.llama.load.backend_devices import Device, Registry, every_device, register_virtual
 from fitter.llama.load.breakdown import breakdown_of, model_info_of
 from fitter.llama.load.caches import PADDED, caches_of
-from fitter.llama.load.first_load import MAX_HELD_OVERRIDES, Ahead
-from fitter.llama.load.forked_load import CAN_FORK, Placer, can_hold, place, split_of
 from fitter.llama.load.splits import check_build, split_counted, takes_nothing
-from fitter.llama.load.structs import apply, apply_context, is_placed_alone, model_key, overrides_of
+from fitter.llama.load.structs import apply, apply_context, model_key
 from fitter.llama.types import (
     LAYOUT_DEVICE,
     Breakdown,
@@ -36,13 +34,8 @@ from fitter.llama.types import (
     Skeleton,
 )
 
-OWN = "own"
-"""Role of the model's own file, if a skeleton is measured beside it."""
-
 _LAYOUT = "layout"
 """Role of the model whose tensors' sizes are recorded."""
-
-_MOST_PLACERS = 2
 
 
 class Loader:
@@ -53,39 +46,20 @@ class Loader:
 
     Attributes:
         loads: Number of dummy loads.
-        is_reordered: Whether the virtual devices have another order than their description.
     """
 
     def __init__(self, devices: Registry, headers: Headers | None = None) -> None:
         self.devices = devices
         self._headers = headers or Headers()
         self.loads = 0
-        self.is_reordered = False
+        self._without_skeleton = set[Skeleton]()
         self._models: dict[str, _Dummy] = {}
-        self._held: Ahead | None = None
-        self._placers: dict[int, Placer] = {}
         self._library = native.libraries()
 
     def close(self) -> None:
         """Free all models."""
-        self._drop_held()
-        while self._placers:
-            self._placers.popitem()[1].close()
         while self._models:
             self._models.popitem()[1].free()
-
-    def keep(self, ahead: Ahead) -> None:
-        """Take over a load that started early, as if ``model_info`` had made it; one that waits is used on demand."""
-        if ahead.is_held:
-            self._drop_held()
-            self._held = ahead
-            return
-        model, params = ahead.take(), Params(devices=(self.devices.default[0].info.name,))
-        key = model_key(ahead.path, params)
-        if not model:
-            return
-        self.loads += 1
-        self._models["measure"] = _Dummy(self._library, key, ahead.path, params, model, ahead.pointers)
 
     def measure(
         self, path: str | Skeleton, params: Params, role: str = "measure", *, reserve: bool = False
@@ -113,55 +87,6 @@ class Loader:
             if reserve and self._library.fitter.fitter_reserve(self._library.pointer(context)):
                 rows = _with_reserved(rows, breakdown_of(context).rows)
         return Breakdown(rows, breakdown.devices, breakdown.n_ctx, flash_attn_from(log), n_splits_from(log), lora)
-
-    def place(self, path: str, params: Params, description: str, *, reserve: bool) -> Breakdown | None:
-        """Measure a placement on the virtual devices of ``description`` with a load that has read its tokenizer before.
-
-        Returns ``None`` if such a load cannot place it.
-        """
-        counts = split_of(params)
-        names = params.devices or ()
-        kept = self._models.get(OWN)
-        is_loaded = kept is not None and kept.key == model_key(path, params) and kept.has_layers(params.n_gpu_layers)
-        is_usable = (
-            CAN_FORK
-            and not is_loaded
-            and counts is not None
-            and any(counts)
-            and len(counts) == len(names)
-            and {device.info.name for device in self.devices.default}.issuperset(names)
-            and can_hold(params)
-            and is_placed_alone(params)
-        )
-        if not is_usable:
-            return None
-        placer = self._placers.pop(len(names), None)
-        if placer is not None and not placer.is_of(path, description, len(names)):
-            placer.close()
-            placer = None
-        while placer is None and len(self._placers) >= _MOST_PLACERS:
-            self._placers.pop(next(iter(self._placers))).close()
-        placer = placer or Placer(path, description, len(names), self._place_in_fork, self._measure_in_fork)
-        self._placers[len(names)] = placer
-        breakdown = placer.measure(params, reserve)
-        self.loads += breakdown is not None
-        return breakdown
-
-    def _place_in_fork(self, placer: Placer, params: Params) -> None:
-        used = params.devices or ()
-        described = [text.partition(",")[0] for text in placer.description.split(";")]
-        self._reorder(described, [*used, *(name for name in described if name not in used)])
-        place(placer.overrides, split_of(params) or (), overrides_of(params, self.devices))
-
-    def _measure_in_fork(self, placer: Placer, model: Any, params: Params, reserve: bool) -> Breakdown | None:
-        native.open_backend().fitter_virtual_say_described_free()
-        everything = replace(params, n_gpu_layers=-1)
-        key = model_key(placer.path, params)
-        dummy = _Dummy(self._library, key, placer.path, everything, model, [*placer.pointers])
-        self._models = {OWN: dummy}
-        if not dummy.has_layers(params.n_gpu_layers):
-            return None
-        return self.measure(placer.path, params, OWN, reserve=reserve)
 
     def model_info(self, path: str | Skeleton, params: Params) -> ModelInfo:
         """Load ``path`` like ``measure``, and describe the model. Raises ``LlamaCppError``."""
@@ -229,58 +154,7 @@ class Loader:
         finally:
             backend.fitter_virtual_record(0)
 
-    @property
-    def held(self) -> Ahead | None:
-        """The load that waits for its placement."""
-        return self._held
-
-    def _place_held(self, role: str, path: str | Skeleton, params: Params) -> None:
-        """Let the waiting load continue: with the placement of ``params`` if it accepts that, else to be dropped."""
-        held = self._held
-        if held is None:
-            return
-        counts = [int(count) for count in params.tensor_split or (1.0,)]
-        is_usable = (
-            role == "measure"
-            and path == held.path
-            and sorted(params.devices or ()) == sorted(device.info.name for device in self.devices.default)
-            and len(counts) == len(self.devices.default)
-            and counts == list(params.tensor_split or (1.0,))
-            and 0 < len(params.tensor_buft_overrides) <= MAX_HELD_OVERRIDES
-            and is_placed_alone(params)
-        )
-        if not is_usable:
-            self._drop_held()
-            return
-        self._held = None
-        self._reorder([text.partition(",")[0] for text in held.description.split(";")], params.devices or ())
-        overrides = overrides_of(params, self.devices)
-        model = held.place(counts, overrides)
-        if not model:
-            return
-        self.loads += 1
-        pointers = [*held.pointers, overrides]
-        all_layers = replace(params, n_gpu_layers=-1)
-        kept = self._models.pop(role, None)
-        if kept is not None:
-            kept.free()
-        self._models[role] = _Dummy(self._library, model_key(path, params), held.path, all_layers, model, pointers)
-
-    def _reorder(self, described: Sequence[str], names: Sequence[str]) -> None:
-        """Put the ``described`` devices into the order of ``names``; a waiting load knows only their number."""
-        order = [described.index(name) for name in names]
-        if order != sorted(order):
-            native.open_backend().fitter_virtual_reorder(order, len(order))
-            self.devices = registry(virtual=True)
-            self.is_reordered = True
-
-    def _drop_held(self) -> None:
-        held, self._held = self._held, None
-        if held is not None and (model := held.take()):
-            self._library.llama.llama_model_free(model)
-
     def _model(self, role: str, path: str | Skeleton, params: Params, devices: Registry) -> _Dummy:
-        self._place_held(role, path, params)
         key = model_key(path, params)
         kept = self._models.get(role)
         if kept is not None and kept.key == key and kept.has_layers(params.n_gpu_layers):
@@ -288,11 +162,24 @@ class Loader:
         if kept is not None:
             del self._models[role]
             kept.free()
-        self.loads += 1
-        file, name = (path, path) if isinstance(path, str) else (self._headers.skeleton(path), path.files[0])
-        model, pointers = _load_dummy(self._library, file, name, params, devices)
-        dummy = self._models[role] = _Dummy(self._library, key, name, params, model, pointers)
+        dummy = self._models[role] = self._loaded(key, path, params, devices)
         return dummy
+
+    def _loaded(self, key: tuple[object, ...], path: str | Skeleton, params: Params, devices: Registry) -> _Dummy:
+        """Load a model; the file itself where llama.cpp refuses its skeleton."""
+        name = path if isinstance(path, str) else path.files[0]
+        if not isinstance(path, str) and path not in self._without_skeleton:
+            with suppress(LlamaCppError):
+                return self._load(key, self._headers.skeleton(path), name, params, devices)
+        dummy = self._load(key, name, name, params, devices)
+        if not isinstance(path, str):
+            self._without_skeleton.add(path)
+        return dummy
+
+    def _load(self, key: tuple[object, ...], file: str, name: str, params: Params, devices: Registry) -> _Dummy:
+        self.loads += 1
+        model, pointers = _load_dummy(self._library, file, name, params, devices)
+        return _Dummy(self._library, key, name, params, model, pointers)
 
 
 def _with_reserved(rows: Sequence[Row], real: Sequence[Row]) -> tuple[Row, ...]:

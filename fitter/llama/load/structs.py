@@ -10,15 +10,17 @@ from fitter.errors import UsageError
 from fitter.llama.build import library as native
 from fitter.llama.header.file_identity import identity
 from fitter.llama.load.backend_devices import Device, Registry, registry, select
-from fitter.llama.load.first_load import OverrideStruct
 from fitter.llama.types import MAX_USED_DEVICES, Params, Skeleton
 from fitter.parameters.table import of_a_struct
 
 _POINTERS = ("devices", "tensor_split", "tensor_buft_overrides")
 """Parameters that are pointers in llama.cpp's struct."""
 
-_PLACED = ("n_gpu_layers", *_POINTERS)
-"""Parameters that a started load still accepts."""
+
+class OverrideStruct(ctypes.Structure):
+    """llama.cpp's ``llama_model_tensor_buft_override``."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
 
 
 def apply(params: Params, model_params: Any, context_params: Any, devices: Registry | None = None) -> list[object]:
@@ -127,8 +129,3 @@ def model_key(path: str | Skeleton, params: Params) -> tuple[object, ...]:
         # n_gpu_layers is compared separately: larger numbers than the model has layers are equal
         *(params.of_parameter(each) for each in of_a_struct("model") if each.key != "n_gpu_layers"),
     )
-
-
-def is_placed_alone(params: Params) -> bool:
-    """Return whether a started load still accepts ``params``: only its placement differs from the defaults."""
-    return all(params.of_parameter(each) == each.default for each in of_a_struct("model") if each.key not in _PLACED)

@@ -16,13 +16,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from fitter.llama.worker.worker import Session
     from fitter.storage.temporary import Directory
 
-    Then = Callable[[Session], object]
-    First = Callable[[Callable[[], str]], Then | None]
-
 _CLOSE_SECONDS = 5.0
+_WORD = b"\n"
+"""Wakes a process: one byte, because the requests after it must stay in the pipe."""
 
 
 class Process:
@@ -32,8 +30,8 @@ class Process:
 
     Args:
         variables: Environment variables to add.
-        first: Makes the worker a fork of this process, which must have just started and have one thread; see
-            ``prestart``.
+        is_fork: Whether the worker is a fork of this process, which must have just started and have one thread.
+        is_asleep: Whether a fork waits for ``wake`` before it imports anything.
         like: A worker whose environment to inherit.
 
     Raises:
@@ -41,16 +39,22 @@ class Process:
     """
 
     def __init__(
-        self, variables: Mapping[str, str], *, first: First | None = None, like: Process | None = None
+        self,
+        variables: Mapping[str, str],
+        *,
+        is_fork: bool = False,
+        is_asleep: bool = False,
+        like: Process | None = None,
     ) -> None:
         interpreter.check_stack()
         path, environment = self._environment = _environment(variables, like)
         self._parent = os.getpid()
         self._is_dismissed = False
-        self._is_awake = first is None
+        self._is_awake = not (is_fork and is_asleep)
         self._files: Directory | None = None
-        if first:
-            self._child = system.Child(lambda: _become_worker(path, environment, self._parent, first), environment)
+        if is_fork:
+            parent, is_awake = self._parent, self._is_awake
+            self._child = system.Child(lambda: _become_worker(path, environment, parent, is_awake), environment)
         else:
             command = interpreter.command(__name__, main.__name__, str(self._parent))
             self._files, variables = _folder_for_files()
@@ -78,12 +82,12 @@ class Process:
         """Write to its input; return whether it took all before ``deadline`` (on the monotonic clock), or is gone."""
         return self._child.send(data, deadline)
 
-    def wake(self, word: str = "") -> None:
-        """Let an early process continue, once, with ``word`` (one line)."""
+    def wake(self) -> None:
+        """Let a process that is asleep continue, once."""
         if not self._is_awake:
             self._is_awake = True
             with contextlib.suppress(OSError):
-                self._child.send(os.fsencode(word + "\n"), time.monotonic() + _CLOSE_SECONDS)
+                self._child.send(_WORD, time.monotonic() + _CLOSE_SECONDS)
 
     def wait(self) -> int:
         """Wait for its end, and kill it after some seconds. Returns the exit status, negative for a signal."""
@@ -169,36 +173,28 @@ _early: list[Process] = []
 
 _owner = 0
 
-_meanwhile: dict[bool, list[Callable[[], object]]] = {False: [], True: []}
-"""Functions to call during any wait (``False``), and during a long one (``True``)."""
+_meanwhile: list[Callable[[], object]] = []
+"""Functions to call during the next wait."""
 
 
-def prestart(first: First, variables: Mapping[str, str] | None = None) -> Process | None:
-    """Start a worker process early; ``take`` returns the last one first.
+def prestart(variables: Mapping[str, str] | None = None, *, is_asleep: bool = False) -> None:
+    """Start a worker process early; ``take`` returns the first one first.
 
     The worker is a fork, so call this only in a process that has just started. Without forks it is a plain worker,
     whose start alone is ahead. An unused worker ends with this process.
 
     Args:
-        first: Called in the worker before it imports anything, with a function that waits for the word of
-            ``Process.wake``. The word is empty once the process is taken, or once this process waits for another
-            worker. The function that ``first`` returns is called before the first request.
         variables: Environment variables to add to this process's.
-
-    Returns:
-        The process; ``None`` if it cannot be started.
+        is_asleep: Whether it waits until it is taken. Without forks there is none then.
     """
     global _owner
     if _owner != os.getpid():
         _owner = os.getpid()
         atexit.register(end_early)
-    try:
-        process = Process(variables or {}, first=first if system.CAN_FORK else None)
-    except OSError:
+    if system.CAN_FORK or not is_asleep:
         # starting a worker on demand will raise the error
-        return None
-    _early.insert(0, process)
-    return process
+        with contextlib.suppress(OSError):
+            _early.append(Process(variables or {}, is_fork=system.CAN_FORK, is_asleep=is_asleep))
 
 
 def take(variables: Mapping[str, str], like: Process | None = None) -> Process:
@@ -223,30 +219,20 @@ def take(variables: Mapping[str, str], like: Process | None = None) -> Process:
     return Process(variables, like=like)
 
 
-def meanwhile(function: Callable[[], object], *, is_long: bool = False) -> None:
-    """Call ``function`` during the next wait for an answer; for imports that the answer will need.
-
-    Args:
-        function: The function.
-        is_long: Whether to wait for a load of the model's own file. Before that, two workers may keep two processors
-            busy.
-    """
-    _meanwhile[is_long].append(function)
+def meanwhile(function: Callable[[], object]) -> None:
+    """Call ``function`` during the next wait for an answer; for imports that the answer will need."""
+    _meanwhile.append(function)
 
 
-def use_wait(is_long: bool) -> None:
-    """Call the functions for a wait, and wake the other early processes."""
-    for functions in (_meanwhile[False], _meanwhile[True] if is_long else []):
-        while functions:
-            try:
-                function = functions.pop()
-            except IndexError:
-                # another thread was quicker
-                break
-            function()
-    if _owner == os.getpid():
-        for process in _early:
-            process.wake()
+def use_wait() -> None:
+    """Call the functions for a wait."""
+    while _meanwhile:
+        try:
+            function = _meanwhile.pop()
+        except IndexError:
+            # another thread was quicker
+            break
+        function()
 
 
 def interrupt_all() -> None:
@@ -283,33 +269,29 @@ def _folder_for_files() -> tuple[Directory | None, dict[str, str]]:
     return folder, dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder.name)
 
 
-def _become_worker(path: Sequence[str], environment: Mapping[str, str], parent: int, first: First) -> None:
+def _become_worker(path: Sequence[str], environment: Mapping[str, str], parent: int, is_awake: bool) -> None:
     become_worker()
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
     sys.path[:] = path
     requests, answers = system.worker_pipes()
-    then = first(lambda: _word(requests, parent))
+    if not is_awake:
+        _await_word(requests, parent)
     from fitter.llama.worker.worker import main
 
     gc.freeze()
     gc.enable()
-    main(requests, answers, parent, then)
+    main(requests, answers, parent)
 
 
-def _word(requests: int, parent: int) -> str:
-    """Read the word that wakes this worker, byte by byte, because the requests after it must stay in the pipe."""
-    pipe, word = system.Reader(requests), b""
-    while not word.endswith(b"\n"):
-        if pipe.is_ready(1.0):
-            byte = os.read(requests, 1)
-            if not byte:
-                os._exit(0)
-            word += byte
-        elif os.getppid() != parent:
+def _await_word(requests: int, parent: int) -> None:
+    pipe = system.Reader(requests)
+    while not pipe.is_ready(1.0):
+        if os.getppid() != parent:
             os._exit(0)
-    return os.fsdecode(word[:-1])
+    if os.read(requests, len(_WORD)) != _WORD:
+        os._exit(0)
 
 
 def main(parent: str) -> None:

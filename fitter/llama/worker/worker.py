@@ -25,8 +25,7 @@ from fitter.llama.build.log import captured_log
 from fitter.llama.header.file_types import file_types
 from fitter.llama.header.patterns import match
 from fitter.llama.header.read_header import Headers
-from fitter.llama.header.tokenizer import tokenizer_key
-from fitter.llama.load import projector, real_load
+from fitter.llama.load import projector, real_load, vocabulary
 from fitter.llama.load.backend_devices import (
     cuda_registry,
     device_named,
@@ -35,8 +34,7 @@ from fitter.llama.load.backend_devices import (
     register_virtual,
     registry,
 )
-from fitter.llama.load.first_load import Ahead
-from fitter.llama.load.loader import OWN, Loader
+from fitter.llama.load.loader import Loader
 from fitter.llama.processes import memory_limit, wire
 from fitter.llama.processes.resource_errors import is_out_of_memory
 from fitter.llama.processes.worker_exit import OUT_OF_MEMORY_STATUS
@@ -91,7 +89,7 @@ class Session:
 
     def configure(self, description: str) -> None:
         """Replace the virtual devices; without any, commands are about the real ones."""
-        if description == self._description and not (self._loader and self._loader.is_reordered):
+        if description == self._description:
             return
         loads = self.loads
         if self._loader:
@@ -125,8 +123,11 @@ class Session:
     def header(self, path: str) -> Header:
         return self._known_headers().read(path)
 
-    def tokenizer(self, path: str) -> str:
-        return tokenizer_key(path)
+    def is_tokenizer_read(self, path: str) -> bool:
+        return vocabulary.is_read(path)
+
+    def check_tokenizer(self, path: str) -> None:
+        vocabulary.check(path)
 
     def file_types(self, files: tuple[str, ...], directory: str) -> FileTypes:
         return file_types(self._known_headers(), files, directory)
@@ -136,22 +137,6 @@ class Session:
 
     def measure(self, path: str | Skeleton, params: Params, role: str, reserve: bool) -> Breakdown:
         return self._open().measure(path, params, role, reserve=reserve)
-
-    def place(self, path: str, params: Params, reserve: bool) -> Breakdown:
-        """Answer as ``measure``, if possible with a load that has read its tokenizer before."""
-        breakdown = self._open().place(path, params, self._description, reserve=reserve) if self._is_described else None
-        return breakdown or self.measure(path, params, OWN, reserve)
-
-    @property
-    def _is_described(self) -> bool:
-        """Whether the devices are fitter's own."""
-        return self._virtual and not self._adopted
-
-    def hold(self, path: str) -> None:
-        """Start to load the model on all virtual devices; its tensors wait until it is measured."""
-        loader = self._open()
-        if loader.held is None or loader.held.path != path:
-            loader.keep(Ahead(path, self._description, is_held=True))
 
     def model_info(self, path: str | Skeleton, params: Params) -> ModelInfo:
         return self._open().model_info(path, params)
@@ -216,11 +201,6 @@ class Session:
         os.write(2, f"\n{why}\n".encode(errors="replace"))
         self._end(OUT_OF_MEMORY_STATUS)
 
-    def _keep(self, ahead: Ahead) -> None:
-        """Take over a load that started before this session."""
-        self._virtual, self._description = True, ahead.description
-        self._open().keep(ahead)
-
     def _open(self) -> Loader:
         if self._loader is None:
             if not self._virtual:
@@ -278,8 +258,8 @@ def _log(count: int | None) -> list[str]:
     return lines if count is None else lines[-count:]
 
 
-def main(request_fd: int, answer_fd: int, parent: int, first: Callable[[Session], object] | None = None) -> None:
-    """Call ``first``, then serve requests until the parent closes its end of the pipe or is gone."""
+def main(request_fd: int, answer_fd: int, parent: int) -> None:
+    """Serve requests until the parent closes its end of the pipe or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Processes that this one starts must not inherit the pipes.
     os.set_inheritable(request_fd, False)
@@ -294,10 +274,6 @@ def main(request_fd: int, answer_fd: int, parent: int, first: Callable[[Session]
     with contextlib.suppress(FitterError):
         # every request will fail with this error, and report it
         native.prepare()
-    if first is not None:
-        # only a head start: the request that needs it will raise an error again
-        with contextlib.suppress(Exception):
-            first(session)
     while True:
         answer = handle(session, json.loads(requests.get()))
         _write(answer_fd, json.dumps(answer).encode() + b"\n")

@@ -303,7 +303,7 @@ class _Near:
     def _split(self, idea: Idea) -> Alternative | None:
         """Return what split mode ``tensor`` brings at the plan's context; raises as ``attempt`` does."""
         asked, plan = self._asked, self._plan
-        found = split_candidate(idea.of(asked), self._loads.measure, self._resized, lambda params: None)
+        found = split_candidate(idea.of(asked), self._loads.measure, self._resized)
         if not found.trial.fits or found.price is None or plan.price is None or found.seconds is None:
             return None
         n_used = sum(1 for device in plan.trial.devices if plan.trial.breakdown.on(device.name).model)

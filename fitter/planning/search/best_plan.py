@@ -1,7 +1,6 @@
-"""The best plan of a request: search, confirm the winner on the user's own file, and sum up its memory. Bytes.
+"""The best plan of a request: search, confirm the winner, and sum up its memory. Bytes.
 
-The top of the search: it calls ``search_order`` for each place of draft models and for each concession (``levers``), on
-whichever file loads fastest.
+The top of the search: it calls ``search_order`` for each place of draft models and for each concession (``levers``).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from fitter.planning.pricing.pricing import (
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request import context_limit
 from fitter.planning.request.given import smallest_context, with_micro_batch
-from fitter.planning.request.request import DeviceLimit, Measure, Progress, Request
+from fitter.planning.request.request import DeviceLimit, Progress, Request
 from fitter.planning.request.shared import (
     Companions,
     beyond,
@@ -46,7 +45,6 @@ from fitter.planning.request.summary import DeviceUse, HostUse, ModelSummary, Se
 from fitter.planning.search import flash_attention, scratch
 from fitter.planning.search.alternatives import SHARE, SHARE_OF_FAILURE, Budget, alternatives
 from fitter.planning.search.levers import Candidate, changed_params, changes, concessions, improve
-from fitter.planning.search.load_calls import DummyLoads as DummyLoads
 from fitter.planning.search.load_calls import LoadCalls as LoadCalls
 from fitter.planning.search.load_reserve import reserve_for, with_reserve
 from fitter.planning.search.problems import problems_of
@@ -65,7 +63,6 @@ _MAX_WITHOUT_ROOM = 3
 With one, Qwen3 Next 80B on two nearly full MI300X, margins of 0 (machine 5224 of ``tools.search``), is 28 % slower."""
 
 OnProgress = Callable[[Progress], None]
-OnCandidate = Callable[[Params], None]
 
 
 def fit(
@@ -80,7 +77,7 @@ def fit(
     with_alternatives: bool = False,
     one_slot: Params | None = None,
 ) -> Plan:
-    """Find the best plan for ``request`` and measure it on the user's own file.
+    """Find the best plan for ``request``, and confirm it by one more load.
 
     Args:
         companions: models and programs that share the memory. Of several choices the plan has the best one.
@@ -158,7 +155,7 @@ _Result = tuple[Candidate, _SharedChoice, Breakdown, tuple[SharedUse, ...]]
 
 
 class _Fit:
-    """One fit: the search on the file that loads fastest, and the confirmation on the user's own file."""
+    """One fit: the search, and the confirmation."""
 
     def __init__(
         self,
@@ -177,19 +174,16 @@ class _Fit:
         self._on_progress = on_progress
         self._companions = companions
         self._others = others
-        self._confirmed: dict[Params, Breakdown] = {}
-        self._user_file = self._timed(DummyLoads(self._measure, cache(llama.user_file.record)))
         self.reserve: dict[str, int] = {}
         self._without_room = set[Params]()
-        self._loads = self._user_file
         self._tried: set[Params] = set()
-        self._skeleton: DummyLoads | None = None
-        if llama.skeleton is not None:
-            # a repeated search makes many of the same loads
-            self._skeleton = self._timed(DummyLoads(remembered(llama.skeleton.measure), cache(llama.skeleton.record)))
+        # a repeated search makes many of the same loads
+        self._measure = self._timed(remembered(llama.measure))
+        self._record = self._timed(cache(llama.record))
+        self._confirm = cache(llama.confirm)
 
     def run(self) -> _Result:
-        """Find the best plan and its companions, with the memory of both on the user's own files."""
+        """Find the best plan and its companions, with the memory of both."""
         try:
             return self._run()
         except TimeLimitError:
@@ -224,12 +218,11 @@ class _Fit:
     def alternatives(
         self, best: Candidate, choice: _SharedChoice, one_slot: Params | None, summary: ModelSummary
     ) -> tuple[Alternative, ...]:
-        """Find alternatives to the result of a search, on the file that it loaded."""
-        loads = self._loads
+        """Find alternatives to the result of a search."""
 
         def measure(params: Params) -> Breakdown:
-            breakdown = loads.measure(params)
-            return _add_companions(choice, breakdown, choice.companions.uses(params, breakdown, loads.measure))
+            breakdown = self._measure(params)
+            return _add_companions(choice, breakdown, choice.companions.uses(params, breakdown, self._measure))
 
         self._say("looking for alternatives")
         share = SHARE if best.trial.fits else SHARE_OF_FAILURE
@@ -237,8 +230,8 @@ class _Fit:
         budget = Budget(max(1, int(share * len(self._tried))), self._deadline)
         asked, facts = choice.request, choice.request.facts
         smaller = smaller_type(summary.path, summary.architecture, facts.type, facts.bits_per_weight)
-        callbacks = Callbacks(measure, loads.record)
-        return alternatives(asked, best, callbacks, loads.measure, one_slot, smaller, budget)
+        callbacks = Callbacks(measure, self._record)
+        return alternatives(asked, best, callbacks, self._measure, one_slot, smaller, budget)
 
     def _reserve_for(self, result: _Result) -> dict[str, int]:
         """Compute the bytes that must stay free for a real load of the result."""
@@ -249,24 +242,11 @@ class _Fit:
         return reserve_for(asked, _add_companions(choice, breakdown, uses), candidate.trial.params)
 
     def _best_confirmed(self) -> _Result:
-        """Search on the skeleton; where it is refused, or differs from the user's file, on the user's file."""
-        if self._skeleton is not None:
-            try:
-                result = self._confirmed_best(self._skeleton, self._suggest, self._confirm)
-                candidate, choice, breakdown, uses = result
-                if _in_use(choice, candidate.trial.params, breakdown, uses) == candidate.trial.breakdown:
-                    return result
-            except LlamaCppError:
-                # the error of the user's own file is raised instead
-                pass
-        return self._confirmed_best(self._user_file, lambda params: None, self._measure)
-
-    def _confirmed_best(self, loads: DummyLoads, on_candidate: OnCandidate, confirm: Measure) -> _Result:
-        self._loads = loads
-        candidate, choice = self._best_of(loads, on_candidate)
+        candidate, choice = self._best_of_companions()
         params = candidate.trial.params
-        breakdown = confirm(params)
-        return candidate, choice, breakdown, choice.companions.uses(params, breakdown, confirm)
+        self._say(f"confirming {_attempt(params, self._request)}")
+        breakdown = self._confirm(params)
+        return candidate, choice, breakdown, choice.companions.uses(params, breakdown, self._confirm)
 
     def _choice(self, companions: Companions) -> _SharedChoice:
         request = self._request
@@ -277,29 +257,29 @@ class _Fit:
         remaining = within_pools(with_reserve(lowered(request, fixed_uses, self._others), self.reserve))
         return _SharedChoice(companions, fixed_uses, remaining, lacks)
 
-    def _best_of(self, loads: DummyLoads, on_candidate: OnCandidate) -> tuple[Candidate, _SharedChoice]:
+    def _best_of_companions(self) -> tuple[Candidate, _SharedChoice]:
         """Find the best plan over all choices of companions, the lowest rank first."""
         self._llama.until(self._deadline)
         try:
-            return self._best_until(loads, on_candidate)
+            return self._best_until()
         finally:
             # the confirmation may still load
             self._llama.until(None)
 
-    def _best_until(self, loads: DummyLoads, on_candidate: OnCandidate) -> tuple[Candidate, _SharedChoice]:
+    def _best_until(self) -> tuple[Candidate, _SharedChoice]:
         all_companions = self._companions or (Companions(),)
         if len(all_companions) == 1:
             choice = self._choice(all_companions[0])
-            return self._best(choice, loads, on_candidate), choice
+            return self._best(choice), choice
         ranked: list[tuple[Candidate, _SharedChoice]] = []
         without_room: list[_SharedChoice] = []
         failed: list[LlamaCppError | TimeLimitError] = []
 
         def attempt(choice: _SharedChoice) -> None:
             try:
-                candidate = self._best(choice, loads, lambda params: None)
+                candidate = self._best(choice)
                 params = candidate.trial.params
-                uses = choice.companions.uses(params, loads.measure(params), loads.measure)
+                uses = choice.companions.uses(params, self._measure(params), self._measure)
             except (LlamaCppError, TimeLimitError) as error:
                 failed.append(error)
                 return
@@ -325,7 +305,6 @@ class _Fit:
         if not ranked:
             raise failed[0]
         winner, choice = ranked[0]
-        on_candidate(winner.trial.params)
         return replace(winner, choices=(*winner.choices, *_between(ranked))), choice
 
     def _is_wanted(self, companions: Companions, best: Candidate) -> bool:
@@ -333,14 +312,14 @@ class _Fit:
         is_widest = "n_ctx" in self._request.fixed or best.trial.params.n_ctx >= self._request.n_ctx_max
         return companions.rank == 0 or not best.trial.fits or (companions.rank == 1 and not is_widest)
 
-    def _best(self, choice: _SharedChoice, loads: DummyLoads, on_candidate: OnCandidate) -> Candidate:
+    def _best(self, choice: _SharedChoice) -> Candidate:
         """Find the best plan with this choice of companions, with the concessions that make it better."""
 
         lacking: dict[str, None] = {}
 
         def attempt(request: Request) -> Candidate | None:
             try:
-                return self._search(request, choice, loads, lambda params: None)
+                return self._search(request, choice)
             except (LlamaCppError, TimeLimitError):
                 # not the user's own parameters
                 return None
@@ -349,13 +328,10 @@ class _Fit:
                 lacking[f"a lever of --allow has no effect: {error}"] = None
                 return None
 
-        first = self._search(choice.request, choice, loads, on_candidate)
-        best = improve(first, attempt, lambda candidate: on_candidate(candidate.trial.params))
+        best = improve(self._search(choice.request, choice), attempt)
         return replace(best, notes=(*best.notes, *lacking))
 
-    def _search(
-        self, request: Request, choice: _SharedChoice, loads: DummyLoads, on_candidate: OnCandidate
-    ) -> Candidate:
+    def _search(self, request: Request, choice: _SharedChoice) -> Candidate:
         layouts: list[Layout] = []
         choices: list[Choice] = []
         notes: list[str] = []
@@ -364,29 +340,29 @@ class _Fit:
         def measure(params: Params) -> Breakdown:
             self._say(f"loading with {_attempt(params, self._request)}")
             self._tried.add(params)
-            breakdown = loads.measure(params)
+            breakdown = self._measure(params)
             latest.update(
                 {row.device: row.compute for row in breakdown.rows if row.device and row.compute and not row.is_host}
             )
-            uses = choice.companions.uses(params, breakdown, loads.measure)
+            uses = choice.companions.uses(params, breakdown, self._measure)
             return _in_use(choice, params, breakdown, uses)
 
         def record(params: Params) -> Layout:
             self._say(f"measuring the sizes of all tensors at a context of {params.n_ctx}")
-            layouts.append(loads.record(params))
+            layouts.append(self._record(params))
             return layouts[-1]
 
         def sizes(params: Params) -> Layout:
             self._say(f"measuring the sizes of the caches at a context of {params.n_ctx}")
-            return loads.record(params)
+            return self._record(params)
 
         searched, excess = context_limit.limited(request, sizes)
         is_split = request.params.split_mode == "tensor"
         if is_split:
-            split = split_candidate(searched, measure, record, on_candidate)
+            split = split_candidate(searched, measure, record)
             trial = split.trial
         else:
-            trial = search(searched, measure, record, on_candidate, choices.append, self._has_room, notes.append)
+            trial = search(searched, measure, record, choices.append, self._has_room, notes.append)
         # caches of sliding windows hold a micro batch more, so their sizes follow it
         recorded, request = request.params, with_micro_batch(request, trial.params.n_ubatch)
         smallest = layouts[0] if layouts else None
@@ -399,12 +375,9 @@ class _Fit:
             return split
         if not trial.fits:
             return Candidate(request, trial, layout=smallest)
-        on_candidate(trial.params)
-        if on_candidate == self._suggest and not changes(request):
-            self._suggest(trial.params, is_decided=True)
         try:
             # a token's bytes in the cache are the same at every recorded context
-            layout = layouts[-1] if layouts else loads.record(replace(trial.params, tensor_buft_overrides=()))
+            layout = layouts[-1] if layouts else self._record(replace(trial.params, tensor_buft_overrides=()))
             if layouts and request.params != recorded:
                 at_its_context = replace(request.params, n_ctx=layout.n_ctx)
                 layout = resized_layout(request.facts, layout, recorded, at_its_context)
@@ -412,7 +385,7 @@ class _Fit:
             # the plan holds without a price
             return Candidate(request, trial)
         devices, placement = trial.used
-        price = price_placement(request, devices, placement, trial.params, loads.measure(trial.params), layout)
+        price = price_placement(request, devices, placement, trial.params, self._measure(trial.params), layout)
         if price is None:
             return Candidate(request, trial)
         bound = None
@@ -432,41 +405,21 @@ class _Fit:
             request, trial, price, tuple(choices[-3:]), bound, notes=tuple(notes), layout=smallest or layout
         )
 
-    def _timed(self, loads: DummyLoads) -> DummyLoads:
+    def _timed(self, load: Callable[[Params], _T]) -> Callable[[Params], _T]:
         """Wrap loads to note that the time limit has ended one."""
 
-        def timed(load: Callable[[Params], _T]) -> Callable[[Params], _T]:
-            def ask(params: Params) -> _T:
-                try:
-                    return load(params)
-                except TimeLimitError:
-                    self.is_cut_short = True
-                    raise
+        def timed(params: Params) -> _T:
+            try:
+                return load(params)
+            except TimeLimitError:
+                self.is_cut_short = True
+                raise
 
-            return ask
-
-        return DummyLoads(timed(loads.measure), timed(loads.record))
+        return timed
 
     def _say(self, text: str) -> None:
         self._doing, self._since = text, time.monotonic()
         self._on_progress(Progress(self._llama.dummy_loads(), text))
-
-    def _suggest(self, params: Params, *, is_decided: bool = False) -> None:
-        if self._llama.concurrent is not None:
-            self._llama.concurrent.suggest(params, is_decided=is_decided)
-
-    def _confirm(self, params: Params) -> Breakdown:
-        """Measure ``params`` on the user's own file, in the second process if it can."""
-        self._say(f"loading the model's own file with {_attempt(params, self._request)}")
-        confirmed = None if self._llama.concurrent is None else self._llama.concurrent.confirm(params)
-        if confirmed is not None:
-            self._confirmed[params] = confirmed
-        return self._measure(params)
-
-    def _measure(self, params: Params) -> Breakdown:
-        if params not in self._confirmed:
-            self._confirmed[params] = self._llama.user_file.measure(params)
-        return self._confirmed[params]
 
 
 def _without_unused(request: Request, trial: Trial, occupied: Set[str]) -> Request:

@@ -53,9 +53,6 @@ def settle(
         if limit is not None and seen and state.seconds(placement) > _OUT_OF_REACH * limit:
             break
         seen.add(placement)
-        if not is_whole and state.buffers.knows(False):
-            # the first correction mostly is the last
-            state.callbacks.on_candidate(state.params_of(placement, n_ctx))
         trial = _trial(state, placement, n_ctx)
         if trial is not None and trial.fits and (best is None or rank(trial) > rank(best)):
             best = trial

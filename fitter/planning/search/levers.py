@@ -141,14 +141,11 @@ def _smallest_context(request: Request) -> int:
     return max(request.fit_ctx, workload.cached + workload.prompt + workload.generate) * request.n_streams
 
 
-def improve(
-    first: Candidate, attempt: Callable[[Request], Candidate | None], on_better: Callable[[Candidate], None]
-) -> Candidate:
+def improve(first: Candidate, attempt: Callable[[Request], Candidate | None]) -> Candidate:
     """Improve ``first``, the plan without concessions, by the allowed levers.
 
     Args:
         attempt: searches for a changed request; returns ``None`` where llama.cpp refuses it.
-        on_better: gets every new best candidate.
     """
     request, best = first.request, first
     made: tuple[Change, ...] = ()
@@ -178,7 +175,6 @@ def improve(
             is_better = justifies_concession(candidate.request, candidate.priced, best.priced, gives_context=is_context)
         if is_better:
             made, best = more, candidate
-            on_better(best)
         return candidate
 
     latest = math.inf
@@ -200,7 +196,6 @@ def improve(
         candidate = attempted(fewer)
         if candidate is not None and does_as_well(candidate.priced, best.priced):
             made, best = fewer, candidate
-            on_better(best)
     chosen = _describe_choice(request, best, others)
     return best if chosen is None else replace(best, choices=(*best.choices, chosen))
 

@@ -35,7 +35,6 @@ def search(
     request: Request,
     measure: Measure,
     record: Record,
-    on_candidate: Callable[[Params], None] = lambda params: None,
     on_choice: Callable[[Choice], None] = lambda choice: None,
     has_room: Callable[[Params], bool] = lambda params: True,
     on_note: Callable[[str], None] = lambda note: None,
@@ -45,7 +44,6 @@ def search(
     Args:
         measure: makes a dummy load.
         record: makes a dummy load and returns the size of every tensor.
-        on_candidate: gets parameters that may turn out to be the answer, as early as possible.
         on_choice: gets every choice by price.
         has_room: as in ``Callbacks``.
         on_note: gets notes for the plan.
@@ -54,7 +52,7 @@ def search(
         TimeLimitError: the time limit was reached before a trial fitted. After one, the best so far is returned.
         LlamaCppError: llama.cpp refuses the user's own parameters.
     """
-    order = _SearchOrder(request, measure, record, on_candidate, has_room)
+    order = _SearchOrder(request, measure, record, has_room)
     try:
         if order.is_last:
             best = order.at(request.params.n_ctx).trial
@@ -86,7 +84,6 @@ class _SearchOrder:
         request: Request,
         measure: Measure,
         record: Record,
-        on_candidate: Callable[[Params], None],
         has_room: Callable[[Params], bool],
     ) -> None:
         self._request = request
@@ -104,7 +101,7 @@ class _SearchOrder:
                 self._seen.add(breakdown.flash_attn)
             return breakdown
 
-        callbacks = Callbacks(noted, record, on_candidate, lambda choice: self._choices.append(choice), has_room)
+        callbacks = Callbacks(noted, record, lambda choice: self._choices.append(choice), has_room)
         self.state = SearchState(request, usable_devices(request), callbacks)
 
     def choices_of(self, best: Trial) -> list[Choice]:

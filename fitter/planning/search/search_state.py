@@ -14,7 +14,7 @@ from fitter.errors import TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.planning.placing.layer_sizes import HOST, Unit, units_of
 from fitter.planning.placing.placement import Placement, on_host
-from fitter.planning.pricing.objective import best_of, lacks_less, rank
+from fitter.planning.pricing.objective import best_of, lacks_less
 from fitter.planning.pricing.prices import PriceList, Prices
 from fitter.planning.pricing.trial import Trial, missing_of
 from fitter.planning.request import context_limit, given, shared_margin
@@ -32,14 +32,13 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Functions that a search calls: dummy loads of llama.cpp, and reports of candidates and choices to the caller.
+    """Functions that a search calls: dummy loads of llama.cpp, and reports of choices to the caller.
 
     ``has_room``: whether a real load is not known to need more memory than there is.
     """
 
     measure: Measure
     record: Record
-    on_candidate: Callable[[Params], None] = lambda params: None
     on_choice: Callable[[Choice], None] = lambda choice: None
     has_room: Callable[[Params], bool] = lambda params: True
 
@@ -117,7 +116,6 @@ class SearchState:
         self.least: Trial | None = None
         """The trial that lacks the fewest bytes."""
         self._least_is_guess = False
-        self._best: Trial | None = previous._best if previous else None
         self.answer: Answer = previous.answer if previous else Answer()
         self._last: Trial | None = None
         self._trials: dict[Params, Trial] = {}
@@ -343,9 +341,6 @@ class SearchState:
         if params not in self._trials:
             trial = self._trials[params] = self._measure_trial(placement, params)
             self.learn(trial)
-            if trial.fits and (self._best is None or rank(trial) > rank(self._best)):
-                self._best = trial
-                self.callbacks.on_candidate(params)
             if not self.loses_pipeline(placement, n_ctx):
                 self.answer.note(trial)
         self._last = self._trials[params]

@@ -62,13 +62,7 @@ class _Way:
     layers_on_host: int = 0
 
 
-def search_split(
-    request: Request,
-    measure: Measure,
-    record: Record,
-    seconds: Seconds,
-    on_candidate: Callable[[Params], None] = lambda params: None,
-) -> Trial:
+def search_split(request: Request, measure: Measure, record: Record, seconds: Seconds) -> Trial:
     """Find the best trial with split mode ``tensor`` that fits, or where none does the one that lacks least.
 
     ``record`` is called only where weights have to leave the devices.
@@ -100,14 +94,10 @@ def search_split(
         if best_of((best, fewer), request) is best:
             break
         best = fewer
-    if best.fits:
-        on_candidate(best.params)
     return best
 
 
-def split_candidate(
-    request: Request, measure: Measure, record: Record, on_candidate: Callable[[Params], None]
-) -> Candidate:
+def split_candidate(request: Request, measure: Measure, record: Record) -> Candidate:
     """Find the best plan with split mode ``tensor``, with its price. Raises what ``search_split`` raises."""
     prices: dict[Params, Price | None] = {}
     recorded = cache(record)
@@ -121,7 +111,7 @@ def split_candidate(
         price = prices[params] = price_split(request, params, breakdown, layout, placement)
         return None if price is None else objective_seconds(request, price.estimate)
 
-    trial = search_split(request, measure, recorded, seconds, on_candidate)
+    trial = search_split(request, measure, recorded, seconds)
     return Candidate(request, trial, prices.get(trial.params))
 
 
