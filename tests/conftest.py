@@ -6,8 +6,6 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from fitter.llama.worker.remembered_loads import tokenizers
-
 # A busy machine fails no test, and each run draws the same examples; HYPOTHESIS_PROFILE=drawn draws new ones.
 settings.register_profile("fitter", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("drawn", settings.get_profile("fitter"), derandomize=False)
@@ -71,10 +69,6 @@ SLOW = {
         "done[None",
     ),
     "test_formats": ("whole on one", "one of two", "what was given up", "no GPU", "format[four", "format[cache on"),
-    "test_held_load": (
-        *("other_load[shares by", "other_load[fewer", "other_load[one device", "other_load[an override"),
-        *("other_load[another context", "other_load[devices in another"),
-    ),
     "test_hostile_directory": (
         *(
             "with a server0",
@@ -165,12 +159,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if any(part in item.name for part in SLOW.get(item.path.stem, ())):
             item.add_marker(pytest.mark.slow)
     items.sort(key=place)
-
-
-@pytest.fixture(autouse=True)
-def no_known_tokenizers() -> None:
-    """Forget the tokenizers of earlier tests: they decide how many processes a planner starts."""
-    tokenizers.clear()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -172,6 +172,7 @@ def fit(
             plan = replace(plan, search=effort)
         if on_progress is not None:
             on_progress(Progress(plan.search.dummy_loads, "done"))
+        check.finish()
         if not is_given:
             worker.dismiss()
     remote = {device.name for device in machine.devices if device.backend == RPC}

@@ -106,6 +106,7 @@ class Worker:
         self._timeout = timeout
         self._on_log = on_log
         self._child: _Child | None = None
+        self._beside: Worker | None = None
         self._closed = self._is_dismissed = False
         self._loads = 0
         self._begun: list[_Begun] = []
@@ -161,7 +162,9 @@ class Worker:
 
     def without_devices(self) -> Worker:
         """Return another worker of the same llama.cpp, for questions that are about no device."""
-        return Worker(timeout=self._timeout, llama_cpp=self._llama_cpp)
+        other = self._beside = Worker(timeout=self._timeout, llama_cpp=self._llama_cpp)
+        other.check = self.check
+        return other
 
     def start(self) -> None:
         """Start the process now instead of with the first question."""
@@ -393,6 +396,8 @@ class Worker:
         """Kill the process, from any thread. A new one repeats the open question, unless ``check`` raises an error."""
         if (child := self._child) is not None:
             child.interrupt()
+        if (other := self._beside) is not None:
+            other.interrupt()
 
     def close(self) -> None:
         """End the process, and wait for its end."""

@@ -36,7 +36,7 @@ layout_of = find_layout.layout_of
 find_layout.layout_without_header = lambda known, written: None
 functions.layout_of = lambda probe, headers: layout_of(probe, (header,) if header else ())
 for _ in range(4):
-    process.prestart(lambda word: None, of_llama_cpp(where))
+    process.prestart(of_llama_cpp(where))
 from fitter.cli import main
 sys.exit(main([*args, "--llama-cpp", where]))
 """

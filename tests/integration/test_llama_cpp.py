@@ -107,38 +107,6 @@ def test_another_interface_of_backends_is_noticed() -> None:
     assert "has version 2 of ggml's interface of backends, which this fitter does not know" in problem("python", change)
 
 
-DID_NOT_WAIT = """
-real = library.libraries()
-class Deaf:
-    def __getattr__(self, name):
-        return getattr(real.fitter, name) if name != "fitter_hold_use" else lambda hold: None
-library.libraries = lambda: library.Library(real.llama, real.ffi, Deaf())
-patience = 60
-"""
-
-
-def test_a_load_that_does_not_wait_is_made_again(tmp_path: Path) -> None:
-    """With another line in the log of llama.cpp, tensors are placed before their placement is known."""
-    path = write_tiny(tmp_path / "model.gguf", TINY_MOE)
-    code = (
-        "import sys, threading, time\nfrom fitter.llama.build import library\n"
-        "from fitter.llama.processes import worker_environment\npatience = 0\n"
-        "worker_environment.become_worker()\nlibrary.prepare()\n{change}\n"
-        "from fitter.llama.load.first_load import Ahead\nfrom fitter.llama.load.backend_devices import registry\n"
-        "from fitter.llama.load.loader import Loader\nfrom fitter.llama.types import *\n"
-        "card = describe([VirtualDevice('CUDA0', 'card', 'cuda', 890, 1 << 33, 1 << 33)])\n"
-        "library.register_virtual(card)\nloader = Loader(registry(virtual=True))\n"
-        "loader.keep(Ahead(sys.argv[1], card, is_held=True))\n"
-        "until = time.monotonic() + patience\n"
-        "while threading.active_count() > 1 and time.monotonic() < until: time.sleep(0.01)\n"
-        "experts = (TensorBuftOverride('exps', 'CPU'),)\n"
-        "params = Params(n_ctx=512, devices=('CUDA0',), tensor_split=(5.0,), tensor_buft_overrides=experts)\n"
-        "print(loader.measure(sys.argv[1], params).rows)"
-    )
-    said = [run_python(code.format(change=change), path).stdout for change in ("", DID_NOT_WAIT)]
-    assert said[0] == said[1] != ""
-
-
 # ---- the verdict
 
 

@@ -17,12 +17,12 @@ from fitter import early_start
 from fitter.errors import LibraryError
 from fitter.llama.build import library
 from fitter.llama.client import Worker
-from fitter.llama.types import Params, Skeleton, describe
 from fitter.llama.worker import process
 from fitter.machine.gpu import parse_gpus
 from tests.support.command import run_python
 from tests.support.patience import SECONDS, TooLateError, in_time
 from tools.cuda_reference import write_model
+from tools.shapes import SHAPES, write_shape
 
 MAIN = [sys.executable, "-m", "fitter"]
 HEAVY = {"llama_cpp", "numpy", "cffi", "jinja2"}
@@ -31,7 +31,7 @@ SLOW = {"rich", "subprocess", "tempfile", "psutil", "platformdirs", "tomllib", "
 # As `python -m fitter` would, and then something else.
 EARLY = (
     "from fitter.llama.worker import process\n"
-    "for _ in range({count}): process.prestart(lambda word: word() and None)\n"
+    "for _ in range({count}): process.prestart(is_asleep={asleep})\n"
     "from fitter.llama.client import Worker\n"
 )
 
@@ -61,9 +61,9 @@ def test_what_is_not_imported(code: str, unwanted: set[str]) -> None:
     assert not unwanted & set(json.loads(done.stdout.splitlines()[-1])), done.stderr
 
 
-@pytest.mark.parametrize("early", [0, 1], ids=["new interpreter", "early"])
-def test_a_worker_has_only_the_bindings(early: int) -> None:
-    code = EARLY.format(count=early) + (
+@pytest.mark.parametrize(("early", "asleep"), [(0, False), (1, False), (1, True)], ids=["new", "early", "asleep"])
+def test_a_worker_has_only_the_bindings(early: int, asleep: bool) -> None:
+    code = EARLY.format(count=early, asleep=asleep) + (
         "with Worker() as worker:\n    worker.devices()\n    print(open(f'/proc/{worker.pid}/maps').read())\n"
     )
     maps = run_python(code).stdout
@@ -88,13 +88,13 @@ def test_early_workers_are_used_and_the_rest_is_ended() -> None:
     code = (
         "import atexit, os\n"
         "def children(): return open(f'/proc/self/task/{os.getpid()}/children').read().split()\n"
-        "atexit.register(lambda: print(children()))\n" + EARLY.format(count=2) + "early = children()\n"
+        "atexit.register(lambda: print(children()))\n" + EARLY.format(count=2, asleep=True) + "early = children()\n"
         "first, second, third = Worker(), Worker(), Worker()\n"
         "for worker in (first, second, third): worker.devices()\n"
         "pids = [str(worker.pid) for worker in (first, second, third)]\n"
-        "assert len(early) == 2 and pids[:2] == early[::-1] and pids[2] not in early, (early, pids)\n"
+        "assert len(early) == 2 and pids[:2] == early and pids[2] not in early, (early, pids)\n"
         "first.close(), second.close(), third.close()\n"
-        "for _ in range(3): process.prestart(lambda word: None)\n"
+        "for _ in range(3): process.prestart()\n"
         "assert len(children()) == 3\n"
     )
     done = run_python(code)
@@ -110,7 +110,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
 def test_an_early_worker_that_does_not_suit_is_left(change: str) -> None:
-    code = EARLY.format(count=1) + (
+    code = EARLY.format(count=1, asleep=False) + (
         "import psutil\nearly, = psutil.Process().children()\n"
         f"{change}\n"
         "worker = Worker(); worker.devices(); print(worker.pid == early.pid); worker.close()\n"
@@ -124,114 +124,25 @@ WORKERS = {
     "help": (["--help"], 0),
     "version": (["--version"], 0),
     "a model": (["model.gguf", "--gpu", "24GiB"], 2),
-    "real devices, for one process only": (["fit", "model.gguf"], 1),
-    "an rpc-server, which talks to one process": (["model.gguf", "--gpu", "24GiB", "--rpc", "host:1"], 1),
-    "inspect": (["inspect", "model.gguf"], 1),
-    "devices": (["devices"], 1),
+    "real devices": (["fit", "model.gguf"], 2),
+    "inspect": (["inspect", "model.gguf"], 2),
     "backend": (["backend", "--gpu", "24GiB"], 0),
     "library": (["model.gguf", "--profile=library"], 0),
-    "fitter's rules": (["model.gguf", "--gpu", "24GiB", "--profile", "cuda"], 2),
+    "another llama.cpp": (["model.gguf", "--gpu", "24GiB", "--llama-cpp", "python"], 0),
 }
 
 
 @pytest.mark.parametrize(("args", "count"), WORKERS.values(), ids=WORKERS)
 def test_how_many_workers_begin_early(monkeypatch: pytest.MonkeyPatch, args: list[str], count: int) -> None:
-    begun: list[object] = []
-    monkeypatch.setattr(process, "prestart", lambda first, variables: begun.append(first))
+    begun: list[bool] = []
+    monkeypatch.setattr(process, "prestart", lambda is_asleep=False: begun.append(is_asleep))
     assert early_start.begin(args) == bool(count)
-    assert len(begun) == count
-
-
-@pytest.mark.parametrize(
-    ("more", "count"),
-    [([], 0), (["--profile", "cuda"], 2), (["--llama-cpp", "python"], 2)],
-    ids=["its own", "rules", "not it"],
-)
-def test_none_begins_where_a_cuda_backend_will_answer(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: list[str], count: int
-) -> None:
-    (tmp_path / "libggml-cuda.so").touch()
-    begun: list[object] = []
-    monkeypatch.setattr(process, "prestart", lambda first, variables: begun.append(first))
-    early_start.begin(["model.gguf", "--gpu", "24GiB", "--llama-cpp", str(tmp_path), *more])
-    assert len(begun) == count
-
-
-GUESSES = {
-    "one that holds the model": (["--gpu", "24GiB"], "CUDA0,"),
-    "one that does not": (["--gpu", "2GiB"], "held CUDA0,"),
-    "two": (["--gpu", "24GiB", "--gpu", "24GiB"], ""),
-    "fewer layers": (["--gpu", "24GiB", "-ngl", "4"], ""),
-    "a tensor elsewhere": (["--gpu", "2GiB", "-ot", "ffn_up=CPU"], ""),
-    "its prediction layers too": (["--gpu", "24GiB", "--mtp"], ""),
-    "no such GPU": (["--gpu", "nonsense"], ""),
-}
-
-
-@pytest.mark.parametrize(("args", "word"), GUESSES.values(), ids=GUESSES)
-def test_a_model_is_loaded_at_once_where_it_is_clear_how(
-    monkeypatch: pytest.MonkeyPatch, model: Path, args: list[str], word: str
-) -> None:
-    words: list[str] = []
-    monkeypatch.setattr(process, "prestart", lambda first, variables: Woken(words))
-    early_start.begin([str(model), *args])
-    assert [said.partition(",")[0] for said in words if said] == [part for part in [word.rstrip(",")] if part]
-
-
-def test_a_draft_model_is_not_taken_for_the_model(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    words: list[str] = []
-    monkeypatch.setattr(process, "prestart", lambda first, variables: Woken(words))
-    early_start.begin(["--gpu", "24GiB", "-md", str(model), "nowhere.gguf"])
-    assert words == []
-    early_start.begin(["--gpu", "24GiB", "-md", "nowhere.gguf", str(model)])
-    assert [said.partition(",")[0] for said in words] == ["CUDA0"]
-
-
-class Woken:
-    """Stands for the process of an early worker."""
-
-    def __init__(self, words: list[str]) -> None:
-        self._words = words
-
-    def wake(self, word: str = "") -> None:
-        self._words.append(word)
-
-
-DEVICE, OTHER = (describe(parse_gpus([size])) for size in ("24GiB", "12GiB"))
-
-WORDS = {
-    "the device that is asked for": (DEVICE, "{model}", [1, 1]),
-    "another device": (OTHER, "{model}", [1, 2]),
-    "no guess": ("", "{model}", [0, 1]),
-    "no device": ("nonsense", "{model}", [0, 1]),
-    "no model": (DEVICE, "/nowhere.gguf", [0, 1]),
-}
-
-
-@pytest.mark.parametrize(("word", "path", "loads"), WORDS.values(), ids=WORDS)
-def test_a_load_that_begins_early_is_not_repeated(model: Path, word: str, path: str, loads: list[int]) -> None:
-    code = (
-        "from fitter import early_start\n"
-        "from fitter.llama.worker import process\n"
-        f"process.prestart(lambda wait: early_start.load({path.format(model=model)!r}, wait)).wake({word!r})\n"
-        "from fitter.llama.client import Worker\n"
-        "from fitter.llama.types import Params\n"
-        "from fitter.machine.gpu import parse_gpus\n"
-        "worker = Worker(parse_gpus(['24GiB']))\n"
-        "loads = [(worker.devices(), worker.dummy_loads)[1]]\n"
-        f"found = worker.measure({str(model)!r}, Params(n_ctx=4096, devices=('CUDA0',)))\n"
-        "print(found.on('CUDA0').used, [*loads, worker.dummy_loads])\n"
-        "worker.close()\n"
-    )
-    with Worker(parse_gpus(["24GiB"])) as worker:
-        used = worker.measure(model, Params(n_ctx=4096, devices=("CUDA0",))).on("CUDA0").used
-    done = run_python(code)
-    assert (done.stdout, done.stderr) == (f"{used} {loads}\n", "")
+    assert begun == [False, True][:count], "the other one waits for a tokenizer"
 
 
 def test_two_threads_do_not_take_one_early_worker() -> None:
     code = (
-        EARLY.format(count=1) + "import threading\n"
+        EARLY.format(count=1, asleep=False) + "import threading\n"
         "both, fits = threading.Barrier(2), process.Process.fits\n"
         "def fits_for_both(*words):\n"
         "    answer = fits(*words)\n"
@@ -249,45 +160,25 @@ def test_two_threads_do_not_take_one_early_worker() -> None:
     assert (done.stdout, done.stderr) == ("2\n", "")
 
 
-@pytest.mark.parametrize("changes", [False, True], ids=["as it was", "changed"])
-def test_a_model_that_changes_while_it_is_loaded_early_is_not_used(tmp_path: Path, changes: bool) -> None:
-    # a file of its own, which is sparse: a copy would write all of it
-    path = write_model("llama31-8b", tmp_path)
-    code = (
-        "import os\n"
-        "from fitter.llama.load.first_load import Ahead\n"
-        f"ahead = Ahead({str(path)!r}, {DEVICE!r})\n"
-        f"if {changes}: os.utime({str(path)!r}, (1, 1))\n"
-        "print(ahead.take() is None)\n"
-    )
-    done = run_python(code)
-    assert done.stdout == f"{changes}\n", done.stderr
-
-
 def test_what_is_done_during_a_wait(model: Path) -> None:
     done: list[str] = []
-    process.meanwhile(lambda: done.append("long"), is_long=True)
     process.meanwhile(lambda: done.append("any"))
-    params = Params(n_ctx=4096, devices=("CUDA0",))
     with Worker(parse_gpus(["24GiB"])) as worker:
+        assert done == []
         worker.header(model)
-        worker.measure(Skeleton((str(model),)), params)
         assert done == ["any"]
-        worker.begin_measure(model, params)
-        assert done == ["any"]
-        worker.finish_measure()
-        assert done == ["any", "long"]
 
 
-def test_what_was_begun_early_is_used_and_counted(model: Path) -> None:
-    words = [*MAIN, str(model), "--gpu", "24GiB", "--json"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    plan = json.loads(done.stdout)
-    # Two on the copy of the header, one of them for sizes, and one on the model itself.
-    assert (plan["fits"], plan["search"]["dummy_loads"]) == (True, 3)
-    with_copy_only = subprocess.run([*words, "-ngl", "33"], capture_output=True, text=True, check=True)
-    other = json.loads(with_copy_only.stdout)
-    assert {**plan, "search": None} == {**other, "search": None}
+def test_the_sleeping_worker_reads_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "model.gguf"
+    write_shape(SHAPES["llama-3.1-8b"], path)
+    words = [*MAIN, str(path), "--gpu", "24GiB", "--json"]
+    plans = [json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout) for _ in range(2)]
+    assert len([*(tmp_path / "cache").glob("*/*/tokenizer-*.json")]) == 1
+    assert [plan["search"].pop("seconds") > 0 for plan in plans] == [True, True] and plans[0] == plans[1]
+    # one of them records sizes
+    assert (plans[0]["fits"], plans[0]["search"]["dummy_loads"]) == (True, 2)
 
 
 ENDS = {

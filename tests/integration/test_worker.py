@@ -351,7 +351,7 @@ def test_what_was_begun_is_asked_of_a_new_process(worker: Worker, model: Path) -
     os.kill(worker.pid, signal.SIGKILL)
     assert worker.measure(model, params) == whole
     worker.restart()
-    worker.begin_loading(model, params)
+    worker.begin_measure(model, Params(n_ctx=512))
     worker.begin_measure(model, params)
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGSTOP)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fitter.llama.types import LAYOUT_DEVICE, Breakdown, Layout, LayoutEntry, Params, Row
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning.placing.placement import counts_for_split
-from fitter.planning.request.request import DeviceLimit, HostLimit, Request
+from fitter.planning.request.request import DeviceLimit, HostLimit, Measure, Request
+from fitter.planning.request.shared import remembered
+from fitter.planning.search.load_calls import LoadCalls
 from fitter.planning.speed.cost import Workload
 from fitter.planning.speed.model_facts import LayerFacts, ModelFacts, WeightFacts
 
@@ -118,6 +121,12 @@ class SyntheticLlama:
         ]
         embedding = LayoutEntry("CUDA_Host", "token_embd.weight", "model", self.model.embedding)
         return Layout((embedding, *weights, *caches), 128, n_ctx)
+
+
+def load_calls(llama: SyntheticLlama, measure: Measure | None = None, **more: Any) -> LoadCalls:
+    """Return the calls of a fit to ``llama``, which confirms what it has measured without another load."""
+    measured = remembered(measure or llama.measure)
+    return LoadCalls(measured, **{"record": llama.record, "confirm": measured, "dummy_loads": lambda: 0, **more})
 
 
 def limits(*mib: int, margin: int = 0) -> tuple[DeviceLimit, ...]:

@@ -151,9 +151,7 @@ OF_ONE_SYSTEM = frozenset({"fcntl", "grp", "msvcrt", "pwd", "resource", "select"
 
 ASKS = re.compile(r"\b(sys\.platform|os\.name|platform\.system)\b")
 
-STILL_ASKING = frozenset(
-    {"fitter.llama.build.cuda_library", "fitter.llama.load.canary", "fitter.llama.load.forked_load"}
-)
+STILL_ASKING = frozenset({"fitter.llama.build.cuda_library", "fitter.llama.load.canary"})
 """Modules that ask for Linux, without which they leave something out."""
 
 

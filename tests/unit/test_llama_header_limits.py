@@ -9,7 +9,6 @@ import pytest
 
 from fitter.llama.header.gguf_writer import Value
 from fitter.llama.header.limits import Limit, limits, problem
-from fitter.llama.load.early_limits import LIMITS
 from fitter.llama.types import Array, MetadataValue
 from fitter.model.shapes import catalogue
 from fitter.model.shapes.mapping import header_of
@@ -84,13 +83,6 @@ def test_a_name_is_safe_to_print() -> None:
 
 def test_without_an_architecture_nothing_is_said() -> None:
     assert problem({"block_count": 2**31, "None.block_count": 5}, 1) == ""
-
-
-def test_a_load_that_begins_early_has_the_same_limits() -> None:
-    of = {limit.key: (limit.least, limit.most) for limit in limits()}
-    assert {key: of[key] for key in LIMITS if key != ".vocab_size"} == {
-        key: limit for key, limit in LIMITS.items() if key != ".vocab_size"
-    }
 
 
 def test_every_limit_says_where_it_is_from() -> None:

@@ -18,12 +18,12 @@ from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.request.shared import remembered
 from fitter.planning.search import best_plan
 from fitter.planning.search.alternatives import MOST, MOST_SLOWER, MUCH_LONGER, WORTH, Budget, alternatives
-from fitter.planning.search.best_plan import DummyLoads, LoadCalls, fit
+from fitter.planning.search.best_plan import fit
 from fitter.planning.search.levers import Candidate
 from fitter.planning.search.search_order import search
 from fitter.planning.search.search_state import Callbacks
 from fitter.planning.speed.cache_sizes import cells_of, resized
-from tests.support.synthetic import CARD, SyntheticLlama, SyntheticModel, limits, priced, request
+from tests.support.synthetic import CARD, SyntheticLlama, SyntheticModel, limits, load_calls, priced, request
 
 FAT = SyntheticModel(cache=16384)
 """Its caches are as large as its weights at the trained context."""
@@ -200,7 +200,7 @@ def test_after_the_time_limit_there_is_none() -> None:
 def test_a_plan_is_the_same_with_alternatives(mib: list[int], host: int, n_ctx: int) -> None:
     def plan(devices: tuple[DeviceLimit, ...], with_alternatives: bool) -> Plan:
         llama = SyntheticLlama(FAT, devices)
-        calls = LoadCalls(DummyLoads(remembered(llama.measure), llama.record), lambda: len(llama.asked))
+        calls = load_calls(llama, dummy_loads=lambda: len(llama.asked))
         made = asked(*mib, host=host, params=Params(n_ctx=n_ctx), fixed=("n_ctx",) if n_ctx else ())
         summary = ModelSummary("model.gguf", "model", "llama", 0)
         with pytest.MonkeyPatch.context() as patch:

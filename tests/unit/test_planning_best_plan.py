@@ -1,22 +1,31 @@
-"""A fit with a copy of the header and a second worker: who is asked what, and that the answer is the model's own."""
+"""A fit: its confirmation, its time limit, its problems and its price."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import pytest
 
-from fitter.api.early_load import Suggestions, placement_of
-from fitter.errors import LlamaCppCrashError, LlamaCppError, TimeLimitError
+from fitter.errors import LlamaCppError, TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params, TensorBuftOverride
 from fitter.planning.plan.plan import ModelSummary, Plan
 from fitter.planning.request.request import DeviceLimit, HostLimit, Progress, Request
 from fitter.planning.request.summary import DeviceUse, HostUse
-from fitter.planning.search.best_plan import DummyLoads, LoadCalls, fit
+from fitter.planning.search.best_plan import fit
 from fitter.planning.speed.cost import Workload
-from tests.support.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
+from tests.support.synthetic import (
+    CARD,
+    MIB,
+    SLOW_CARD,
+    SyntheticLlama,
+    SyntheticModel,
+    limits,
+    load_calls,
+    priced,
+    request,
+)
 
 DENSE = SyntheticModel()
 MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)
@@ -31,51 +40,10 @@ MACHINES = {
 }
 
 
-@dataclass
-class Second:
-    """A second worker that takes as long as it is told: ``slow`` answers to ``busy`` before the first is done."""
-
-    measure: Callable[[Params], Breakdown]
-    slow: int = 0
-    begun: list[Params] = field(default_factory=list)
-    loading: Params | None = None
-    waits: Callable[[Params], bool] = lambda params: False
-
-    def accepts(self, params: Params) -> bool:
-        return not self.begun and self.waits(params)
-
-    @property
-    def busy(self) -> bool:
-        self.slow -= 1
-        return self.slow >= 0
-
-    def begin(self, params: Params) -> None:
-        self.begun.append(params)
-
-    def finish(self) -> Breakdown:
-        return self.measure(self.begun[-1])
-
-
-class Other(SyntheticLlama):
-    """A model of which llama.cpp says more than of the copy of its header."""
-
-    def measure(self, params: Params) -> Breakdown:
-        found = super().measure(params)
-        return replace(found, rows=tuple(replace(row, compute=row.compute + MIB) for row in found.rows))
-
-
-def run(
-    devices: tuple[DeviceLimit, ...],
-    own: SyntheticLlama,
-    skeleton: DummyLoads | None,
-    second: Second | None = None,
-) -> Plan:
-    llama = LoadCalls(DummyLoads(own.measure, own.record), lambda: 0, skeleton, Suggestions(second) if second else None)
-    return fit(request(own.model, devices), SUMMARY, llama, lambda progress: None, True)
-
-
 def plain(model: SyntheticModel, devices: tuple[DeviceLimit, ...]) -> Plan:
-    return run(devices, SyntheticLlama(model, devices), None)
+    return fit(
+        request(model, devices), SUMMARY, load_calls(SyntheticLlama(model, devices)), lambda progress: None, True
+    )
 
 
 def same(a: Plan, b: Plan) -> bool:
@@ -84,106 +52,24 @@ def same(a: Plan, b: Plan) -> bool:
 
 @pytest.mark.parametrize("model", [DENSE, MOE], ids=["dense", "experts"])
 @pytest.mark.parametrize("devices", MACHINES.values(), ids=MACHINES)
-def test_a_copy_that_measures_the_same_gives_the_same_plan(
-    model: SyntheticModel, devices: tuple[DeviceLimit, ...]
-) -> None:
-    own, copy = SyntheticLlama(model, devices), SyntheticLlama(model, devices)
-    plan = run(devices, own, DummyLoads(copy.measure, copy.record))
+def test_a_plan_is_confirmed_by_one_load(model: SyntheticModel, devices: tuple[DeviceLimit, ...]) -> None:
+    llama, confirming = SyntheticLlama(model, devices), SyntheticLlama(model, devices)
+    said: list[Progress] = []
+    calls = load_calls(llama, confirm=confirming.measure, dummy_loads=lambda: len(llama.asked))
+    plan = fit(request(model, devices), SUMMARY, calls, said.append, True)
     assert same(plan, plain(model, devices))
-    assert own.asked == [plan.params] and own.records == 0, "the model itself is loaded once, to confirm the plan"
+    assert confirming.asked == [plan.params] and confirming.records == 0
+    assert said[-1].text.startswith("confirming context ")
 
 
-@pytest.mark.parametrize("devices", MACHINES.values(), ids=MACHINES)
-@pytest.mark.parametrize("slow", [0, 1, 99])
-def test_a_second_worker_changes_nothing_but_who_is_asked(devices: tuple[DeviceLimit, ...], slow: int) -> None:
-    own, copy = SyntheticLlama(MOE, devices), SyntheticLlama(MOE, devices)
-    second = Second(SyntheticLlama(MOE, devices).measure, slow)
-    plan = run(devices, own, DummyLoads(copy.measure, copy.record), second)
-    assert same(plan, plain(MOE, devices))
-    asked = [*own.asked, *second.begun]
-    assert plan.params in asked and own.records == 0
-    assert not set(own.asked) & set(second.begun), "nothing is measured twice"
-
-
-@pytest.mark.parametrize("is_right", [True, False], ids=["of the plan's kind", "of another kind"])
-def test_a_load_that_waits_for_its_placement_gets_only_the_plan(is_right: bool) -> None:
-    devices = limits(1500)
-    own, copy = SyntheticLlama(DENSE, devices), SyntheticLlama(DENSE, devices)
-    wanted = plain(DENSE, devices).params
-    second = Second(SyntheticLlama(DENSE, devices).measure, waits=lambda params: is_right)
-    plan = run(devices, own, DummyLoads(copy.measure, copy.record), second)
-    assert plan.params == wanted
-    if is_right:
-        assert second.begun == [wanted] and not own.asked
-    else:
-        assert second.begun[0] != wanted, "candidates go to it as to any other"
-
-
-def test_the_first_candidate_is_begun_before_the_search_ends() -> None:
-    devices = limits(1500)
-    copy = SyntheticLlama(DENSE, devices)
-    second = Second(SyntheticLlama(DENSE, devices).measure)
-    seen: list[int] = []
-    begin = second.begin
-    second.begin = lambda params: (seen.append(len(copy.asked)), begin(params))[1]  # type: ignore[method-assign]
-    plan = run(devices, SyntheticLlama(DENSE, devices), DummyLoads(copy.measure, copy.record), second)
-    assert seen[0] < len(copy.asked)
-    assert placement_of(second.begun[0]) == placement_of(plan.params)
-    assert second.begun[-1] == plan.params, "another context of what the second worker has loaded is asked of it"
-
-
-@pytest.mark.parametrize("devices", MACHINES.values(), ids=MACHINES)
-def test_a_copy_that_measures_something_else_is_given_up(devices: tuple[DeviceLimit, ...]) -> None:
-    own, copy = Other(MOE, devices), SyntheticLlama(MOE, devices)
-    plan = run(devices, own, DummyLoads(copy.measure, copy.record))
-    assert same(plan, run(devices, Other(MOE, devices), None))
-    assert len(own.asked) == len(set(own.asked))
-
-
-@pytest.mark.parametrize("error", [LlamaCppError("no such key"), LlamaCppCrashError("GGML_ASSERT", ())])
-def test_a_copy_that_does_not_load_is_given_up(error: LlamaCppError) -> None:
+def test_an_error_is_llama_cpps_own() -> None:
     def refuse(params: Params) -> Breakdown:
-        raise error
-
-    def refuse_too(params: Params) -> Layout:
-        raise error
-
-    devices = limits(900)
-    plan = run(devices, SyntheticLlama(DENSE, devices), DummyLoads(refuse, refuse_too))
-    assert same(plan, plain(DENSE, devices))
-
-
-def test_what_is_wrong_is_said_of_the_model_itself() -> None:
-    def refuse(params: Params) -> Breakdown:
-        raise LlamaCppError("the copy")
-
-    def refuse_own(params: Params) -> Breakdown:
         raise LlamaCppError("the model")
 
     devices = limits(8000)
-    record = SyntheticLlama(DENSE, devices).record
     with pytest.raises(LlamaCppError, match="the model"):
-        fit(
-            request(DENSE, devices),
-            SUMMARY,
-            LoadCalls(DummyLoads(refuse_own, record), lambda: 0, DummyLoads(refuse, record)),
-            lambda progress: None,
-            True,
-        )
-
-
-def test_progress_says_when_the_model_itself_is_loaded() -> None:
-    devices = limits(8000)
-    own, copy = SyntheticLlama(DENSE, devices), SyntheticLlama(DENSE, devices)
-    said: list[Progress] = []
-    llama = LoadCalls(
-        DummyLoads(own.measure, own.record), lambda: len(copy.asked), DummyLoads(copy.measure, copy.record)
-    )
-    fit(request(DENSE, devices), SUMMARY, llama, said.append, True)
-    assert [(step.dummy_loads, step.text) for step in said][-2:] == [
-        (0, "loading with context 32768, 9 of 9 layers on CUDA0"),
-        (1, "loading the model's own file with context 32768, 9 of 9 layers on CUDA0"),
-    ]
+        calls = load_calls(SyntheticLlama(DENSE, devices), refuse)
+        fit(request(DENSE, devices), SUMMARY, calls, lambda progress: None, True)
 
 
 @dataclass
@@ -212,8 +98,7 @@ class Hurried(SyntheticLlama):
 
 
 def hurried(asked: Request, copy: Hurried, own: SyntheticLlama) -> Plan:
-    ways = DummyLoads(copy.measure, copy.record)
-    llama = LoadCalls(DummyLoads(own.measure, own.record), lambda: 0, ways, until=copy.until)
+    llama = load_calls(copy, confirm=own.measure, until=copy.until)
     return fit(asked, SUMMARY, llama, lambda progress: None, True, deadline=1.0)
 
 
@@ -345,15 +230,13 @@ def tried(asked: Request, words: str) -> Plan:
             assert more and asked.host.free is not None, each
             asked = replace(asked, host=replace(asked.host, free=asked.host.free + int(more[1]) * MIB))
     llama = SyntheticLlama(DENSE, asked.devices)
-    return fit(
-        asked, SUMMARY, LoadCalls(DummyLoads(llama.measure, llama.record), lambda: 0), lambda progress: None, True
-    )
+    return fit(asked, SUMMARY, load_calls(llama), lambda progress: None, True)
 
 
 @pytest.mark.parametrize(("asked", "messages"), PROBLEMS.values(), ids=PROBLEMS)
 def test_what_lacks_is_said_with_what_to_do(asked: Request, messages: list[str]) -> None:
     llama = SyntheticLlama(DENSE, asked.devices)
-    calls = LoadCalls(DummyLoads(llama.measure, llama.record), lambda: 0)
+    calls = load_calls(llama)
     plan = fit(asked, SUMMARY, calls, lambda progress: None, True)
     assert [problem.message for problem in plan.problems] == messages and not plan.fits
     for problem in plan.problems:
@@ -366,7 +249,7 @@ def test_what_lacks_is_said_with_what_to_do(asked: Request, messages: list[str])
 
 
 def planned(asked: Request, llama: SyntheticLlama, record: Callable[[Params], Layout] | None = None) -> Plan:
-    calls = LoadCalls(DummyLoads(llama.measure, record or llama.record), lambda: len(llama.asked))
+    calls = load_calls(llama, record=record or llama.record, dummy_loads=lambda: len(llama.asked))
     return fit(replace(asked, context_cost=0.0), SUMMARY, calls, lambda progress: None, True)
 
 
@@ -448,7 +331,7 @@ def test_a_plan_says_what_each_place_has_and_takes() -> None:
 def test_a_plan_says_how_it_was_found(virtual: bool) -> None:
     devices = limits(900)
     llama = SyntheticLlama(DENSE, devices)
-    calls = LoadCalls(DummyLoads(llama.measure, llama.record), lambda: len(llama.asked), shared_loads=lambda: 5)
+    calls = load_calls(llama, dummy_loads=lambda: len(llama.asked), shared_loads=lambda: 5)
     plan = fit(request(DENSE, devices), SUMMARY, calls, lambda progress: None, virtual)
     assert (plan.virtual, plan.n_layer, plan.model) == (virtual, 8, SUMMARY)
     found = plan.search

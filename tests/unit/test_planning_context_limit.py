@@ -13,8 +13,8 @@ from fitter.planning.plan.plan import ModelSummary, Plan
 from fitter.planning.request import context_limit
 from fitter.planning.request.context_limit import Excess, limited, usable, wider, within
 from fitter.planning.request.request import DeviceLimit, Request
-from fitter.planning.search.best_plan import DummyLoads, LoadCalls, fit
-from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
+from fitter.planning.search.best_plan import fit
+from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, load_calls, request
 
 MODEL = SyntheticModel(n_ctx_train=1 << 20)
 SUMMARY = ModelSummary("model.gguf", "model", "llama", 0)
@@ -47,7 +47,7 @@ def taking(devices: tuple[DeviceLimit, ...], *mib: int | None) -> tuple[DeviceLi
 
 
 def fitted(asked: Request, llama: SyntheticLlama) -> Plan:
-    ways = LoadCalls(DummyLoads(llama.measure, llama.record), lambda: 0)
+    ways = load_calls(llama)
     return fit(asked, SUMMARY, ways, lambda progress: None, True)
 
 

@@ -117,28 +117,6 @@ def test_what_is_measured_slower_than_expected_refines_nothing() -> None:
     assert trial is not None and (trial.placement, len(llama.asked)) == (ON_BOTH, 2)
 
 
-@pytest.mark.parametrize(
-    ("is_whole", "expected"),
-    [
-        pytest.param(False, ["load", "told", "load"], id="what-a-first-load-corrected"),
-        pytest.param(True, ["load", "load"], id="not-of-the-whole-model"),
-    ],
-)
-def test_a_correction_is_told_of_before_it_is_measured(is_whole: bool, expected: list[str]) -> None:
-    found, llama = known(600)
-    events: list[str] = []
-
-    def measure(params: Params) -> Breakdown:
-        events.append("load")
-        return llama.measure(params)
-
-    callbacks = Callbacks(measure, llama.record, lambda params: events.append("told"))
-    found = SearchState(found.original_request, found.devices, callbacks, found)
-    placements = (ON_ALL, Placement(1, (8,))) if is_whole else (Placement(2, (7,)), Placement(1, (8,)))
-    assert settle(found, N_CTX, is_whole, proposing(*placements)) is None, "none of them fits"
-    assert events == expected
-
-
 def test_which_devices_have_the_layers_is_said() -> None:
     said: list[Choice] = []
     found, _ = known(3000, 3000, speeds=(SLOW_CARD, CARD))

@@ -17,11 +17,11 @@ from fitter.planning.pricing.pricing import Price
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.constraints import levers
 from fitter.planning.request.request import LEVERS, DeviceLimit, Request
-from fitter.planning.search.best_plan import DummyLoads, LoadCalls, fit
+from fitter.planning.search.best_plan import fit
 from fitter.planning.search.levers import Candidate, apply, changes, concessions, expert_caches, improve
 from fitter.planning.speed.cost import Estimate, Workload
 from tests.support.synthetic import CARD as SPEED
-from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, priced, request
+from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, load_calls, priced, request
 
 DENSE = SyntheticModel()
 MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)
@@ -122,25 +122,23 @@ def found(
 
 def pulled(
     made: Request, first: Candidate, answer: Callable[[Request], Candidate | None]
-) -> tuple[Candidate, list[Request], list[Candidate]]:
-    """The best, what was attempted for it, and what was the best meanwhile."""
+) -> tuple[Candidate, list[Request]]:
+    """The best, and what was attempted for it."""
     attempts: list[Request] = []
-    better: list[Candidate] = []
 
     def attempt(changed: Request) -> Candidate | None:
         attempts.append(changed)
         return answer(changed)
 
-    return improve(first, attempt, better.append), attempts, better
+    return improve(first, attempt), attempts
 
 
 @pytest.mark.parametrize(("share", "is_kept"), [(1 - GAIN - 1e-6, True), (1 - GAIN + 1e-6, False), (1.5, False)])
 def test_a_lever_is_used_where_it_gains_enough(share: float, is_kept: bool) -> None:
     made = asked("no-op-offload")
     first = found(made)
-    best, attempts, better = pulled(made, first, lambda changed: found(changed, 10 * share))
+    best, attempts = pulled(made, first, lambda changed: found(changed, 10 * share))
     assert len(attempts) == 1 and (not best.trial.params.op_offload) is is_kept
-    assert [each.trial for each in better] == ([best.trial] if is_kept else [])
     (choice,) = best.choices
     names = ("no op_offload", "nothing") if is_kept else ("nothing", "no op_offload")
     assert (choice.chosen, choice.runner_up) == names
@@ -173,7 +171,7 @@ def test_each_lever_is_tried_on_top_of_what_won() -> None:
     def answer(changed: Request) -> Candidate:
         return found(changed, times[changed.params.type_k] - (not changed.params.op_offload))
 
-    best, attempts, _ = pulled(made, found(made), answer)
+    best, attempts = pulled(made, found(made), answer)
     assert (best.trial.params.op_offload, best.trial.params.type_k) == (False, "q8_0")
     said = [(a.params.op_offload, a.params.type_k) for a in attempts]
     assert said == [(False, "f16"), (False, "q8_0"), (False, "q4_0"), (True, "q8_0")]
@@ -265,7 +263,7 @@ def test_the_runner_up_is_the_fastest_of_the_others() -> None:
     ],
 )
 def test_a_whole_model_on_a_device(made: Request, expected: Sequence[str]) -> None:
-    _, attempts, _ = pulled(made, found(made, whole=True), lambda changed: found(changed, whole=True))
+    _, attempts = pulled(made, found(made, whole=True), lambda changed: found(changed, whole=True))
     assert [attempt.params.type_k for attempt in attempts] == expected
 
 
@@ -308,12 +306,8 @@ def test_a_former_lever_may_still_be_named() -> None:
 
 
 def planned(llama: SyntheticLlama, made: Request, measure: Callable[[Params], Breakdown] | None = None) -> Plan:
-    loads = DummyLoads(measure or llama.measure, llama.record)
-    copy = SyntheticLlama(llama.model, llama.limits)
     summary = ModelSummary("model.gguf", "model", "llama", 0)
-    return fit(
-        made, summary, LoadCalls(loads, lambda: 0, DummyLoads(copy.measure, copy.record)), lambda progress: None, True
-    )
+    return fit(made, summary, load_calls(llama, measure), lambda progress: None, True)
 
 
 def tight(*allow: str, n_ctx: int = 32768) -> tuple[SyntheticLlama, Request]:
@@ -339,7 +333,7 @@ def test_a_lever_makes_it_fit(lever: str, said: str) -> None:
     llama, made = tight(lever)
     plan = planned(llama, made)
     assert plan.fits and plan.levers[0].startswith(said)
-    assert llama.asked == [plan.params], "the model itself is loaded to confirm the plan, and no other"
+    assert plan.params in llama.asked
 
 
 def test_paging_is_said_where_it_is_needed() -> None:
@@ -372,12 +366,11 @@ def test_what_llama_cpp_refuses_is_left_alone() -> None:
         return llama.measure(params)
 
     made_alone = replace(made, allow=frozenset({"kv-q8_0"}))
-    loads = DummyLoads(refuse, llama.record)
     summary = ModelSummary("model.gguf", "model", "llama", 0)
-    plan = fit(made_alone, summary, LoadCalls(loads, lambda: 0), lambda progress: None, True)
+    plan = fit(made_alone, summary, load_calls(llama, refuse), lambda progress: None, True)
     assert not plan.fits and plan.levers == ()
     llama.asked.clear()
-    plan = fit(made, summary, LoadCalls(loads, lambda: 0), lambda progress: None, True)
+    plan = fit(made, summary, load_calls(llama, refuse), lambda progress: None, True)
     assert plan.fits and plan.params.type_k == "f16" and plan.levers[0].startswith("context ")
 
 
@@ -464,7 +457,7 @@ def test_smaller_caches_of_experts_are_tried_while_they_are_faster(
 ) -> None:
     made = replace(request(MOE, limits(3000)), allow=frozenset({"moe-cache"}), fixed=frozenset({"n_ctx"}))
     times = iter(seconds)
-    found_, attempts, _ = pulled(made, cached(made, 10.0), lambda changed: cached(changed, next(times)))
+    found_, attempts = pulled(made, cached(made, 10.0), lambda changed: cached(changed, next(times)))
     assert [each.params.moe_cache_size // MIB for each in attempts] == attempted
     assert found_.trial.params.moe_cache_size == best * MIB
 
@@ -472,7 +465,7 @@ def test_smaller_caches_of_experts_are_tried_while_they_are_faster(
 def test_a_llama_cpp_without_a_cache_of_experts_is_asked_once() -> None:
     made = replace(request(MOE, limits(3000)), allow=frozenset({"moe-cache"}))
     first = cached(made, 10.0)
-    best, attempts, _ = pulled(made, first, lambda changed: None)
+    best, attempts = pulled(made, first, lambda changed: None)
     assert best is first and len(attempts) == 1
 
 
@@ -493,7 +486,7 @@ def test_an_open_context_is_planned_with_the_cache_of_experts(n_ctx: int, second
             return cached(changed, seconds, n_ctx)
         return cached(changed, 8.0 if changed.params.moe_cache_size == 2950 * MIB else 9.0)
 
-    best, attempts, _ = pulled(made, cached(made, 10.0), answer)
+    best, attempts = pulled(made, cached(made, 10.0), answer)
     assert [("n_ctx" in each.fixed, each.params.moe_cache_size // MIB) for each in attempts] == [
         (True, 2950),
         (True, 2212),

@@ -11,9 +11,9 @@ from fitter.errors import TimeLimitError
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.plan.plan import ModelSummary, Plan
 from fitter.planning.request.request import DeviceLimit, Request
-from fitter.planning.search.best_plan import DummyLoads, LoadCalls, fit
+from fitter.planning.search.best_plan import fit
 from fitter.planning.search.load_reserve import reserve_for, with_reserve
-from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
+from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, load_calls, request
 
 MODEL = SyntheticModel()
 SUMMARY = ModelSummary("model.gguf", "model", "llama", 0)
@@ -33,11 +33,9 @@ class Greedy(SyntheticLlama):
         return max(0, row.compute + self.more.get(row.buffer_type, 0) * MIB) if row.used else row.compute
 
 
-def run(asked: Request, more: Mapping[str, int], *, has_skeleton: bool = True) -> tuple[Plan, Greedy]:
+def run(asked: Request, more: Mapping[str, int]) -> tuple[Plan, Greedy]:
     llama = Greedy(MODEL, asked.devices, more=more)
-    skeleton = SyntheticLlama(MODEL, asked.devices)
-    loads = DummyLoads(skeleton.measure, skeleton.record) if has_skeleton else None
-    calls = LoadCalls(DummyLoads(llama.measure, llama.record), lambda: 0, loads)
+    calls = load_calls(SyntheticLlama(MODEL, asked.devices), confirm=llama.measure)
     return fit(asked, SUMMARY, calls, lambda progress: None, True), llama
 
 
@@ -64,11 +62,10 @@ MACHINES: dict[str, tuple[Request, Mapping[str, int], bool]] = {
 }
 
 
-@pytest.mark.parametrize("has_skeleton", [True, False], ids=["skeleton", "own file"])
 @pytest.mark.parametrize(("asked", "more", "is_another"), MACHINES.values(), ids=MACHINES)
-def test_there_is_room(asked: Request, more: Mapping[str, int], is_another: bool, has_skeleton: bool) -> None:
-    plan, _ = run(asked, more, has_skeleton=has_skeleton)
-    plain, _ = run(asked, {}, has_skeleton=has_skeleton)
+def test_there_is_room(asked: Request, more: Mapping[str, int], is_another: bool) -> None:
+    plan, _ = run(asked, more)
+    plain, _ = run(asked, {})
     assert plan.fits and plain.fits
     assert all(left_in_a_real_load(plan, use.name) >= 0 and use.left >= use.margin for use in plan.devices)
     assert plan.host.free is None or left_in_a_real_load(plan, "host") >= 0
@@ -101,7 +98,7 @@ def test_a_host_without_room_for_it() -> None:
 
 def test_what_was_measured_is_not_measured_again() -> None:
     """``SyntheticLlama`` refuses the same question twice, and there are two searches."""
-    plan, llama = run(*MACHINES["the second of two"][:2], has_skeleton=False)
+    plan, llama = run(*MACHINES["the second of two"][:2])
     assert plan.fits and len(set(llama.asked)) == len(llama.asked) > 1
 
 
@@ -151,7 +148,7 @@ def test_no_plan_goes_out_that_a_real_load_has_no_room_for() -> None:
     asked = request(MODEL, limits(900, 500, 700))
     llama = Greedier(MODEL, asked.devices)
     said: list[str] = []
-    calls = LoadCalls(DummyLoads(llama.measure, llama.record), lambda: 0, None)
+    calls = load_calls(llama)
     plan = fit(asked, SUMMARY, calls, lambda progress: said.append(progress.text), True)
     assert plan.fits and plan.params.n_gpu_layers == MODEL.n_layer + 1
     assert all(left_in_a_real_load(plan, use.name) >= 0 for use in plan.devices)
@@ -160,7 +157,7 @@ def test_no_plan_goes_out_that_a_real_load_has_no_room_for() -> None:
 
 def test_a_time_limit_leaves_no_plan_that_a_real_load_has_no_room_for() -> None:
     asked, more, _ = MACHINES["the second of two"]
-    counted = run(asked, {}, has_skeleton=False)[1]
+    counted = run(asked, {})[1]
 
     class Late(Greedy):
         def measure(self, params: Params) -> Breakdown:
@@ -169,6 +166,6 @@ def test_a_time_limit_leaves_no_plan_that_a_real_load_has_no_room_for() -> None:
             return super().measure(params)
 
     llama = Late(MODEL, asked.devices, more=more)
-    calls = LoadCalls(DummyLoads(llama.measure, llama.record), lambda: 0, None)
+    calls = load_calls(llama)
     with pytest.raises(TimeLimitError, match="no plan that fits was found within the time limit"):
         fit(asked, SUMMARY, calls, lambda _: None, True)

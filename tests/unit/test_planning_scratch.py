@@ -12,11 +12,11 @@ from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.plan.plan import ModelSummary, Plan
 from fitter.planning.request.request import Request
 from fitter.planning.search import scratch
-from fitter.planning.search.best_plan import DummyLoads, LoadCalls, fit
+from fitter.planning.search.best_plan import fit
 from fitter.planning.search.load_reserve import reserve_for
 from fitter.planning.speed.model_facts import LayerFacts, ModelFacts
 from tests.support.real_cards import DATA
-from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, priced, request
+from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, load_calls, priced, request
 
 MODEL = SyntheticModel()
 
@@ -139,7 +139,7 @@ def plan_of(mib: int, flash_attn: str, fixed: tuple[str, ...] = (), n_ctx: int =
     devices = (replace(device, buffer_type=buffer_type),)
     wanted = request(MODEL, devices, 111 if n_ctx else None, params, fixed=("flash_attn", *fixed))
     llama = SyntheticLlama(MODEL, wanted.devices)
-    calls = LoadCalls(DummyLoads(llama.measure, llama.record), lambda: 0, None)
+    calls = load_calls(llama)
     return fit(priced(wanted, MODEL), ModelSummary("m", "m", "llama", 0), calls, lambda _: None, True)
 
 

@@ -29,7 +29,7 @@ from fitter.planning.request.shared import (
     reservation,
 )
 from fitter.planning.request.summary import SharedUse
-from fitter.planning.search.best_plan import DummyLoads, LoadCalls, fit
+from fitter.planning.search.best_plan import fit
 from tests.support.plans import shared_use
 from tests.support.synthetic import (
     CARD,
@@ -39,6 +39,7 @@ from tests.support.synthetic import (
     SyntheticLlama,
     SyntheticModel,
     limits,
+    load_calls,
     priced,
     request,
 )
@@ -88,7 +89,7 @@ def plan_of(
     host_mib: int | None = None,
 ) -> Plan:
     own, copy = SyntheticLlama(model, devices), SyntheticLlama(model, devices)
-    llama = LoadCalls(DummyLoads(own.measure, own.record), lambda: 0, DummyLoads(copy.measure, copy.record))
+    llama = load_calls(copy, confirm=own.measure)
     return fit(request(model, devices, host_mib), SUMMARY, llama, lambda step: None, True, shared, others)
 
 
@@ -205,7 +206,7 @@ def test_the_host_is_tried_where_the_model_leaves_no_device_room() -> None:
     devices = (replace(devices[0], free=room + 200 * MIB),)
     own = SyntheticLlama(DENSE, devices)
     shared = (draft.shared("CUDA0"), draft.shared(rank=2))
-    llama = LoadCalls(DummyLoads(own.measure, own.record), lambda: 0)
+    llama = load_calls(own)
     plan = fit(replace(asked, devices=devices), SUMMARY, llama, lambda step: None, True, shared)
     assert plan.fits and plan.host.shared > 0 == plan.devices[0].shared
 
@@ -226,7 +227,7 @@ def test_a_wider_context_is_only_tried_where_it_is_open(fixed: tuple[str, ...], 
     devices = limits(1000, 1000, 1000)
     draft = SyntheticDraft(cache=32 * 1024)
     own = SyntheticLlama(DENSE, devices)
-    calls = LoadCalls(DummyLoads(own.measure, own.record), lambda: 0)
+    calls = load_calls(own)
     asked = request(DENSE, devices, params=Params(n_ctx=8192), fixed=fixed)
     plan = fit(
         asked, SUMMARY, calls, lambda step: None, True, [draft.shared("CUDA0"), draft.shared("CUDA2"), spread(draft)]
@@ -547,7 +548,7 @@ def test_a_draft_model_is_where_it_drafts_faster(is_slow_first: bool) -> None:
     names = [device.name for device in devices]
     asked = priced(request(DENSE, devices), DENSE, *(SLOW_CARD, CARD)[:: 1 if is_slow_first else -1])
     own = SyntheticLlama(DENSE, devices)
-    calls = LoadCalls(DummyLoads(own.measure, own.record), lambda: 0)
+    calls = load_calls(own)
     plan = fit(asked, SUMMARY, calls, lambda step: None, True, [draft.shared(name) for name in names])
     fast, slow = names[:: -1 if is_slow_first else 1]
     assert plan.shared[0].on(fast) > 0 and plan.params.devices == (fast,)
