@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +28,10 @@ from fitter.model.location import is_address, local_name, model_files
 from fitter.model.repository_models import Listed, Listing, SideFile
 from fitter.output.documents.file_documents import REPOSITORY
 from fitter.parameters.table import AnyPath, Fitting
-from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.result_methods import provide
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.request import Progress
-from fitter.planning.request.summary import ModelSummary
 from fitter.planning.tables.repository_rows import Repository, RepositoryFile, best_file, ordered
-from fitter.storage.temporary import Directory
 from fitter.system import processors
 
 if TYPE_CHECKING:
@@ -66,9 +62,8 @@ def repository(
 ) -> Repository:
     """Plan every model of a repository of Hugging Face's hub (``hf://org/repo``), or of a directory.
 
-    Only headers are fetched. Each plan is measured on a copy of the header without the tokenizer; the best one is then
-    confirmed on the model itself. Several workers plan at the same time, unless ``worker`` is given or they would share
-    real devices. A model without a plan has its ``problem``.
+    Only headers are fetched. Several workers plan at the same time, unless ``worker`` is given or they would share real
+    devices. A model without a plan has its ``problem``.
 
     Args:
         model: Address of the repository, or path of the directory.
@@ -108,26 +103,16 @@ def repository(
     if not chosen:
         raise UsageError(f"{listing.called} has no other model than the draft model: leave --model-draft out")
     with ExitStack() as stack:
-        directory = Path(stack.enter_context(Directory()))
         several = worker is None and ask.is_described and not ask.rpc
         count = max(1, min(processors(), _MOST_WORKERS, len(chosen))) if several else 1
         workers = [stack.enter_context(worker_for(ask, worker, on_log)) for _ in range(count)]
         for each in workers:
             # only one thread at a time may take a process that was started early
             each.start()
-        told = {**without_timeout(dict(parameters)), "skeleton": False}
-        planning = _Planning(chosen, directory, told, ask.timeout, say)
+        planning = _Planning(chosen, without_timeout(dict(parameters)), ask.timeout, say)
         planned = planning.run(workers, is_own=worker is None)
         n_devices = max((len(each.plan.devices) for each in planned if each.plan is not None), default=0)
         best = best_file(planned, tokens_per_second)
-        while best is not None:
-            say(Progress(sum(each.dummy_loads for each in workers), f"confirming {best.name}"))
-            confirmed = _plan_whole_file(best, {**told, "skeleton": True, "worker": workers[0]})
-            planned = [confirmed if each is best else each for each in planned]
-            if confirmed.fits:
-                best = confirmed
-                break
-            best = best_file(planned, tokens_per_second)
     return _to_repository(listing, planned, best, n_devices, tokens_per_second, ask, parameters)
 
 
@@ -158,13 +143,11 @@ class _Planning:
     def __init__(
         self,
         chosen: Sequence[Listed],
-        directory: Path,
         told: dict[str, Any],
         timeout: float,
         say: Callable[[Progress], None],
     ) -> None:
         self._chosen = chosen
-        self._directory = directory
         self._told = told
         self._timeout = timeout
         self._say = say
@@ -257,39 +240,15 @@ class _Planning:
             weights=weights,
             bits_per_weight=8 * opened.bytes / weights if weights else None,
         )
-        header = self._directory / f"{threading.get_ident()}.gguf"
         told = {**self._told, "worker": worker}
-        try:
-            worker.write_skeleton(opened.skeleton, header)
-        except LlamaCppError:
-            header = opened.path
-        try:
-            plan = api.fit(header, **told)
-            longest = longest_context(plan, opened, header, told)
-        except FitterError as error:
-            error.args = tuple(
-                each.replace(str(header), made.path) if isinstance(each, str) else each for each in error.args
-            )
-            raise
-        summary = replace(ModelSummary.of(opened), path=opened.called)
-        plan = replace(plan, model=summary, files=(), fit_keywords={**plan.fit_keywords, "worker": None})
+        plan = api.fit(made.path, **told)
+        longest = longest_context(plan, opened, opened.path, told)
+        plan = replace(plan, fit_keywords={**plan.fit_keywords, "worker": None})
         return replace(made, plan=plan, longest_context=longest)
 
 
 def _reason(error: FitterError, made: RepositoryFile) -> str:
     return str(error).removeprefix(f"{made.path}: ").removeprefix(f"{made.path} ")
-
-
-def _plan_whole_file(best: RepositoryFile, told: dict[str, Any]) -> RepositoryFile:
-    """Plan the model itself in place of its header."""
-    try:
-        plan: Plan = api.fit(best.path, **told)
-    except LibraryError:
-        raise
-    except FitterError as error:
-        return replace(best, plan=None, longest_context=None, problem=_reason(error, best))
-    longest = max(best.longest_context or 0, plan.params.n_ctx or plan.breakdown.n_ctx) if plan.fits else None
-    return replace(best, plan=plan, longest_context=longest)
 
 
 def _to_repository(

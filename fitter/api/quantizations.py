@@ -180,7 +180,9 @@ def plan_type(
     """
     header = directory / f"{each.name}.gguf"
     try:
-        plan = api.fit(header, **{**told, "skeleton": False})
+        # the header has no tokenizer
+        told = {**told, "skeleton": False}
+        plan = api.fit(header, **told)
         longest = longest_context(plan, model, header, told) if with_longest else None
     except (LlamaCppError, TimeLimitError) as error:
         return replace(each, problem=str(error).replace(str(header), short(model)))
@@ -203,7 +205,6 @@ def longest_context(plan: Plan, model: Model, header: Path, told: dict[str, Any]
     context, most = plan.params.n_ctx or plan.breakdown.n_ctx, own_context(model.n_ctx_train, 1)
     if told.get("n_ctx") is not None or told.get("objective") == "context" or context >= most:
         return context
-    told = {**told, "skeleton": False}
     is_shared = plan.params.n_seq_max == 1 or plan.params.kv_unified
     if is_shared and told.get("n_gpu_layers") is None:
         # if the model's own context fits with all layers on the host, a few loads replace the search
