@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 class Plan:
     """Parameters that llama.cpp measured to fit; with ``fits`` false, the nearest ones that were tried.
 
-    A dummy load of the user's own file confirmed them and measured all bytes. ``bool(plan)`` is ``plan.fits``,
+    A dummy load of the model confirmed them and measured all bytes. ``bool(plan)`` is ``plan.fits``,
     ``str(plan)`` the table of the command. A plan from a file has the file's values, and defaults for the rest.
     """
 

@@ -2,7 +2,7 @@
 
 A dummy load's compute buffers are for one graph, without the devices that its builder chose for single nodes. A real
 load may need more on any device, and on the host. Margins are kept by the dummy load's size, as in upstream's fit; the
-difference may use them up, but no more. It is known only of the user's own file, at the end of a search. If it exceeds
+difference may use them up, but no more. It is known at the end of a search, of the confirmed plan. If it exceeds
 a margin, margins are raised to it, and the search is made again.
 """
 
