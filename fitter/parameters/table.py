@@ -396,8 +396,8 @@ class LimitsKeywords(TypedDict, total=False):
             is_ours=True,
             case=None,
             section=OUTPUT,
-            help="Load the model's header without its tokenizer, on which no byte depends. llama.cpp reads the tokenizer "
-            "apart, once.",
+            help="Load the model's header without its tokenizer, on which no byte depends. llama.cpp reads the "
+            "tokenizer apart, once.",
             unset="on",
         ),
     ]

@@ -19,9 +19,9 @@ from fitter.errors import CancelledError, TimeLimitError
 _T = TypeVar("_T")
 
 WORKERS = 4
-"""Most planners, each with two processes of llama.cpp at most."""
+"""Most planners, each with a process of llama.cpp, and another one while it reads a tokenizer."""
 FRESH = 2
-"""Most planners whose processes have started before their first question. One starts in 0.3 seconds."""
+"""Most planners whose process has started before their first question. One starts in 0.3 seconds."""
 WAITING = 64
 """Most questions that wait for a planner."""
 PATIENCE = 60.0

@@ -491,7 +491,7 @@ def test_parquet_has_the_rows_of_json(model: Path, tmp_path: Path, capsys: pytes
 
 def test_ctrl_c_says_what_is_kept(model: Path, tmp_path: Path) -> None:
     state = tmp_path / "cells.jsonl"
-    contexts = ",".join(str(1024 * each) for each in range(4, 36))
+    contexts = ",".join(str(512 * each) for each in range(4, 80))
     words = ["explore", str(model), "--gpu", "rtx-3060", "--gpu", "8GiB", "-c", contexts, "--resume", str(state)]
     process = subprocess.Popen(
         [sys.executable, "-m", "fitter", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -502,4 +502,4 @@ def test_ctrl_c_says_what_is_kept(model: Path, tmp_path: Path) -> None:
     out, err = process.communicate(timeout=SECONDS)
     done = len(state.read_text().splitlines()) - 1
     assert process.returncode == 130 and out == ""
-    assert err == f"fitter: interrupted, {done} of 64 cells are in {state}: the same command plans the rest\n"
+    assert err == f"fitter: interrupted, {done} of 152 cells are in {state}: the same command plans the rest\n"

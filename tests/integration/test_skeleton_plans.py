@@ -39,13 +39,13 @@ def test_the_plan_is_the_same_with_the_skeleton_and_without(
 ) -> None:
     machine = Machine("machine", parse_gpus(gpus) if gpus else (), options)
     comparison = compare.compare_plans(shapes.write(shape, models), machine)
-    assert (comparison.difference, comparison.refused, comparison.fell_back) == ("", "", False)
+    assert (comparison.difference, comparison.refused) == ("", "")
 
 
 def test_the_plan_of_a_split_model_is_the_same(models: Path) -> None:
     machine = Machine("machine", parse_gpus(["8GiB"]))
     comparison = compare.compare_plans(shapes.write_split("llama-3.1-8b", models, 3), machine)
-    assert (comparison.difference, comparison.refused, comparison.fell_back) == ("", "", False)
+    assert (comparison.difference, comparison.refused) == ("", "")
 
 
 @pytest.mark.parametrize("model", [tiny.TINY_DENSE, tiny.TINY_MOE], ids=lambda model: model.name)

@@ -19,12 +19,10 @@ from fitter.errors import FitterError, LibraryError
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, Skeleton, TensorBuftOverride, VirtualDevice
 from fitter.machine.gpu import NO_GPU, parse_gpus
+from fitter.storage.temporary import Directory
 from tools.cases import CASES
 
 _T = TypeVar("_T")
-
-CONFIRMING = "loading the model's own file"
-"""What a fit says it is trying when it measures the plan that it found on a skeleton."""
 
 TIMEOUT = 1200.0
 """Seconds for a dummy load: however busy the machine is, what differs is to be the plan."""
@@ -43,14 +41,12 @@ class Machine:
 class Comparison:
     """A plan made with the skeleton and without it. ``difference`` is empty where both are the same.
 
-    ``refused``: both ways ended in that error. ``fell_back``: the skeleton was given up for the file on the way.
-    ``dummy_loads`` and ``seconds`` are of the two searches in that order.
+    ``refused``: both ways ended in that error. ``dummy_loads`` and ``seconds`` are of the two searches in that order.
     """
 
     machine: str
     difference: str
     refused: str = ""
-    fell_back: bool = False
     dummy_loads: tuple[int, int] = (0, 0)
     seconds: tuple[float, float] = (0.0, 0.0)
 
@@ -71,7 +67,7 @@ class Checked:
             return "differs"
         if all(comparison.refused for comparison in self.comparisons):
             return "refused"
-        return "fell back" if self.useless or any(comparison.fell_back for comparison in self.comparisons) else "equal"
+        return "fell back" if self.useless else "equal"
 
     def __str__(self) -> str:
         loads = [sum(comparison.dummy_loads[i] for comparison in self.comparisons) for i in (0, 1)]
@@ -80,7 +76,6 @@ class Checked:
             f"dummy loads {loads[0]} with the skeleton, {loads[1]} without"
         ]
         lines += [f"  skeleton, {self.useless}"] * bool(self.useless)
-        lines += [f"  {comparison.machine}: fell back" for comparison in self.comparisons if comparison.fell_back]
         for refused, count in Counter(comparison.refused for comparison in self.comparisons).items():
             lines += [f"  refused on {count}: {refused}"] * bool(refused)
         lines += [
@@ -164,8 +159,7 @@ def check(name: str, wanted: Sequence[tuple[Path, Machine]]) -> Checked:
 
 def compare_plans(path: Path, machine: Machine) -> Comparison:
     """Fit ``path`` to ``machine`` with the skeleton and without it; all but the search itself must be the same."""
-    said: list[str] = []
-    answers = [_fit(path, machine, True, said), _fit(path, machine, False, [])]
+    answers = [_fit(path, machine, True), _fit(path, machine, False)]
     searches = [answer.pop("search", {"dummy_loads": 0, "seconds": 0.0}) for answer in answers]
     texts = [json.dumps(answer) for answer in answers]
     difference = (
@@ -176,21 +170,18 @@ def compare_plans(path: Path, machine: Machine) -> Comparison:
         machine.name,
         difference,
         refused,
-        # nothing is tried after the confirmation of what was found on the skeleton
-        not refused and not any(text.startswith(CONFIRMING) for text in said[-2:-1]),
         (searches[0]["dummy_loads"], searches[1]["dummy_loads"]),
         (searches[0]["seconds"], searches[1]["seconds"]),
     )
 
 
-def _fit(path: Path, machine: Machine, skeleton: bool, said: list[str]) -> dict[str, Any]:
+def _fit(path: Path, machine: Machine, skeleton: bool) -> dict[str, Any]:
     try:
         plan = api.fit(
             path,
             gpus=machine.gpus or (NO_GPU,),
             skeleton=skeleton,
             timeout=TIMEOUT,
-            on_progress=lambda progress: said.append(progress.text),
             **machine.options,
         )
         return plan.to_dict()
@@ -233,14 +224,21 @@ def placements(n_devices: int) -> Iterator[Params]:
 def compare_placements(worker: Worker, path: Path, gpus: Sequence[VirtualDevice]) -> tuple[int, str]:
     """How many placements were measured both ways, and the first difference, if there is one."""
     worker.configure(gpus)
-    models = Skeleton(tuple(map(str, _files(path)))), str(path)
     count = 0
-    for params in placements(len(gpus)):
-        answers = [_try(worker.measure, model, params) for model in models]
-        count += 1
-        if answers[0] != answers[1]:
-            return count, f"{answers[0]} instead of {answers[1]} for {params}"
-    layouts = [_try(worker.layout, model, Params(n_ctx=512)) for model in models]
+    with Directory() as directory:
+        # a file of its own: llama.cpp would load the model in place of a skeleton that it refuses
+        skeleton = Path(directory, "skeleton.gguf")
+        try:
+            worker.write_skeleton(Skeleton(tuple(map(str, _files(path)))), skeleton)
+        except FitterError as error:
+            return count, str(error)
+        models = str(skeleton), str(path)
+        for params in placements(len(gpus)):
+            answers = [_try(worker.measure, model, params) for model in models]
+            count += 1
+            if answers[0] != answers[1]:
+                return count, f"{answers[0]} instead of {answers[1]} for {params}"
+        layouts = [_try(worker.layout, model, Params(n_ctx=512)) for model in models]
     return count, "" if layouts[0] == layouts[1] else "another layout"
 
 
@@ -250,11 +248,11 @@ def _files(path: Path) -> list[Path]:
     return [path.with_name(f"{name}-{i + 1:05d}-of-{count}.gguf") for i in range(int(count))] if mark else [path]
 
 
-def _try(ask: Callable[[str | Skeleton, Params], _T], model: str | Skeleton, params: Params) -> _T | str:
+def _try(ask: Callable[[str, Params], _T], model: str, params: Params) -> _T | str:
     try:
         return ask(model, params)
     except FitterError as error:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}".replace(model, "the model")
 
 
 def with_context(path: Path, copy: Path, n_ctx_train: int) -> Path:

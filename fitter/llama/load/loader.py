@@ -167,7 +167,7 @@ class Loader:
 
     def _loaded(self, key: tuple[object, ...], path: str | Skeleton, params: Params, devices: Registry) -> _Dummy:
         """Load a model; the file itself where llama.cpp refuses its skeleton."""
-        name = path if isinstance(path, str) else path.files[0]
+        name = path if isinstance(path, str) else next(iter(path.files), "")
         if not isinstance(path, str) and path not in self._without_skeleton:
             with suppress(LlamaCppError):
                 return self._load(key, self._headers.skeleton(path), name, params, devices)
