@@ -15,15 +15,18 @@ from fitter.api.checked_call import checked_worker_call
 from fitter.api.shared_models import check_drafts_alone
 from fitter.api.worker_pool import ask_in_threads
 from fitter.llama.client import Worker
-from fitter.llama.types import Breakdown, Params, Row
+from fitter.llama.types import Breakdown, DeviceInfo, Params, Row
 from fitter.machine.machine import choose
 from fitter.model import location
 from fitter.model.header import Model, open_model
 from fitter.parameters.table import POOLING, Measuring
 from fitter.parameters.table import AnyPath as Path
-from fitter.planning.placing.placement import llama_placement
+from fitter.planning.placing.layer_sizes import HOST
+from fitter.planning.placing.placement import Placement, llama_placement
+from fitter.planning.plan.request_of_machine import with_main_gpu
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import context_of_a_sequence
+from fitter.planning.speed.model_facts import facts_of
 from fitter.planning.tables.offload_rows import OffloadTable, layer_counts, offload_row
 from fitter.system import processors
 
@@ -44,6 +47,8 @@ def offload_table(
     mmproj: Path | None = None,
     model_draft: Path | None = None,
     n_gpu_layers_draft: int | None = None,
+    has_control_vectors: bool = False,
+    n_remote: int = 0,
     on_log: Callable[[str], None] | None = None,
     worker: Worker | None = None,
     **parameters: Unpack[Measuring],
@@ -57,9 +62,12 @@ def offload_table(
         model: Path or address of a GGUF file.
         step: Layers between two loads; 0 for the load with ``n_gpu_layers`` alone.
         is_n_ctx_limited: Whether a context beyond the model's own becomes the model's own.
-        mmproj: A projector beside it, on the first device; on the host where no layer is on a device.
+        mmproj: A projector beside it, on the first device after the remote ones; on the host where no layer is on a
+            device.
         model_draft: A draft model beside it, on the same devices.
         n_gpu_layers_draft: Layers of the draft model on devices; -1, the default: all.
+        has_control_vectors: Whether control vectors are applied, of which any number takes as much as one.
+        n_remote: How many of the devices, the first ones, stand for rpc-servers.
         on_log: Called with every line of llama.cpp's log.
         worker: A worker to use for many calls; it stays open, and takes the devices of each call.
         parameters: As for ``measure``.
@@ -79,7 +87,8 @@ def offload_table(
             params = replace(params, embeddings=True, n_batch=n_ctx, n_ubatch=n_ctx)
         infos = choose(load.worker.devices(), params.devices)
         names = tuple(info.name for info in infos)
-        free = [info.free for info in infos]
+        used = with_main_gpu(infos, params.split_mode, params.main_gpu)
+        split = params.tensor_split if used == infos else None
         draft = None if model_draft is None else open_model(os.fsdecode(model_draft), load.worker.header)
         if draft is not None:
             check_drafts_alone(draft)
@@ -92,7 +101,8 @@ def offload_table(
                 layers = (-1 if n_gpu_layers_draft is None else n_gpu_layers_draft) if is_on_devices else 0
                 found += _draft(load, draft, replace(params, n_ctx=n_ctx, n_gpu_layers=layers))
             if mmproj is not None:
-                found += _projector(load, os.fsdecode(mmproj), names[0] if names and is_on_devices else None)
+                own = names[min(n_remote, len(names) - 1)] if names and is_on_devices else None
+                found += _projector(load, os.fsdecode(mmproj), own)
             return found
 
         counts = layer_counts(params.n_gpu_layers, step, n_units) if names else (0,)
@@ -104,14 +114,15 @@ def offload_table(
         rows = []
         for n_gpu_layers, breakdown in zip(counts, _measured(load, others, every), strict=True):
             measured = breakdown.most
-            placement = llama_placement(n_units, n_gpu_layers, params.tensor_split, free)
-            rows.append(offload_row(placement, measured, beside(bool(n_gpu_layers), measured.n_ctx)))
+            placement = llama_placement(n_units, n_gpu_layers, split, [info.free for info in used])
+            more = _control_vectors(load.model, placement, used) if has_control_vectors else []
+            rows.append(offload_row(placement, measured, [*beside(bool(n_gpu_layers), measured.n_ctx), *more], names))
         return OffloadTable(
             load.model.architecture,
             measured.n_ctx,
             bool(measured.flash_attn),
             params.n_batch,
-            params.n_ubatch,
+            min(params.n_batch, params.n_ubatch),
             is_embedding,
             ranks,
             tuple(rows),
@@ -139,6 +150,15 @@ def _reads_only(model: Model) -> tuple[bool, bool]:
     is_causal = model.metadata.get(f"{architecture}.attention.causal", True)
     has_head = any(tensor.name.startswith("cls.") for tensor in model.tensors)
     return not is_causal, has_head or model.metadata.get(f"{architecture}.pooling_type") == POOLING["rank"]
+
+
+def _control_vectors(model: Model, placement: Placement, used: Sequence[DeviceInfo]) -> list[Row]:
+    """List the vector that llama.cpp allocates beside each layer but the first one (``llama_adapter_cvec``)."""
+    width = 4 * facts_of(model).n_embd
+    layers = placement.homes[1:-1]
+    rows = [Row("CPU", None, True, 0, width * layers.count(HOST), 0)]
+    rows += [Row(info.name, info.name, False, 0, width * layers.count(at), 0) for at, info in enumerate(used)]
+    return rows
 
 
 def _draft(load: OneLoad, draft: Model, main: Params) -> tuple[Row, ...]:

@@ -13,7 +13,8 @@ import socket
 import ssl
 import urllib.parse
 import urllib.request
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from fitter.errors import ModelError
@@ -55,13 +56,34 @@ class _PassingError(Exception):
         self.pause = pause
 
 
+_sent: dict[str, Mapping[str, str]] = {}
+"""Headers for addresses of each scheme; those of an empty one go with all."""
+
+
+@contextmanager
+def sending(headers: Mapping[str, Mapping[str, str]]) -> Iterator[None]:
+    """Send ``headers`` inside the ``with`` block.
+
+    Args:
+        headers: Headers for the hosts of addresses of each scheme (``https``, ``hf``, ``ms``), or of all (``""``).
+    """
+    before = dict(_sent)
+    _sent.update(headers)
+    try:
+        yield
+    finally:
+        _sent.clear()
+        _sent.update(before)
+
+
 class HttpRanges:
     """A file on a web server. ``headers`` go only to the host of its address."""
 
     def __init__(self, address: Address, headers: Mapping[str, str], patience: Patience) -> None:
         self._address = address
         self._url = self._target = address.url
-        self._headers = dict(headers)
+        scheme = address.shown.partition(":")[0].lower()
+        self._headers = {**headers, **_sent.get("", {}), **_sent.get(scheme, {})}
         self._patience = patience
         self._connection: http.client.HTTPConnection | None = None
         self._peer: tuple[str, str] = ("", "")

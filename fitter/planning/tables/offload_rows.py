@@ -75,18 +75,23 @@ def layer_counts(n_gpu_layers: int, step: int, n_units: int) -> tuple[int, ...]:
     return (*range(0, most, step), most) if step else (most,)
 
 
-def offload_row(placement: Placement, breakdown: Breakdown, beside: Sequence[Row]) -> OffloadRow:
+def offload_row(
+    placement: Placement, breakdown: Breakdown, beside: Sequence[Row], names: Sequence[str] | None = None
+) -> OffloadRow:
     """Build the row of one load.
 
     Args:
-        placement: The layers of each device.
+        placement: The layers of each device that the load uses.
         breakdown: llama.cpp's measurement.
         beside: Memory of other models that are loaded with it.
+        names: All devices, if the load does not use each.
     """
     n_units = placement.first + placement.n_gpu_layers
     host = [breakdown.host, *(row for row in beside if row.is_host or row.device is None)]
+    ranges = dict(zip(breakdown.devices, placement.ranges(), strict=True))
     places = []
-    for name, (start, stop) in zip(breakdown.devices, placement.ranges(), strict=True):
+    for name in breakdown.devices if names is None else names:
+        start, stop = ranges.get(name, (0, 0))
         rows = [breakdown.on(name), *(row for row in beside if row.device == name and not row.is_host)]
         places.append(_place(start, stop, n_units, rows))
     return OffloadRow(

@@ -1,0 +1,315 @@
+"""Every call of gguf-parser that GPUStack's calculator can write, answered by ``fitter gguf-parser``.
+
+``LINE`` is a line of its ``gpustack/scheduler/calculator.py`` at 47277d7: for a user's parameter the field of
+``GGUFParserCommandMutableParameters`` that it sets, which ``extend_command`` writes as ``--name=value``, and for the
+others the line that writes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fitter
+from fitter.cli import main
+from tests.support.hub import hub_of
+from tests.support.ranges import serving
+from tools.tiny import TINY_DENSE, write_tiny
+from tools.tiny_lora import write_lora
+from tools.tiny_projector import write_projector
+
+MIB = 1 << 20
+IMMUTABLE = ["--skip-tokenizer", "--skip-metadata", "--json"]  # 560 to 562
+DEFAULTS = {
+    "parallel-size": "4",  # 227
+    "platform-footprint": "150,500",  # 228
+    "ctx-size": "8192",  # 233
+    "mmap": "false",  # 241
+    "no-kv-offload": "false",  # 242
+    "max-projected-cache": "10",  # 246
+    "swa-full": "false",  # 247
+    "image-autoencoder-tiling": "true",  # 249
+    "image-free-compute-memory-immediately": "false",  # 251
+    "image-no-autoencoder-offload": "false",  # 253
+    "image-no-conditioner-offload": "false",  # 254
+    "image-no-control-net-offload": "false",  # 255
+    "cache-expiration": "0",  # 258
+    "skip-cache": "false",  # 259
+    "skip-dns-cache": "false",  # 260
+    "skip-proxy": "false",  # 261
+    "skip-range-download-detect": "false",  # 262
+    "skip-tls-verify": "false",  # 263
+}
+"""What it writes where a user sets nothing: argparse gives every ``store_true`` a value."""
+MEASURED: dict[str, Any] = {"program": "llama-server", "n_seq_max": 4, "load_mode": "none", "n_ctx": 8192}
+
+FORMS: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "flash attention": (225, "flash-attention=true", {"flash_attn": "on"}),
+    "no flash attention": (225, "flash-attention=false", {"flash_attn": "off"}),
+    "main GPU": (226, "main-gpu=1", {}),
+    "slots": (227, "parallel-size=2", {"n_seq_max": 2}),
+    "footprint": (228, "platform-footprint=150,700", {}),
+    "batch": (230, "batch-size=256", {"n_batch": 256}),
+    "type of keys": (231, "cache-type-k=q8_0", {"type_k": "q8_0"}),
+    "type of values": (232, "cache-type-v=q8_0", {"type_v": "q8_0"}),
+    "context": (233, "ctx-size=4096", {"n_ctx": 4096}),
+    "base of RoPE": (234, "rope-freq-base=10000.0", {}),
+    "scale of RoPE's frequency": (235, "rope-freq-scale=0.5", {}),
+    "scale of RoPE": (236, "rope-scale=2.0", {}),
+    "scaling of RoPE": (237, "rope-scaling=yarn", {}),
+    "first context of YaRN": (238, "yarn-orig-ctx=4096", {}),
+    "override to the host": (239, r"override-tensor=ffn_.*=CPU", {"override_tensor": ["ffn_.*=CPU"]}),
+    "override to another card": (239, "override-tensor=ffn_up=CUDA1", {"override_tensor": ["ffn_up=CUDA0"]}),
+    "layers of a draft": (240, "gpu-layers-draft=3", {}),
+    "mapped": (241, "mmap=true", {"load_mode": "mmap"}),
+    "caches on the host": (242, "no-kv-offload=true", {"offload_kqv": False}),
+    "split by layer": (243, "split-mode=layer", {}),
+    "split by row": (243, "split-mode=row", {}),
+    "split by tensor": (243, "split-mode=tensor", {}),
+    "no split": (243, "split-mode=none", {}),
+    "micro batch": (244, "ubatch-size=256", {"n_ubatch": 256}),
+    "image": (245, "visual-max-image-size=1344", {}),
+    "cache of images": (246, "max-projected-cache=5", {}),
+    "whole windows": (247, "swa-full=true", {"swa_full": True}),
+    "no tiles": (249, "image-autoencoder-tiling=false", {}),
+    "images at once": (250, "image-batch-count=2", {}),
+    "free memory at once": (251, "image-free-compute-memory-immediately=true", {}),
+    "height": (252, "image-height=768", {}),
+    "autoencoder on the host": (253, "image-no-autoencoder-offload=true", {}),
+    "conditioner on the host": (254, "image-no-conditioner-offload=true", {}),
+    "control net on the host": (255, "image-no-control-net-offload=true", {}),
+    "width": (256, "image-width=768", {}),
+    "age of the cache": (258, "cache-expiration=1h", {}),
+    "no cache": (259, "skip-cache=true", {}),
+    "no cache of names": (260, "skip-dns-cache=true", {}),
+    "no proxy": (261, "skip-proxy=true", {}),
+    "no question for ranges": (262, "skip-range-download-detect=true", {}),
+    "no check of TLS": (263, "skip-tls-verify=true", {}),
+    "header": (264, "header=X-Team: a, b", {}),
+}
+"""LINE, a user's parameter, and what it changes in llama.cpp's measurement."""
+
+OFFLOADS = {
+    "full": (575, ["--gpu-layers", "-1"]),
+    "partial": (577, ["--gpu-layers-step", "1"]),
+    "disable": (579, ["--gpu-layers", "0"]),
+}
+SPLITS: dict[str, tuple[int, list[str], int, int]] = {
+    "no split": (582, [], 1, 0),
+    "a user's split": (585, ["--tensor-split", "1,3"], 2, 0),
+    "free MiB": (588, ["--tensor-split", "24210,24210,0"], 3, 0),
+    "a remote card": (596, ["--tensor-split", "1,1", "--rpc", "host:80"], 2, 1),
+    "remote cards": (596, ["--tensor-split", "24210,12000,24210", "--rpc", "a:50053,b:50054"], 3, 2),
+}
+"""LINE, its words, how many devices there are, and how many of them are remote."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny") / "org" / "repo"
+    folder.mkdir(parents=True)
+    return write_tiny(folder / "tiny.gguf", TINY_DENSE)
+
+
+def command(*own: str, offload: str = "full", split: str = "no split") -> list[str]:
+    """What GPUStack runs, without the source, for a user's parameters in its own order."""
+    words = {**DEFAULTS, **dict(word.split("=", 1) for word in own)}
+    mutable = [f"--{name}={value}" for name, value in words.items()]
+    return [*IMMUTABLE, *mutable, "--cache-path", "/nowhere", *OFFLOADS[offload][1], *SPLITS[split][1]]  # 572
+
+
+@pytest.fixture
+def answer(capsys: pytest.CaptureFixture[str]) -> Any:
+    def answered(*words: str | Path) -> dict[str, Any]:
+        status = main(["gguf-parser", *map(str, words)])
+        said = capsys.readouterr()
+        assert status == 0, said.err
+        document: dict[str, Any] = json.loads(said.out)
+        return document
+
+    return answered
+
+
+@functools.cache
+def measured(path: Path, keywords: str) -> tuple[int, int]:
+    """Bytes of the card and the host, by llama.cpp."""
+    load = fitter.measure(path, gpus=["9999GiB"], **json.loads(keywords)).most
+    return load.on("CUDA0").used, load.host.used
+
+
+@pytest.mark.parametrize(("line", "word", "changes"), FORMS.values(), ids=FORMS)
+def test_a_users_parameter(line: int, word: str, changes: dict[str, Any], model: Path, answer: Any) -> None:
+    document = answer(*command(word), "--path", model)
+    (row,) = document["estimate"]["items"]
+    (card,) = row["vrams"]
+    keywords = {**MEASURED, **changes}
+    on_card, on_host = measured(model, json.dumps(keywords))
+    if keywords["load_mode"] == "mmap":
+        load = fitter.measure(model, gpus=["9999GiB"], **keywords).most
+        on_host -= load.host.model
+    assert (card["uma"], row["ram"]["uma"]) == (on_card, on_host)
+    assert card["nonuma"] - card["uma"] == (700 if "700" in word else 500) * MIB
+    assert (row["fullOffloaded"], card["handleOutputLayer"]) == (True, True)
+
+
+@pytest.mark.parametrize("changes", [{"flash_attn": "off"}, {"n_batch": 256}, {"override_tensor": ["ffn_.*=CPU"]}])
+def test_the_model_here_shows_what_changes(changes: dict[str, Any], model: Path) -> None:
+    """Or the table above would say little."""
+    assert measured(model, json.dumps({**MEASURED, **changes})) != measured(model, json.dumps(MEASURED))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("offload", OFFLOADS)
+def test_a_call(offload: str, split: str, model: Path, answer: Any) -> None:
+    _, _, n_devices, n_remote = SPLITS[split]
+    document = answer(*command(offload=offload, split=split), "--path", model)
+    rows = document["estimate"]["items"]
+    counts = {"full": [5], "partial": [0, 1, 2, 3, 4, 5], "disable": [0]}[offload]
+    assert [row["offloadLayers"] for row in rows] == counts
+    for row in rows:
+        assert [each["remote"] for each in row["vrams"]] == [True] * n_remote + [False] * (n_devices - n_remote)
+        layers = [row["ram"]["handleLayers"], *(each["handleLayers"] for each in row["vrams"])]
+        assert sum(layers) == 4 and sum(layers[1:]) == max(0, row["offloadLayers"] - 1)
+
+
+PLACED: dict[str, tuple[list[str], str, list[int]]] = {
+    "all on the main card": (["split-mode=none", "main-gpu=1"], "a user's split", [0, 4]),
+    "all on the first card": (["split-mode=none", "main-gpu=0"], "a user's split", [4, 0]),
+    "all on the only card": (["split-mode=none", "main-gpu=1"], "no split", [4]),
+    "all on the own card": (["split-mode=none", "main-gpu=1"], "a remote card", [0, 4]),
+    "rows as layers": (["split-mode=row", "main-gpu=1"], "a user's split", [2, 2]),
+    "an override without its card": (["override-tensor=ffn_up=CUDA3"], "a user's split", [2, 2]),
+    "an override of the own card": (["override-tensor=ffn_up=CUDA0"], "a remote card", [3, 1]),
+}
+
+
+@pytest.mark.parametrize(("own", "split", "layers"), PLACED.values(), ids=PLACED)
+def test_where_the_layers_are(own: list[str], split: str, layers: list[int], model: Path, answer: Any) -> None:
+    (row,) = answer(*command(*own, split=split), "--path", model)["estimate"]["items"]
+    assert [each["handleLayers"] for each in row["vrams"]] == layers
+    assert [each["uma"] > 0 for each in row["vrams"]] == [count > 0 for count in layers]
+    if "split-mode=none" in own:
+        assert max(each["uma"] for each in row["vrams"]) == measured(model, json.dumps(MEASURED))[0]
+
+
+def test_overrides_name_cards_and_servers(model: Path, answer: Any) -> None:
+    def used(override: str, split: str = "a remote card") -> list[int]:
+        (row,) = answer(*command(f"override-tensor={override}", split=split), "--path", model)["estimate"]["items"]
+        return [each["uma"] for each in row["vrams"]]
+
+    plain = used("nothing=CPU")
+    # CUDA0 is the first card of the own machine, wherever its name comes from
+    own = used("ffn_up=CUDA0")
+    assert own[0] < plain[0] and own[1] > plain[1] and own == used("ffn_up=ROCm0") == used("ffn_up=CUDA7")
+    server = used("ffn_up=RPC[host:80]")
+    assert server[0] > plain[0] and server[1] < plain[1] and server == used("ffn_up=RPC0[host:80]")
+    cards = used("ffn_up=CUDA1", "a user's split")
+    assert cards[1] > used("nothing=CPU", "a user's split")[1]
+
+
+def test_a_card_that_is_not_there_is_said(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gguf-parser", *command("override-tensor=ffn_up=CUDA1", "split-mode=row"), "--path", str(model)]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "fitter: warning: llama.cpp's backends no longer split rows: --split-mode row is measured as layer",
+        "fitter: warning: there is no CUDA1: what --override-tensor puts there counts on the last device",
+    ]
+
+
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "values without flash attention": (
+        ["--cache-type-v=q8_0", "--flash-attention=false"],
+        "quantized V cache requires flash_attn to be enabled",
+    ),
+    "no such card": (
+        ["--main-gpu=2", "--tensor-split", "1,1"],
+        "--main-gpu is 2: give the number of a share of --tensor-split, from 0 on",
+    ),
+    "a server without a share": (
+        ["--tensor-split", "1", "--rpc", "a:1,b:1"],
+        "--rpc names 2 servers: give each of them a share in --tensor-split",
+    ),
+    "more shares than cards": (
+        ["--gpu", "2x rtx-4060", "--tensor-split", "1,1,1"],
+        "--gpu names 2 cards, and --tensor-split 3: name one for all, or one for each",
+    ),
+    "no such type": (["--override-tensor=ffn=FOO"], "unknown buffer type 'FOO'; there are: CUDA0, CPU"),
+    "a header": (["--header=secret"], "--header or a token cannot be sent: give a header as 'Name: value', in ASCII"),
+    "a token": (["--token=a\nb"], "--header or a token cannot be sent: give a header as 'Name: value', in ASCII"),
+    "the header of the file": (["--raw"], "--raw prints the header of a file: use fitter inspect --json"),
+    "a model of Ollama's": (["--ol-model=gemma2"], "--ol-model names no file: give the model's file with --path"),
+    "an adapter of no repository": (
+        ["--ms-lora-file=a.gguf"],
+        "--ms-lora-file is given without --ms-repo: name the repository",
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused(words: list[str], message: str, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gguf-parser", "--path", str(model), "--ctx-size=512", *words]) in (2, 3)
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert said.err.endswith(f"{message}\n") and "secret" not in said.err
+
+
+def test_a_card_stands_for_every_share(model: Path, answer: Any) -> None:
+    words = ["--json", "--path", model, "--ctx-size=512", "--tensor-split", "1,1"]
+    one = answer(*words, "--gpu", "rtx-4060")["estimate"]["items"]
+    assert one == answer(*words, "--gpu", "2x rtx-4060")["estimate"]["items"]
+    assert [each["handleLayers"] for each in one[0]["vrams"]] == [3, 1]
+
+
+def test_adapters_beside_the_model(model: Path, directory: Path, answer: Any) -> None:
+    words = ["--json", "--path", model, "--ctx-size=512", "--tensor-split", "1,1", "--gpu-layers", "4"]
+    (plain,) = answer(*words)["estimate"]["items"]
+    (more,) = answer(*words, "--control-vector-path", "a.gguf", "--control-vector-url", "b.gguf")["estimate"]["items"]
+    width = 4 * TINY_DENSE.n_embd
+    # a vector for each layer but the first, which the host has
+    assert plain["ram"]["handleLayers"] == 1 and more["ram"]["uma"] == plain["ram"]["uma"]
+    grown = [new["uma"] - old["uma"] for new, old in zip(more["vrams"], plain["vrams"], strict=True)]
+    assert grown == [2 * width, width]
+    # Stable Diffusion's files are nothing to a model of text
+    assert answer(*words, "--upscale-path", "a.gguf", "--control-net-path", "b.gguf")["estimate"]["items"] == [plain]
+    lora = write_lora(directory / "lora.gguf", model)
+    (adapted,) = answer(*words, "--lora-path", lora)["estimate"]["items"]
+    assert sum(each["uma"] for each in adapted["vrams"]) > sum(each["uma"] for each in plain["vrams"])
+
+
+def test_sources(model: Path, answer: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Line 1217, 1225 and 1256: a repository of a hub, and its projector; adapters of it are gguf-parser's alone."""
+    there = model.parent
+    write_lora(there / "lora.gguf", model)
+    write_projector(there / "mmproj.gguf")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    local = answer(*command(), "--path", model, "--mmproj", there / "mmproj.gguf")["estimate"]
+    adapted = answer(*command(), "--path", model, "--lora", there / "lora.gguf")["estimate"]
+    with hub_of(there.parent.parent, token="mine") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        # a token is for its own hub
+        source = ["--hf-repo", "org/repo", "--hf-file", "tiny.gguf", "--hf-token", "mine", "--ms-token", "yours"]
+        assert answer(*command(), *source, "--hf-mmproj-file", "mmproj.gguf")["estimate"] == local
+        assert answer(*command(), *source, "--hf-lora-file", "lora.gguf")["estimate"] == adapted
+    resolved = tmp_path / "models" / "org" / "repo" / "resolve" / "master"
+    resolved.parent.mkdir(parents=True)
+    resolved.symlink_to(there)
+    with serving(tmp_path) as server:
+        monkeypatch.setenv("MS_ENDPOINT", server.url)
+        source = ["--ms-repo", "org/repo", "--ms-file", "tiny.gguf", "--ms-token", "yours"]
+        assert answer(*command(), *source, "--ms-mmproj-file", "mmproj.gguf")["estimate"] == local
+        assert answer(*command(), *source, "--ms-lora-file", "lora.gguf")["estimate"] == adapted
+        assert {each.get("Authorization") for each in server.headers} == {"Bearer yours"}
+
+
+def test_headers_go_with_an_address(model: Path, answer: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with serving(model.parent) as server:
+        words = [f"--url={server.url}/{model.name}", "--token=t", "--hf-token=u", "--header=X-Team:  a: b"]
+        assert answer(*command(), *words)["estimate"] == answer(*command(), "--path", model)["estimate"]
+        assert {(each["Authorization"], each["X-Team"]) for each in server.headers} == {("Bearer t", "a: b")}
+        server.forget()
+        answer(*command(), f"--url={server.url}//{model.name}")
+        assert all("X-Team" not in each for each in server.headers)
