@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +219,89 @@ def states(groups: Mapping[str, Any], models: Collection[str]) -> set[frozenset[
     return found
 
 
+def largest(groups: Mapping[str, Any], models: Collection[str]) -> frozenset[frozenset[str]]:
+    """The sets of models that may be in memory together, without those that are a part of another."""
+    found = states(groups, models)
+    return frozenset(one for one in found if not any(one < other for other in found))
+
+
+def partitions(names: Sequence[str]) -> Iterator[list[list[str]]]:
+    if not names:
+        yield []
+        return
+    for rest in partitions(names[1:]):
+        yield [[names[0]], *rest]
+        for index, part in enumerate(rest):
+            yield [*rest[:index], [names[0], *part], *rest[index + 1 :]]
+
+
+@cache
+def expressible(names: str) -> frozenset[frozenset[frozenset[str]]]:
+    """Everything that groups can say about these models: each division into groups, each group of every kind."""
+    found = set()
+    keys = ("swap", "exclusive", "persistent")
+    for parts in partitions(list(names)):
+        kinds = (product((True,) if len(part) == 1 else (False, True), *[(False, True)] * 2) for part in parts)
+        for chosen in product(*kinds):
+            each = zip(parts, chosen, strict=True)
+            groups = {
+                str(index): {**dict(zip(keys, kind, strict=True)), "members": part}
+                for index, (part, kind) in enumerate(each)
+            }
+            found.add(largest(groups, names))
+    return frozenset(found)
+
+
+def unsaid(text: str) -> set[frozenset[str]]:
+    """The sets of which a comment says that groups cannot keep them."""
+    return {frozenset(json.loads(f"[{line}]")) for line in comments(text) if line.startswith("  ")}
+
+
+@settings(max_examples=200, deadline=None)
+@given(fleet=fleets("abcd"))
+@example(fleet=make_fleet(dict.fromkeys("abcd", 1), 2))
+@example(fleet=make_fleet(dict.fromkeys("abcd", 1), 4, never=[("a", "b"), ("b", "c")]))
+@example(fleet=make_fleet(dict.fromkeys("abcd", 1), 4, never=[("a", "c"), ("a", "d"), ("b", "c"), ("b", "d")]))
+def test_groups_say_all_sets_wherever_groups_can(fleet: Fleet) -> None:
+    text = render(fleet, "llama-swap-groups")
+    models = [model.name for model in fleet.models]
+    allowed = largest(read(text, "llama-swap")["groups"], models)
+    planned = frozenset(sets_of(fleet))
+    assert (allowed == planned) == (planned in expressible("".join(models)))
+    assert unsaid(text) == planned - allowed
+    assert any("matrix" in line for line in comments(text)) == (allowed != planned)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_groups_unload_only_what_cannot_stay(data: st.DataObject) -> None:
+    """Where groups can say all sets, however many: one place where sets take turns, and models beside it."""
+    names = data.draw(st.permutations("abcdefg"))
+    places = data.draw(st.lists(st.integers(0, 3), min_size=7, max_size=7))
+    blocks = data.draw(st.lists(st.integers(0, 2), min_size=7, max_size=7))
+    turn = {
+        name: (place, block if place == 0 else name) for name, place, block in zip(names, places, blocks, strict=True)
+    }
+    never = [(a, b) for a, b in combinations(sorted(names), 2) if turn[a][0] == turn[b][0] and turn[a] != turn[b]]
+    fleet = make_fleet(dict.fromkeys(sorted(names), 1), 7, never=never)
+    text = render(fleet, "llama-swap-groups")
+    groups = read(text, "llama-swap")["groups"]
+    assert largest(groups, names) == frozenset(sets_of(fleet))
+    assert not comments(text)[1:]
+    for running in states(groups, names):
+        for asked in set(names) - running:
+            rivals = {other for other in running if (asked, other) in never or (other, asked) in never}
+            assert unloaded(groups, asked, running) == rivals
+
+
+def test_groups_list_no_more_sets_than_a_reader_reads() -> None:
+    text = render(make_fleet(dict.fromkeys("abcdef", 1), 3), "llama-swap-groups")
+    allowed = largest(read(text, "llama-swap")["groups"], "abcdef")
+    *listed, last = (line for line in comments(text) if line.startswith("  "))
+    assert len(listed) == 12 < 20 - len(allowed)
+    assert last == f"  and {20 - len(allowed) - 12} more: 'fitter fleet' lists what fits together"
+
+
 @settings(max_examples=150, deadline=None)
 @given(fleet=fleets())
 @example(fleet=make_fleet(dict.fromkeys("abcde", 1), 2))
@@ -238,7 +324,6 @@ def test_groups_bring_nothing_together_that_does_not_fit(fleet: Fleet) -> None:
 def groups_of(fleet: Fleet) -> dict[str, tuple[str, ...]]:
     text = render(fleet, "llama-swap-groups")
     groups = read(text, "llama-swap")["groups"]
-    assert any("matrix" in line for line in comments(text)) == (len(fleet.sets) > 1)
     kinds = {
         "stay": (False, False, True),
         "turns": (True, True, False),

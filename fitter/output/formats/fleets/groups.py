@@ -1,9 +1,10 @@
-"""Groups of llama-swap in which only models are in memory together that fit together.
+"""Groups of llama-swap that allow exactly the sets of models that fit together, or else a part of them.
 
 Its rules (``internal/router/group.go``): a model that is loaded unloads the others of its group if the group swaps, and
 the models of all groups that are not persistent if its group is exclusive. A model of a group that is not exclusive
 unloads nothing of other groups, so it is beside whatever was there. Two kinds of groups suffice: exclusive ones, of
-which one is in memory, and persistent ones beside them. Seconds.
+which one is in memory, and persistent ones beside them. A model that is loaded before an exclusive group stays beside
+it in the end, so exclusive groups that are persistent, and others that are neither, allow no other sets. Seconds.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import chain, combinations, product
+from math import prod
 
 from fitter.planning.fleet.fleet import Fleet
 
@@ -52,13 +54,14 @@ def largest_together(groups: Iterable[Group]) -> Iterator[_Models]:
 
 
 def choose_groups(fleet: Fleet) -> tuple[Group, ...]:
-    """Choose groups with few seconds of loading, in each of whose combinations all models fit together.
+    """Choose groups whose combinations are the sets of ``fleet``, or else a part of them with few seconds of loading.
 
-    Models that every set has, among them those that stay, are in one group that keeps them all. The others begin as
-    exclusive groups of one, and the change with the largest gain is made until none gains anything: two groups become
-    one, or one group is beside all others.
+    Models that every set has, among them those that stay, are in one group that keeps them all. Where no groups have
+    all sets, the others begin as exclusive groups of one, and the change with the largest gain is made until none gains
+    anything: two groups become one, or one group is beside all others.
     """
-    return _Choice(fleet).groups()
+    choice = _Choice(fleet)
+    return choice.exact() or choice.groups()
 
 
 class _Choice:
@@ -70,9 +73,47 @@ class _Choice:
         self._order = list(self._share)
         self._fits = functools.cache(self._fits_together)
 
+    def exact(self) -> tuple[Group, ...] | None:
+        """Return the groups that allow exactly the sets, if there are such groups.
+
+        Models that are never together must take turns. So the models that such pairs connect share their turns: parts
+        of the sets, of which one is in memory, beside any turn of the models elsewhere. Models that are a turn together
+        need an exclusive group, and exclusive groups all share their turns.
+        """
+        connected = self._connected()
+        places = [{place & one for one in self._sets} for place in connected]
+        is_disjoint = all(sum(map(len, turns)) == len(place) for place, turns in zip(connected, places, strict=True))
+        if not is_disjoint or prod(map(len, places)) != len(self._sets):
+            return None
+        places.sort(key=lambda turns: max(map(len, turns)) > 1)
+        if any(len(turn) > 1 for turns in places[:-1] for turn in turns):
+            return None
+        groups = [self._group(frozenset[str]().union(*turns), swap=True, exclusive=False) for turns in places[:-1]]
+        turns = sorted(chain.from_iterable(places[-1:]), key=lambda turn: min(map(self._order.index, turn)))
+        groups += [self._group(turn, swap=len(turn) == 1, exclusive=True) for turn in turns]
+        return tuple(self._merged([*self._stay(), *groups]))
+
+    def _connected(self) -> list[_Models]:
+        """List the models that chains of pairs connect whose two models are in no set together."""
+        left = [name for name in self._order if name not in self._always]
+        found = []
+        while left:
+            place, waiting = {left[0]}, [left[0]]
+            while waiting:
+                one = waiting.pop()
+                rivals = {other for other in left if other not in place and not self._fits(frozenset({one, other}))}
+                place |= rivals
+                waiting += rivals
+            found.append(frozenset(place))
+            left = [name for name in left if name not in place]
+        return found
+
+    def _stay(self) -> list[Group]:
+        return [self._group(self._always, swap=False, exclusive=False)] if self._always else []
+
     def groups(self) -> tuple[Group, ...]:
-        """Choose the groups."""
-        stay = [self._group(self._always, swap=False, exclusive=False)] if self._always else []
+        """Choose groups that allow only sets, with few seconds of loading."""
+        stay = self._stay()
         others = [self._group([name], swap=True, exclusive=True) for name in self._order if name not in self._always]
         seconds = self._seconds(others)
         while True:

@@ -8,6 +8,9 @@ from collections.abc import Callable, Sequence
 from fitter.errors import PlanError
 from fitter.planning.fleet.fleet import Fleet
 
+MOST_SAID = 12
+"""Most sets of models that a comment lists."""
+
 
 def distinct(fleet: Fleet, safe: Callable[[str], str]) -> dict[str, str]:
     """Map each model's name to a safe one.

@@ -11,14 +11,11 @@ from itertools import combinations
 
 from fitter.output.arguments import check_line
 from fitter.output.formats.compose import PORT
-from fitter.output.formats.fleets.names import distinct, file_name, listed
+from fitter.output.formats.fleets.names import MOST_SAID, distinct, file_name, listed
 from fitter.output.formats.format_options import with_absolute_paths
 from fitter.planning.fleet.fleet import Fleet, FleetModel
 
 _SMALL_WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
-
-_MOST_SAID = 12
-"""Most groups to list that do not fit although each pair does."""
 
 
 def text(fleet: Fleet) -> str:
@@ -44,14 +41,14 @@ def _comments(fleet: Fleet, names: Mapping[str, str]) -> Iterator[str]:
     if any(_conflicts(fleet, each) for each in fleet.models):
         yield "A model that is started stops those that it does not fit together with."
     unsaid = _unsaid(fleet)
-    for each in unsaid[:_MOST_SAID]:
+    for each in unsaid[:MOST_SAID]:
         fewer = _SMALL_WORDS[len(each) - 2]
         yield (
             f"{listed([names[name] for name in each])} do not fit together, although any {fewer} of them do: "
             "systemd stops none of them, so stop one yourself."
         )
-    if len(unsaid) > _MOST_SAID:
-        yield f"{len(unsaid) - _MOST_SAID} more such groups are not listed: 'fitter fleet' lists what fits together."
+    if len(unsaid) > MOST_SAID:
+        yield f"{len(unsaid) - MOST_SAID} more such groups are not listed: 'fitter fleet' lists what fits together."
 
 
 def _unit(fleet: Fleet, model: FleetModel, index: int, names: Mapping[str, str]) -> Iterator[str]:
