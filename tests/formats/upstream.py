@@ -68,11 +68,23 @@ def read(
     return Reading(found["model"], params, found["fit"] == "1")
 
 
+def presets(reader: Path, file: Path) -> dict[str, list[str]]:
+    """The name of every preset in ``file``, and the arguments that llama-server starts that model with."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for line in _run([str(reader), "preset", str(file)], (), {}):
+        if line.startswith("\t"):
+            found[name].append(line[1:])
+        else:
+            name = line
+            found[name] = []
+    return found
+
+
 def preset(reader: Path, file: Path) -> tuple[str, list[str]]:
-    """The name of the one preset in ``file``, and the arguments that llama-server starts that model with."""
-    name, *words = _run([str(reader), "preset", str(file)], (), {})
-    assert all(word.startswith("\t") for word in words), "the file has several presets"
-    return name, [word[1:] for word in words]
+    """The one preset in ``file``, as ``presets`` has it."""
+    (found,) = presets(reader, file).items()
+    return found
 
 
 def fit_print(devices: Sequence[VirtualDevice], words: Sequence[str], variables: Mapping[str, str]) -> list[str]:
@@ -85,4 +97,4 @@ def _run(command: list[str], devices: Sequence[VirtualDevice], variables: Mappin
     environment = {**own, **variables}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr + done.stdout
-    return done.stdout.splitlines()
+    return done.stdout.rstrip("\n").split("\n")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fitter.llama.client import Worker
+from tests.formats import upstream
 from tests.support.browser import chromium, find, is_needed
 from tools.tiny import write_tiny
 
@@ -40,6 +41,12 @@ def worker() -> Iterator[Worker]:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a model with experts that takes milliseconds to load."""
     return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build llama-server's own reader of arguments, environments and presets."""
+    return upstream.build(tmp_path_factory.mktemp("reader"))
 
 
 @pytest.fixture(scope="module")

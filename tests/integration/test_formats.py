@@ -118,11 +118,6 @@ SPILLED = plan_with(
 """Every parameter at another value than llama.cpp's default, but the one that has no environment variable."""
 
 
-@pytest.fixture(scope="session")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return server.build(tmp_path_factory.mktemp("reader"))
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
@@ -153,8 +148,9 @@ def _overrides(params: Params) -> Iterator[TensorBuftOverride]:
         if each not in flags:
             yield TensorBuftOverride(plain_pattern(each.pattern), each.buffer_type)
     for name, value in flags.values():
+        names = r"(up|down|gate)\." if name == "n_cpu_ffn" else "(up|down|gate|gate_up)_(ch|)exps"
         for layer in ("",) if name == "cpu_moe" else [rf"blk\.{layer}" for layer in range(value)]:
-            yield TensorBuftOverride(rf"{layer}\.ffn_(up|down|gate|gate_up)_(ch|)exps", "CPU")
+            yield TensorBuftOverride(rf"{layer}\.ffn_{names}", "CPU")
 
 
 def variables_of(text: str, directory: Path) -> dict[str, str]:
@@ -369,7 +365,13 @@ def test_a_fitted_plan_in_every_format(case: str, reader: Path, models: Path, tm
     file.write_text(plan.format("ini"))
     name, words = server.preset(reader, file)
     assert name == model.stem
-    assert server.read(reader, gpus, words) == server.Reading(str(model), expected, fits_itself=False)
+    found = server.read(reader, gpus, words)
+    if case == "what was given up":
+        # a preset sorts its options, so -ncffn is before -ot there; both are for the host
+        overrides = sorted(found.params.tensor_buft_overrides, key=expected.tensor_buft_overrides.index)
+        assert {each.buffer_type for each in overrides} == {"CPU"}
+        found = replace(found, params=replace(found.params, tensor_buft_overrides=tuple(overrides)))
+    assert found == server.Reading(str(model), expected, fits_itself=False)
     ik_llama.parse(plan.format("ik_llama").split(" "))
 
     # llama-fit-params knows no -kvu, and loads virtual devices for -dev alone

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import random
 import re
 import shlex
@@ -261,22 +263,57 @@ def from_compose(text: str) -> list[str]:
 def from_ini(text: str) -> list[str]:
     """``common/preset.cpp``: a key, ``=`` and the rest of the line up to ``;`` or ``#``, without white space around."""
     pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
-    keys = {"model-draft": "-md", "mmproj": "--mmproj"}
+    keys = {"model-draft": "-md", "mmproj": "--mmproj", "model": "-m"}
     return [
         word for key, _, value in pairs for word in (keys.get(key.strip(), key), re.split("[;#]", value)[0].strip())
     ]
 
 
 def from_env(text: str) -> list[str]:
-    keys = {"LLAMA_ARG_SPEC_DRAFT_MODEL": "-md", "LLAMA_ARG_MODEL_DRAFT": "-md", "LLAMA_ARG_MMPROJ": "--mmproj"}
+    keys = {"LLAMA_ARG_SPEC_DRAFT_MODEL": "-md", "LLAMA_ARG_MMPROJ": "--mmproj", "LLAMA_ARG_MODEL": "-m"}
     pairs = (word.partition("=") for word in in_sh(text))
     return [word for key, _, value in pairs for word in (keys.get(key, key), value)]
 
 
 def from_ollama(text: str) -> list[str]:
     """``parser/parser.go``, as ``tests/formats/modelfile.py`` states it: a projector is the second FROM."""
-    _, *others = modelfile.parse(text).of("FROM")
-    return [word for other in others for word in ("--mmproj", other)]
+    model, *others = modelfile.parse(text).of("FROM")
+    return ["-m", model, *(word for other in others for word in ("--mmproj", other))]
+
+
+def expanded(word: str) -> str:
+    """``expansion/expand.go`` of Kubernetes, with no variables: ``$$`` is ``$``, and what is unknown stays."""
+    return re.sub(r"\$\$|\$\([^)]*\)", lambda found: "$" if found[0] == "$$" else found[0], word)
+
+
+def from_kubernetes(text: str) -> list[str]:
+    deployment, _ = yaml.safe_load_all(text)
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    files = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"]}
+    mounts = {each["mountPath"]: files[each["name"]] for each in container["volumeMounts"]}
+    return [mounts.get(word, word) for word in map(expanded, container["args"])]
+
+
+def from_llmkube(text: str) -> list[str]:
+    """The operator puts ``extraArgs`` into the container's arguments; the model's source is no argument."""
+    model, service = yaml.safe_load_all(text)
+    return ["-m", model["spec"]["source"], *map(expanded, service["spec"]["extraArgs"])]
+
+
+def from_python(text: str) -> list[str]:
+    """The values of the call, as Python's own parser has them."""
+    call = next(node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and node.args)
+    values = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+    found = ["-m", ast.literal_eval(call.args[0])]
+    for key, option in (("model_draft", "-md"), ("mmproj", "--mmproj")):
+        found += [option, values[key]] if key in values else []
+    return found
+
+
+def from_json(text: str) -> list[str]:
+    document = json.loads(text)
+    return ["-m", document["model"]["path"], *document["arguments"]]
 
 
 READERS = {
@@ -286,7 +323,21 @@ READERS = {
     "ini": from_ini,
     "env": from_env,
     "ollama": from_ollama,
+    "kubernetes": from_kubernetes,
+    "llmkube": from_llmkube,
+    "python": from_python,
+    "json": from_json,
 }
+REFUSED = {
+    "llama-swap": r"\$\{",
+    "ini": r"[;#]|\s$",
+    "ollama": '"""|"$',
+    "kubernetes": ":",
+    "llmkube": r"[\s:]",
+}
+"""What a format cannot say of printable names."""
+FILES = {"shell": ("-md", "--mmproj"), "ollama": ("-m", "--mmproj"), "llmkube": ("-m",)}
+"""Options with a file that a format has; the others have these and the model."""
 PIECES = (
     *(
         "a",
@@ -327,7 +378,12 @@ PIECES = (
         "\t",
         "\n",
         "\x1b",
+        "\x85",
+        "\xa0",
+        "\u2028",
         "\u202e",
+        "\ufeff",
+        "\udcff",
         "@",
         "^",
         "--host",
@@ -340,16 +396,21 @@ def test_the_targets_read_any_name_as_it_is_or_it_is_refused(name: str) -> None:
     pick = random.Random(name)
     counts = Counter[str]()
     for _ in range(400):
-        file = "/m/" + "".join(pick.choices(PIECES, k=pick.randint(1, 6))).replace("/", "") + ".gguf"
-        option = "--mmproj" if name == "ollama" else pick.choice(["-md", "--mmproj"])
-        plan = replace(plan_at("/models/model.gguf"), shared=(shared_use("draft", (option, file)),))
-        if name == "ollama":
-            plan = replace(plan, params=Params(n_ctx=512, n_gpu_layers=33))
+        begin, end = pick.choice([("/m/", ".gguf"), ("/m/-", ""), ("/m m/", "")])
+        file = begin + "".join(pick.choices(PIECES, k=pick.randint(1, 6))).replace("/", "") + end
+        option = pick.choice(FILES.get(name, ("-m", "-md", "--mmproj")))
+        plan = plan_at(file if option == "-m" else "/models/model.gguf", tensor_split=None, tensor_buft_overrides=())
+        plan = replace(plan, program="llama-server", later=(Later("logits", 4, 4, 1),))
+        if option != "-m":
+            plan = replace(plan, shared=(shared_use("draft", (option, file)),))
         try:
             text = render(plan, name)
         except PlanError as error:
             counts["refused"] += 1
-            assert "rename" in str(error) or "control characters" in str(error), error
+            said = str(error)
+            assert said.isprintable() and any(way in said for way in ("rename", "control characters", "without spaces"))
+            # only what this format really cannot say
+            assert not file.isprintable() or (name in REFUSED and re.search(REFUSED[name], file)), (file, said)
             continue
         words = READERS[name](text)
         counts["read"] += 1

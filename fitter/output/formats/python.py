@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from typing import Any
 
 from fitter.errors import PlanError
@@ -18,17 +19,17 @@ from fitter.planning.plan.plan import Plan
 def text(plan: Plan) -> str:
     """Write a script that loads the model into ``llm``.
 
-    It calls ``llama_cpp.Llama`` if that has all the parameters. Otherwise it calls ``fitter.fit`` with every parameter
-    fixed, which measures them again on the machine that runs the script, and then ``plan.load()``.
+    It calls ``llama_cpp.Llama`` if that has all the parameters. Otherwise, and beside a draft model or a projector, it
+    calls ``fitter.fit`` with every parameter fixed, which measures them again on the machine that runs the script, and
+    then ``plan.load()``.
     """
     from fitter.output.keywords import llama_kwargs
 
     path = os.path.abspath(local_name(plan.model.path))
-    try:
-        return _script("import llama_cpp", "llm = llama_cpp.Llama", path, llama_kwargs(plan, anyway=True))
-    except PlanError:
-        # Llama has no parameter for something in the plan
-        pass
+    if not any(use.arguments for use in plan.shared if use.kind != "lora"):
+        # Llama may have no parameter for something in the plan
+        with suppress(PlanError):
+            return _script("import llama_cpp", "llm = llama_cpp.Llama", path, llama_kwargs(plan, anyway=True))
     return _script("import fitter", "plan = fitter.fit", path, fit_kwargs(plan)) + "\nllm = plan.load()"
 
 
