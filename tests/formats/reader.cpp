@@ -5,6 +5,7 @@
 
 #include "arg.h"
 #include "preset.h"
+#include "speculative.h"
 
 #include "ggml-backend.h"
 #include "llama.h"
@@ -12,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <vector>
 
 static void print(const char * name, const std::string & value) { printf("%s\t%s\n", name, value.c_str()); }
 
@@ -24,19 +26,42 @@ static const char * name_of(llama_split_mode mode) {
     }
 }
 
+static std::string names_of(const std::vector<ggml_backend_dev_t> & devices) {
+    std::string names;
+    for (ggml_backend_dev_t device : devices) {
+        names += (names.empty() ? "" : ",") + std::string(device ? ggml_backend_dev_name(device) : "none");
+    }
+    return names;
+}
+
+// what is loaded beside the model, and what the program keeps
+static void print_beside(const common_params & params) {
+    const auto & draft = params.speculative.draft;
+    print("beside model_draft", draft.mparams.path);
+    print("beside devices_draft", names_of(draft.devices));
+    print("beside n_gpu_layers_draft", std::to_string(draft.n_gpu_layers));
+    print("beside type_k_draft", ggml_type_name(draft.cache_type_k));
+    print("beside type_v_draft", ggml_type_name(draft.cache_type_v));
+    print("beside n_max_draft", std::to_string(draft.n_max));
+    print("beside spec_type", common_speculative_type_name_str(params.speculative.types));
+    print("beside mmproj", params.mmproj.path);
+    print("beside mmproj_use_gpu", std::to_string(params.mmproj_use_gpu));
+    print("beside mmproj_device", params.mmproj_device ? ggml_backend_dev_name(params.mmproj_device) : "");
+    print("beside image_max_tokens", std::to_string(params.image_max_tokens));
+    for (const auto & adapter : params.lora_adapters) {
+        print("beside lora", adapter.path + " " + std::to_string(adapter.scale));
+    }
+    print("beside load_mode", std::to_string(params.load_mode));
+    print("beside pooling_type", std::to_string(params.pooling_type));
+    print("beside cache_ram", std::to_string(params.cache_ram_mib));
+    print("beside n_ctx_checkpoints", std::to_string(params.n_ctx_checkpoints));
+    print("beside kv_unified_per_slot", std::to_string(params.kv_unified_per_slot));
+}
+
 static int print_params(int argc, char ** argv) {
     common_params params;
     if (!common_params_parse(argc, argv, params, LLAMA_EXAMPLE_SERVER)) {
         return 1;
-    }
-    std::string devices;
-    for (ggml_backend_dev_t device : params.devices) {
-        if (device) {
-            devices += (devices.empty() ? "" : ",") + std::string(ggml_backend_dev_name(device));
-        }
-    }
-    if (!params.devices.empty() && !params.devices[0]) {
-        devices = "none";
     }
     int n_split = sizeof(params.tensor_split) / sizeof(params.tensor_split[0]);
     while (n_split > 0 && params.tensor_split[n_split - 1] == 0) {
@@ -68,8 +93,9 @@ static int print_params(int argc, char ** argv) {
     print("embeddings", std::to_string(params.embedding));
     print("split_mode", name_of(params.split_mode));
     print("main_gpu", std::to_string(params.main_gpu));
-    print("devices", devices);
+    print("devices", names_of(params.devices));
     print("fit", std::to_string(params.fit_params));
+    print_beside(params);
     return 0;
 }
 

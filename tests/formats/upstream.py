@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fitter.llama.types import Params, TensorBuftOverride, VirtualDevice
@@ -17,11 +17,15 @@ _FLASH_ATTN = {"auto": "auto", "enabled": "on", "disabled": "off"}
 
 @dataclass(frozen=True)
 class Reading:
-    """Parameters that llama-server would run with; ``fits_itself`` is its own fit."""
+    """Parameters that llama-server would run with; ``fits_itself`` is its own fit.
+
+    ``beside`` are those of what is loaded beside the model, and of what the program keeps.
+    """
 
     model: str
     params: Params
     fits_itself: bool
+    beside: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
 
 def build(directory: Path) -> Path:
@@ -36,7 +40,7 @@ def read(
     variables: Mapping[str, str] | None = None,
 ) -> Reading:
     """Parse the arguments ``words`` and the environment ``variables`` as llama-server does."""
-    pairs = [line.split("\t") for line in _run([str(reader), "params", *words], devices, variables or {})]
+    pairs = [tuple(line.split("\t")) for line in _run([str(reader), "params", *words], devices, variables or {})]
     found = dict(pairs)
     several = {
         name: tuple(value for key, value in pairs if key == name) for name in ("tensor_split", "override_tensor")
@@ -44,7 +48,8 @@ def read(
     overrides = (value.split("=") for value in several["override_tensor"])
     n_gpu_layers = int(found["n_gpu_layers"])
     assert n_gpu_layers != -1, "llama-server would choose the layers itself"
-    devices_read = found["devices"]
+    # the list ends with a null device
+    devices_read = found["devices"].removesuffix(",none")
     params = Params(
         n_ctx=int(found["n_ctx"]),
         n_gpu_layers=max(n_gpu_layers, -1),
@@ -65,7 +70,8 @@ def read(
         main_gpu=int(found["main_gpu"]),
         devices=None if not devices_read else () if devices_read == "none" else tuple(devices_read.split(",")),
     )
-    return Reading(found["model"], params, found["fit"] == "1")
+    beside = tuple((key, value) for key, value in pairs if key.startswith("beside "))
+    return Reading(found["model"], params, found["fit"] == "1", beside)
 
 
 def presets(reader: Path, file: Path) -> dict[str, list[str]]:

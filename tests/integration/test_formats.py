@@ -161,7 +161,7 @@ def variables_of(text: str, directory: Path) -> dict[str, str]:
         ["sh", "-c", 'set -a; . "$1"; env -0', "sh", str(file)], capture_output=True, text=True, check=True, env={}
     )
     variables = dict(pair.split("=", 1) for pair in done.stdout.split("\0") if pair)
-    return {name: value for name, value in variables.items() if name.startswith("LLAMA_ARG_")}
+    return {name: value for name, value in variables.items() if name.startswith(("LLAMA_ARG_", "MTMD_"))}
 
 
 def test_the_plans_here_have_every_parameter() -> None:
