@@ -162,7 +162,16 @@ def _control_vectors(model: Model, placement: Placement, used: Sequence[DeviceIn
 
 
 def _draft(load: OneLoad, draft: Model, main: Params) -> tuple[Row, ...]:
-    params = replace(main, tensor_buft_overrides=(), lora=(), embeddings=False, n_outputs_max=main.n_seq_max)
+    params = replace(
+        main,
+        tensor_buft_overrides=(),
+        lora=(),
+        embeddings=False,
+        n_outputs_max=main.n_seq_max,
+        # gguf-parser has no options for the types of its caches
+        type_k=Params.type_k,
+        type_v=Params.type_v,
+    )
     return load.worker.measure(draft.skeleton, params, role="draft", reserve=True).most.rows
 
 

@@ -263,6 +263,18 @@ def test_a_card_stands_for_every_share(model: Path, answer: Any) -> None:
     assert [each["handleLayers"] for each in one[0]["vrams"]] == [3, 1]
 
 
+def test_a_draft_has_caches_of_the_usual_type(model: Path, answer: Any) -> None:
+    """llama-server's ``-ctk`` is for the model alone."""
+
+    def taken(*words: str | Path) -> int:
+        (row,) = answer("--json", "--path", model, "--ctx-size=8192", *words)["estimate"]["items"]
+        return int(row["vrams"][0]["uma"])
+
+    draft = ["--draft-path", model]
+    assert taken("--cache-type-k=q8_0", *draft) - taken("--cache-type-k=q8_0") == taken(*draft) - taken()
+    assert taken("--cache-type-k=q8_0") < taken()
+
+
 def test_adapters_beside_the_model(model: Path, directory: Path, answer: Any) -> None:
     words = ["--json", "--path", model, "--ctx-size=512", "--tensor-split", "1,1", "--gpu-layers", "4"]
     (plain,) = answer(*words)["estimate"]["items"]
