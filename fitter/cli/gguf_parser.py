@@ -158,7 +158,7 @@ def _devices(given: Mapping[str, Any], words: Mapping[str, Any], remote: Sequenc
             f"--gpu names {len(cards)} cards, and --tensor-split {len(shares)}: name one for all, or one for each"
         )
     if found["split_mode"] == "row":
-        _warn("llama.cpp's backends no longer split rows: --split-mode row is measured as layer")
+        _warn("llama.cpp's CUDA, ROCm, Vulkan and Metal do not split rows: --split-mode row is measured as layer")
     if found["split_mode"] == "row" or len(cards) < 2:
         found["split_mode"] = None
     overrides = parse_overrides(words.get("override_tensor", ()))

@@ -214,7 +214,8 @@ def test_overrides_name_cards_and_servers(model: Path, answer: Any) -> None:
 def test_a_card_that_is_not_there_is_said(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gguf-parser", *command("override-tensor=ffn_up=CUDA1", "split-mode=row"), "--path", str(model)]) == 0
     assert capsys.readouterr().err.splitlines() == [
-        "fitter: warning: llama.cpp's backends no longer split rows: --split-mode row is measured as layer",
+        "fitter: warning: llama.cpp's CUDA, ROCm, Vulkan and Metal do not split rows: --split-mode row is measured as "
+        "layer",
         "fitter: warning: there is no CUDA1: what --override-tensor puts there counts on the last device",
     ]
 
