@@ -13,6 +13,7 @@ from fitter import programs, system
 from fitter.api.call_worker import answering, fetch_all, limited, questions_of, with_addresses, worker_for
 from fitter.api.checked_call import checked_worker_call
 from fitter.api.longest_input import longest_input
+from fitter.api.program_rules import attempts_of, reserve_more, with_own_split
 from fitter.api.questions import MODES, Answer, Questions
 from fitter.api.server_memory import ServerMemory, facts_of_program
 from fitter.api.shared_models import Drafts, check_mtp, choices, open_draft, other_plans
@@ -124,6 +125,7 @@ def fit(
         llama_cpp = worker.build()
         known_of_program = facts_of_program(ask.program, llama_cpp, worker.llama_cpp_for(ask.llama_cpp))
         ask, read_as = ask.for_texts(opened)
+        ask = ask.for_model(opened, known_of_program)
         beside = other_plans(ask.sharing.beside, machine.devices, ask.rpc)
         llama = _load_calls(worker, opened, ask.skeleton, drafts)
 
@@ -158,12 +160,15 @@ def fit(
             conversation = partial(server_memory.conversation, plan.params, asked.session or Session())
             return Answer(plan, conversation, known_of_program.cache_ram_mib or 0, bool(request.facts.window))
 
-        questions = Questions(ask, answer, first, deadline)
+        attempts = attempts_of(ask, opened, machine)
+        questions = Questions(ask, answer, {**first, **attempts[0][0].words}, deadline)
+        questions.ask_of_program(attempts, first)
+        reserve_more(questions, ask, opened)
         if is_split_open:
             questions.ask_of_modes()
         if ask.session is not None and programs.PROGRAMS[ask.program].is_server:
             questions.ask_of_conversations(ask.session)
-        plan = questions.plan
+        plan = with_own_split(replace(questions.plan, program=ask.program), opened, worker)
         if questions.are_more:
             seconds = time.monotonic() - started
             effort = replace(
@@ -195,7 +200,6 @@ def fit(
     return replace(
         plan,
         params=with_addresses(plan.params),
-        program=ask.program,
         rpc=rpc,
         llama_cpp=llama_cpp,
         notes=(*read_as, *notes, *plan.notes),

@@ -6,7 +6,7 @@ One loop asks them, each with what won before, and keeps the best plan.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from fitter.planning.pricing.split_price import pipelined
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.session import Session
 from fitter.planning.speed.explain import Choice
+from fitter.programs import Attempt
 from fitter.text import mib_up
 
 MODES = ("layer", "tensor")
@@ -102,6 +103,42 @@ class Questions:
             self._say((choice,))
         self._first = self._best
 
+    def ask_of_program(self, groups: Sequence[Sequence[Attempt]], words: _Words) -> None:
+        """Choose the best of the first plans in ``groups`` that fit and that the program can be told.
+
+        The first question was the first attempt, with ``words`` beside it. Where none fits, the one that lacks least.
+        """
+        asked: list[tuple[Answer, _Words]] = [(self._best, self.words)]
+        found: list[tuple[Answer, _Words]] = []
+        for group in groups:
+            for attempt in group:
+                if attempt is not groups[0][0] and (answer := self._attempted({**words, **attempt.words})):
+                    asked.append((answer, {**words, **attempt.words}))
+                answer = asked[-1][0]
+                if answer.plan.fits and (not attempt.layers or _layers_of(answer.plan) in attempt.layers):
+                    if not found or _is_faster_split(self._ask, answer.plan, found[0][0].plan):
+                        found.insert(0, asked[-1])
+                    break
+        lacking = sorted(asked, key=lambda each: sum(problem.missing for problem in each[0].plan.problems))
+        self._best, self.words = (found or lacking)[0]
+        self._first = self._best
+
+    def reserve(self, sizes: Mapping[str, int]) -> None:
+        """Plan again with ``sizes`` reserved. Raises ``FitterError`` as ``answer`` does."""
+        self.words = {**self.words, "reserve": dict(sizes)}
+        self.are_more = True
+        self._first = self._best = self._answer(self.words)
+
+    def _attempted(self, words: _Words) -> Answer | None:
+        try:
+            if self._deadline is not None and time.monotonic() >= self._deadline:
+                raise TimeLimitError("the time limit was over")
+            self.are_more = True
+            return self._answer(words)
+        except (LibraryError, LlamaCppError, TimeLimitError, UsageError, WorkerError) as error:
+            self._is_cut_short |= isinstance(error, TimeLimitError)
+            return None
+
     def ask_of_conversations(self, session: Session) -> None:
         """Look for plans whose turns are clearly quicker: with fewer slots, one cache, or ``swa_full``.
 
@@ -155,6 +192,14 @@ def _is_faster_split(ask: Ask, plan: Plan, than: Plan) -> bool:
         return False
     pairs = ((than.params.n_ctx, before * (1 - GAIN)), (plan.params.n_ctx, seconds))
     return best_pair(pairs, lambda quickest: longest_for(ask.objective, ask.context_cost, quickest)) != pairs[0]
+
+
+def _layers_of(plan: Plan) -> int:
+    """Return the layers of a plan on devices, with the output as the last one."""
+    layers, most = plan.params.n_gpu_layers, plan.n_layer + 1
+    if not plan.breakdown.devices:
+        return 0
+    return most if layers < 0 else min(layers, most)
 
 
 def _split_seconds(objective: str, plan: Plan) -> float | None:

@@ -34,8 +34,6 @@ Exit status: 0 fits, 1 does not fit, 2 usage error, 3 the model cannot be read o
 
 _FOR_SERVER = (None, "args", "shell", "ini")
 """Formats that llama-server reads."""
-_PROGRAMS = {"python": "llama-cpp-python", "ik_llama": "any", "ollama": "any"}
-"""The default program of a plan in a format; llama-server for all others."""
 _PASSING_ON = ("args", "shell")
 """Formats that contain llama.cpp's other options as well."""
 
@@ -91,7 +89,7 @@ def fit(
         from fitter.cli import report_file
 
         report_file.check({"--report": page_file}, model)
-    output_format = "json" if as_json else output_format
+    output_format = "json" if as_json else output_format or _own_format(given["program"])
     # programs that read JSON ask for more than one plan by themselves
     is_wanted = output_format != "json" and verbose >= 0 if alternatives is None else alternatives
     plan = _fit_model(model, output_format or "args", verbose, is_wanted, given)
@@ -113,6 +111,12 @@ def fit(
     return EXIT_FITS if plan.fits else EXIT_DOES_NOT_FIT
 
 
+def _own_format(program: str | None) -> str | None:
+    from fitter import programs
+
+    return programs.own_format(program)
+
+
 def _shapes(given: Mapping[str, Any], tokens_per_second: float | None, *, as_json: bool, verbose: int) -> int:
     """Without a model, list those that run well on the described machine; return the exit status."""
     if given["gpus"] is None:
@@ -128,7 +132,7 @@ def _shapes(given: Mapping[str, Any], tokens_per_second: float | None, *, as_jso
 def _fit_model(model: str, output_format: str, verbose: int, alternatives: bool, given: dict[str, Any]) -> Plan:
     from fitter import api, programs
 
-    given["program"] = given["program"] or programs.unless_named(_PROGRAMS.get(output_format, "llama-server"))
+    given["program"] = programs.for_format(output_format, given["program"])
     options.import_meanwhile("fitter.output.tables.plan_table")
     with answers.asking(verbose) as callbacks:
         return api.fit(model, alternatives=alternatives, **callbacks, **options.given(given))

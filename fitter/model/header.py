@@ -60,20 +60,21 @@ class Model:
     def n_vocab(self) -> int:
         """Tokens of the vocabulary; 0 if unknown."""
         tokens = self.metadata.get("tokenizer.ggml.tokens")
-        return tokens.length if isinstance(tokens, Array) else self._number("vocab_size")
+        return tokens.length if isinstance(tokens, Array) else self.number("vocab_size")
 
     @property
     def n_embd(self) -> int:
         """Elements of an output embedding; 0 if unknown."""
-        return self._number("embedding_length_out") or self._number("embedding_length")
+        return self.number("embedding_length_out") or self.number("embedding_length")
 
     @property
     def pooling(self) -> str:
         """How its embeddings are pooled (``mean``, ``cls``, ``last``, ``rank``); empty for a model that pools none."""
-        number = self._number("pooling_type")
+        number = self.number("pooling_type")
         return next((name for name, value in POOLING.items() if value == number and value), "")
 
-    def _number(self, key: str) -> int:
+    def number(self, key: str) -> int:
+        """Return a whole number of its architecture's metadata; 0 if it has none."""
         return _integer(self.metadata, f"{self.metadata.get('general.architecture')}.{key}")
 
     @property

@@ -183,6 +183,7 @@ def _plan(document: _Entry) -> Plan:
         levers=document.later("levers", lambda entry: entry.each(_Entry.text), ()),
         shared=document.later("shared", lambda entry: entry.each(_shared), ()),
         program=document.later("program", lambda entry: entry.one_of(*PROGRAMS), "any"),
+        own_split=document.later("own_split", lambda entry: entry.each(_Entry.number), ()),
         later=document.later("later", lambda entry: entry.each(_read_later), ()),
         rpc=document.later("rpc", lambda entry: entry.each(_Entry.text), ()),
         notes=document.later("notes", lambda entry: entry.each(_Entry.shown), ()),

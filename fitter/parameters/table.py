@@ -112,6 +112,8 @@ PROGRAMS = {
     "llama-cli": "llama-server's own code with one slot",
     "llama-cpp-python": "one output, as plan.load() and fitter.Llama set it",
     "llama-bench": "an output for every token, one sequence",
+    "ik_llama": "ik_llama.cpp's server: it cuts layers over devices by bytes, and divides the context by its slots",
+    "ollama": "Ollama: it splits by free memory, knows no -ot, and has one batch and one slot",
     "any": "an output for every token, which holds for all programs",
 }
 """Programs for ``--for``, with what each sets."""

@@ -6,23 +6,49 @@ import os
 
 from fitter.errors import UsageError
 from fitter.programs.facts import Facts, facts
+from fitter.programs.ik_llama import IkLlama
 from fitter.programs.llama_bench import LlamaBench
 from fitter.programs.llama_cpp_python import AnyProgram, LlamaCppPython
 from fitter.programs.llama_server import LlamaCli, LlamaServer
-from fitter.programs.program import Asked, Program, Shape
+from fitter.programs.ollama import Ollama
+from fitter.programs.program import Asked, Attempt, Program, Shape
 
 PROGRAMS: dict[str, Program] = {
-    each.name: each for each in (LlamaServer(), LlamaCli(), LlamaCppPython(), LlamaBench(), AnyProgram())
+    each.name: each
+    for each in (LlamaServer(), LlamaCli(), LlamaCppPython(), LlamaBench(), IkLlama(), Ollama(), AnyProgram())
 }
 
 SERVER = LlamaServer.name
 
 _VARIABLE = "FITTER_PROGRAM"
 
+_FORMATS = {"python": LlamaCppPython.name}
+"""Programs of formats that are not the only ones of theirs."""
+
 
 def unless_named(default: str) -> str | None:
     """Return ``default``, or ``None`` if the environment names a program."""
     return None if os.environ.get(_VARIABLE) else default
+
+
+def for_format(name: str | None, given: str | None) -> str | None:
+    """Return the program of a plan in the format ``name``: the user's (``given``), or the one with that format alone.
+
+    ``None`` leaves it to the environment.
+
+    Raises:
+        UsageError: The format is another program's.
+    """
+    own = next((each.name for each in PROGRAMS.values() if each.format == name and each.format != Program.format), None)
+    if given and own and given != own:
+        raise UsageError(f"--format {name} is for {own}, and --for {given} for another program: leave one of them out")
+    return given or own or unless_named(_FORMATS.get(name or "", SERVER))
+
+
+def own_format(program: str | None) -> str | None:
+    """Return the format of plans for ``program``, or for the environment's; ``None`` for llama.cpp's arguments."""
+    name = PROGRAMS[program or chosen(SERVER)].format
+    return None if name == Program.format else name
 
 
 def chosen(default: str) -> str:
@@ -37,6 +63,7 @@ __all__ = [
     "PROGRAMS",
     "SERVER",
     "Asked",
+    "Attempt",
     "Facts",
     "LlamaCppPython",
     "LlamaServer",
@@ -44,5 +71,7 @@ __all__ = [
     "Shape",
     "chosen",
     "facts",
+    "for_format",
+    "own_format",
     "unless_named",
 ]

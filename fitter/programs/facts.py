@@ -1,4 +1,4 @@
-"""Defaults of programs, by version: from ``facts.toml``, and from a program's own help.
+"""Defaults of programs, by version: from ``facts.toml`` or a program's folder, and from a program's own help.
 
 The version is ggml's, which every build of llama.cpp tells (``LlamaCpp.ggml``).
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from fitter.errors import UsageError
@@ -103,6 +104,9 @@ def with_defaults(own_defaults: Facts, defaults: Mapping[str, Any]) -> Facts:
     return replace(own_defaults, **replaced, draft_tokens=drafts)
 
 
+RULES = "program.toml"
+"""The data file in a program's folder."""
+
 _DRAFTS = "draft_tokens"
 _OLDEST = (0, 13, 1)
 """ggml's version in the oldest known source."""
@@ -136,5 +140,6 @@ def _merged(inherited: Any, values: Any) -> Any:
 
 @functools.cache
 def data() -> dict[str, Any]:
-    """Read ``facts.toml``."""
-    return read_data(__file__)
+    """Read ``facts.toml``, and the facts in ``program.toml`` of each program that has a folder."""
+    own = sorted(Path(__file__).parent.glob(f"*/{RULES}"))
+    return read_data(__file__) | {path.parent.name: read_data(str(path), RULES)["facts"] for path in own}

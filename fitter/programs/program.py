@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from fitter.errors import UsageError
 from fitter.llama.types import Params
+from fitter.model.header import Model
+from fitter.parameters.table import DEFAULTS, PARAMETERS
 from fitter.programs.facts import Facts
+
+Words = dict[str, Any]
+"""Keywords of ``fit``, with their values."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +47,27 @@ class Shape:
     n_outputs_max: int
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """A plan to make.
+
+    Attributes:
+        words: Keywords of ``fit`` beside the user's.
+        layers: Numbers of layers on devices that the program can be told, with the output as the last; any if empty.
+    """
+
+    words: Words = field(default_factory=dict)
+    layers: Collection[int] = ()
+
+
 class Program:
     """A program; the base class stands for any program, with an output for every token of a batch.
 
     Attributes:
+        title: What messages call it, where that is not its name.
+        format: The ``--format`` of its plans.
+        lacks: Keywords for a placement that it cannot be told, each with what to do instead; ``n_batch`` where its
+            batches are micro batches.
         is_server: Whether it caches prompts and checkpoints in host memory.
         has_slots: Whether it answers several users at once.
         reads_logits: Whether it reads the logits of every output.
@@ -52,6 +75,9 @@ class Program:
     """
 
     name: ClassVar[str] = "any"
+    title: ClassVar[str] = ""
+    format: ClassVar[str] = "args"
+    lacks: ClassVar[Mapping[str, str]] = {}
     is_server: ClassVar[bool] = False
     has_slots: ClassVar[bool] = False
     reads_logits: ClassVar[bool] = False
@@ -87,14 +113,59 @@ class Program:
         """Return the number of tokens of a batch with an output; 0 is all."""
         return 0
 
-    def check(self, given: frozenset[str]) -> None:
+    def of_model(self, model: Model, words: Mapping[str, Any]) -> Words:
+        """Return the keywords that it sets for ``model`` by itself, where the user sets ``words``.
+
+        Raises:
+            UsageError: It would change one that the user set.
+        """
+        return {}
+
+    def attempts(self, model: Model, free: Mapping[str, int], words: Mapping[str, Any]) -> list[list[Attempt]]:
+        """List groups of plans to make: a group's first plan that fits and can be told counts, and the best of all.
+
+        Args:
+            model: The model.
+            free: Free bytes of each device that llama.cpp uses, by name.
+            words: The user's keywords.
+        """
+        return [[Attempt()]]
+
+    def split(
+        self, model: Model, params: Params, caches: Callable[[], Sequence[int]], counts: Sequence[int]
+    ) -> Sequence[float] | None:
+        """Return the shares with which it cuts layers like llama.cpp with ``params``; none if it cuts so itself.
+
+        ``None`` where no shares cut so.
+
+        Args:
+            model: The model.
+            params: Parameters of the plan.
+            caches: Returns the bytes of each layer's cache.
+            counts: Layers of each device, with the output as the last one.
+        """
+        return ()
+
+    def more(self, model: Model) -> Mapping[int, int]:
+        """Return, by layer, the bytes that it takes beside llama.cpp's weights, on the layer's device."""
+        return {}
+
+    def check(self, given: Mapping[str, Any]) -> None:
         """Raise ``UsageError`` for a keyword that it does not have."""
+        for name, instead in self.lacks.items():
+            is_usual = name == "n_batch" or given.get(name, DEFAULTS[name]) in (DEFAULTS[name], *_ONE_DEVICE)
+            if not is_usual:
+                option = PARAMETERS[name].option + f" {given[name]}" * (name == "split_mode")
+                raise UsageError(f"{self.title} has no option like llama.cpp's {option}: {instead}")
         for name, option in _OF_A_SERVER.items():
             if name in given and name not in self.knows:
                 raise UsageError(
                     f"{option} is an option of llama-server, but the plan is for {self.name}: leave one of the two out"
                 )
 
+
+_ONE_DEVICE = ("none",)
+"""The split mode that every program has."""
 
 _OF_A_SERVER = {
     "cache_ram": "-cram",

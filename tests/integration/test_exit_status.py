@@ -18,6 +18,7 @@ import pytest
 
 import fitter
 from fitter.errors import PlanError
+from tests.support.plans import for_format
 from tools.tiny import write_tiny
 
 GPU = ("--gpu", "8GiB")
@@ -187,9 +188,10 @@ def test_in_python(place: Path) -> None:
     with pytest.raises(PlanError, match=r"the plan does not fit: the host .*arguments\(anyway=True\)"):
         plan.arguments()
     for form in RUNNABLE:
+        made = for_format(plan, form)
         with pytest.raises(PlanError, match="the plan does not fit: the host "):
-            plan.format(form)
-        assert plan.format(form, anyway=True)
+            made.format(form)
+        assert made.format(form, anyway=True)
     with pytest.raises(PlanError, match="the plan does not fit: the host "):
         plan.llama_kwargs()
     assert plan.arguments(anyway=True) == plan.to_dict()["arguments"] == json.loads(plan.format("json"))["arguments"]

@@ -28,6 +28,7 @@ from fitter.llama.types import Breakdown, Lora, Params, Row, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
 from fitter.output import formats
 from fitter.output.formats import FORMATS, format_options
+from fitter.parameters.table import PROGRAMS
 from fitter.parameters.values import plain_pattern
 from fitter.planning.placing.host_flags import flags_among
 from fitter.planning.plan.plan import DeviceUse, HostUse, ModelSummary, Search
@@ -35,6 +36,7 @@ from fitter.planning.request.constraints import params_of
 from tests.formats import ik_llama
 from tests.formats import upstream as server
 from tests.support.command import run_fitter
+from tests.support.plans import for_format
 from tools import shapes
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
@@ -266,27 +268,29 @@ def called(script: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 @QUICK
 @given(plan=plans())
-@example(plan=replace(SPILLED, params=replace(SPILLED.params, swa_full=False, op_offload=False)))
+@example(plan=replace(SPILLED, params=replace(SPILLED.params, kv_unified=False, op_offload=False)))
 def test_ik_llama_has_an_option_for_every_parameter(plan: Plan) -> None:
-    if plan.params.swa_full:
-        with pytest.raises(PlanError, match=r"no option like llama\.cpp's --swa-full"):
+    own = tuple(100.0 * device for device in range(len(plan.breakdown.devices)))
+    plan = replace(plan, program="ik_llama", own_split=own)
+    params = replace(said(plan), devices=plan.params.devices)
+    if params.n_gpu_layers == 1 or (params.kv_unified and params.n_seq_max > 1):
+        with pytest.raises(PlanError, match=r"no -ngl for the output alone|no option like llama\.cpp's -kvu"):
             plan.format("ik_llama")
         return
     found = ik_llama.parse(formats.words(plan, "ik_llama"))
-    params = replace(said(plan), devices=plan.params.devices)
     split = tuple(map(float, found["-ts"].split(","))) if "-ts" in found else None
     overrides = [part.split("=") for part in found["-ot"].split(",")] if "-ot" in found else []
     layers = int(found["-ngl"])
     devices = found.get("-dev")
     read = Params(
         n_ctx=int(found["-c"]),
-        n_gpu_layers=-1 if layers > plan.n_layer + 1 else layers,
+        # without all layers it leaves the output out
+        n_gpu_layers=params.n_gpu_layers if layers > plan.n_layer else layers + bool(layers),
         tensor_split=split,
         tensor_buft_overrides=tuple(TensorBuftOverride(*each) for each in overrides),
         n_batch=int(found.get("-b", "2048")),
         n_ubatch=int(found.get("-ub", "512")),
         n_seq_max=int(found.get("-np", "1")),
-        # its KV cache is always one for all sequences
         kv_unified=params.kv_unified,
         type_k=found.get("-ctk", "f16"),
         type_v=found.get("-ctv", "f16"),
@@ -294,12 +298,14 @@ def test_ik_llama_has_an_option_for_every_parameter(plan: Plan) -> None:
         flash_attn=params.flash_attn if found["-fa"] == "on" else "off",
         offload_kqv="-nkvo" not in found,
         op_offload=found.get("-op") != "-1,0",
+        # it always is, and has no option
+        swa_full=params.swa_full,
         embeddings="--embedding" in found,
         split_mode=found.get("-sm", "layer"),
         main_gpu=int(found.get("-mg", "0")),
         devices=None if devices is None else () if devices == "none" else tuple(devices.split(",")),
     )
-    assert read == params
+    assert read == replace(params, tensor_split=None if params.tensor_split is None else own)
     assert "--fit" not in found
 
 
@@ -372,7 +378,8 @@ def test_a_fitted_plan_in_every_format(case: str, reader: Path, models: Path, tm
         assert {each.buffer_type for each in overrides} == {"CPU"}
         found = replace(found, params=replace(found.params, tensor_buft_overrides=tuple(overrides)))
     assert found == server.Reading(str(model), expected, fits_itself=False)
-    ik_llama.parse(plan.format("ik_llama").split(" "))
+    if "kv_unified" not in pins:
+        ik_llama.parse(for_format(plan, "ik_llama").format("ik_llama").split(" "))
 
     # llama-fit-params knows no -kvu, and loads virtual devices for -dev alone
     named = replace(plan, default_devices=())
@@ -450,7 +457,7 @@ def test_the_script_loads_what_was_measured(case: tuple[Any, dict[str, Any]], tm
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_command_writes_what_the_plan_says(name: str, tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "tiny.gguf")
-    program = "llama-server" if name in ("kubernetes", "llmkube") else "any"
+    program = "llama-server" if name in ("kubernetes", "llmkube") else name if name in PROGRAMS else "any"
     words = (str(model), "--gpu", "cuda:8.9:1200MiB", "-c", "512", "--for", program)
     done = run_fitter(*words, "--format", name)
     assert done.returncode == 0, done.stderr

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fitter.api import Plan
 from fitter.llama.types import Breakdown, Params, Row
+from fitter.output import formats
+from fitter.parameters.table import PROGRAMS
 from fitter.planning.plan.plan import DeviceUse, HostUse, ModelSummary, Problem, Search, SharedUse
 from fitter.planning.pricing.pricing import Price, SpeedAt, SpeedSource
 from fitter.planning.speed.cost import Estimate, Part, Workload
@@ -58,6 +61,16 @@ def make_plan(
         choices=choices,
         bound=bound,
     )
+
+
+def for_format(plan: Plan, name: str) -> Plan:
+    """``plan`` for the program of the format ``name``, if that has one of its own."""
+    return replace(plan, program=name, own_split=plan.params.tensor_split or ()) if name in PROGRAMS else plan
+
+
+def render(plan: Plan, name: str, *, anyway: bool = False) -> str:
+    """The text of ``plan`` in the format ``name``, for its program."""
+    return formats.render(for_format(plan, name), name, anyway=anyway)
 
 
 def shared_use(what: str = "projector", arguments: tuple[str, ...] = (), **mib: int) -> SharedUse:

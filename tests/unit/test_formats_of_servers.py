@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 
 from fitter.errors import PlanError
 from fitter.llama.types import Params, TensorBuftOverride
-from fitter.output.formats import render
 from fitter.output.formats.format_options import with_absolute_paths
 from fitter.planning.plan.plan import Plan, SharedUse
 from tests.formats import modelfile
-from tests.support.plans import make_plan
+from tests.support.plans import make_plan, render
 
 SPILLED = Params(
     n_ctx=32768,
@@ -240,16 +239,23 @@ def test_ollama_reads_the_path(path: str) -> None:
         ({}, {"num_ctx": 8192, "num_gpu": 33, "num_batch": 512}, ""),
         ({"n_gpu_layers": -1}, {"num_ctx": 8192, "num_gpu": 33, "num_batch": 512}, ""),
         ({"n_ubatch": 1024}, {"num_ctx": 8192, "num_gpu": 33, "num_batch": 1024}, ""),
+        # which takes 512 at a time
+        ({"n_batch": 512, "n_ubatch": 4096}, {"num_ctx": 8192, "num_gpu": 33, "num_batch": 512}, ""),
         ({"n_seq_max": 4}, {"num_ctx": 2048, "num_gpu": 33, "num_batch": 512}, "OLLAMA_NUM_PARALLEL=4"),
         (
             {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on", "devices": ("CUDA1", "CUDA0")},
             {"num_ctx": 8192, "num_gpu": 33, "num_batch": 512},
-            "CUDA_VISIBLE_DEVICES=1,0 OLLAMA_KV_CACHE_TYPE=q8_0 OLLAMA_FLASH_ATTENTION=1",
+            "CUDA_VISIBLE_DEVICES=1,0 OLLAMA_SCHED_SPREAD=1 OLLAMA_KV_CACHE_TYPE=q8_0 OLLAMA_FLASH_ATTENTION=1",
         ),
         (
             {"split_mode": "none", "main_gpu": 1, "load_mode": "none", "flash_attn": "off"},
             {"num_ctx": 8192, "num_gpu": 33, "num_batch": 512, "main_gpu": 1, "use_mmap": False},
             "OLLAMA_FLASH_ATTENTION=0",
+        ),
+        (
+            {"cache_ram": 512, "ctx_checkpoints": 4, "cache_idle_slots": False},
+            {"num_ctx": 8192, "num_gpu": 33, "num_batch": 512},
+            "LLAMA_ARG_CACHE_RAM=512 LLAMA_ARG_CTX_CHECKPOINTS=4 LLAMA_ARG_CACHE_IDLE_SLOTS=false",
         ),
     ],
 )

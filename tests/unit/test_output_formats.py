@@ -16,13 +16,13 @@ import yaml
 
 from fitter.errors import PlanError, UsageError
 from fitter.llama.types import Params, TensorBuftOverride
-from fitter.output.formats import FORMATS, format_options, render
+from fitter.output.formats import FORMATS, format_options
 from fitter.output.formats.ini import section
 from fitter.planning.placing.host_flags import host_overrides
 from fitter.planning.plan.plan import Plan, Problem
 from fitter.programs.later import Later
 from tests.formats import modelfile
-from tests.support.plans import make_plan, shared_use
+from tests.support.plans import make_plan, render, shared_use
 
 FOR_PODS = ("kubernetes", "llmkube")
 """Formats for llama-server alone: tests/unit/test_claims.py."""
@@ -115,16 +115,23 @@ def test_a_path_is_whole_wherever_the_file_is_read(tmp_path: Any, monkeypatch: p
 @pytest.mark.parametrize(
     ("params", "resolved", "expected"),
     [
-        ({}, True, "-c 4096 -ngl 33 -np 1 -fa on"),
-        ({}, False, "-c 4096 -ngl 33 -np 1 -fa off"),
-        ({}, None, "-c 4096 -ngl 33 -np 1 -fa auto"),
-        ({"flash_attn": "off"}, None, "-c 4096 -ngl 33 -np 1 -fa off"),
+        ({}, True, "-c 4096 -ngl 999 -np 1 -fa on"),
+        ({}, False, "-c 4096 -ngl 999 -np 1 -fa off"),
+        ({}, None, "-c 4096 -ngl 999 -np 1 -fa auto"),
+        ({"flash_attn": "off"}, None, "-c 4096 -ngl 999 -np 1 -fa off"),
         ({"n_gpu_layers": -1}, True, "-c 4096 -ngl 999 -np 1 -fa on"),
-        ({"devices": ()}, True, "-c 4096 -dev none -ngl 33 -np 1 -fa on"),
-        ({"devices": ("CUDA1", "Vulkan0", "ROCm0")}, True, "-c 4096 -dev CUDA1,Vulkan0,ROCm0 -ngl 33 -np 1 -fa on"),
-        ({"op_offload": False}, True, "-c 4096 -ngl 33 -op -1,0 -np 1 -fa on"),
-        ({"n_seq_max": 4, "kv_unified": True}, True, "-c 4096 -ngl 33 -np 4 -fa on"),
-        ({"split_mode": "none", "main_gpu": 1}, True, "-c 4096 -ngl 33 -sm none -mg 1 -np 1 -fa on"),
+        ({"devices": ()}, True, "-c 4096 -dev none -ngl 999 -np 1 -fa on"),
+        ({"devices": ("CUDA1", "Vulkan0", "ROCm0")}, True, "-c 4096 -dev CUDA1,Vulkan0,ROCm0 -ngl 999 -np 1 -fa on"),
+        ({"op_offload": False}, True, "-c 4096 -ngl 999 -op -1,0 -np 1 -fa on"),
+        ({"n_seq_max": 4}, True, "-c 4096 -ngl 999 -np 4 -fa on"),
+        ({"swa_full": True}, True, "-c 4096 -ngl 999 -np 1 -fa on"),
+        ({"n_gpu_layers": 0}, True, "-c 4096 -ngl 0 -np 1 -fa on"),
+        (
+            {"n_gpu_layers": 20, "tensor_split": (12.0, 8.0), "devices": ("CUDA1", "CUDA0")},
+            True,
+            "-c 4096 -dev CUDA1,CUDA0 -ngl 19 -ts 12,8 -np 1 -ot ^output=CUDA1 -fa on",
+        ),
+        ({"split_mode": "none", "main_gpu": 1}, True, "-c 4096 -ngl 999 -sm none -mg 1 -np 1 -fa on"),
     ],
 )
 def test_ik_llama(params: dict[str, Any], resolved: bool | None, expected: str) -> None:
@@ -135,8 +142,8 @@ def test_ik_llama(params: dict[str, Any], resolved: bool | None, expected: str) 
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"swa_full": True}, "no option like llama.cpp's --swa-full, which this plan needs"),
-        ({"split_mode": "row"}, "no split mode row, which this plan needs"),
+        ({"moe_cache_size": 1 << 30}, "no option like llama.cpp's --moe-cache-mib, which this plan needs"),
+        ({"n_gpu_layers": 1}, "ik_llama.cpp has no -ngl for the output alone, which is 1 in llama.cpp"),
         ({"devices": ("MTL0",)}, "ik_llama.cpp has no device called MTL0"),
         ({"devices": ("CUDA0", "RPC0")}, "ik_llama.cpp has no device called RPC0"),
     ],

@@ -87,6 +87,7 @@ def test_a_plan_by_the_schema() -> None:
             "backend_sampling": False,
             "logits_all": False,
         },
+        "own_split": [],
         "arguments": arguments(plan),
         "devices": [
             {"name": "CUDA0", "description": "Card of CUDA0", **device},

@@ -33,7 +33,7 @@ from fitter.planning.plan.plan import Problem
 from fitter.planning.request.summary import PoolUse, Setting
 from fitter.planning.speed.cost import Part
 from fitter.planning.speed.explain import Bound, Choice
-from tests.support.plans import GIB, MIB, make_plan, make_price
+from tests.support.plans import GIB, MIB, for_format, make_plan, make_price
 
 ENDING = "</script><!--<script>"
 
@@ -347,6 +347,9 @@ def test_a_panel_stands_beside_another_one() -> None:
     ids = [re.findall(r'(?<!data-)\bid="([^"]*)"', panel) for panel in (first, second)]
     own = [[each for each in found if not each.startswith("hatched-")] for found in ids]
     shown = ("command", *NAMELESS)
+    for found, name in zip(own, "ab", strict=True):
+        # arguments of ik_llama.cpp are of plans for it
+        found.append(f"{name}-text-ik_llama")
     assert own == [[f"{name}-{what}-{each}" for each in shown for what in ("format", "text")] for name in "ab"]
     assert "<script" not in first and "<style" not in first
     assert 'aria-label="Table of each device&#39;s memory, first plan"' in first
@@ -355,7 +358,7 @@ def test_a_panel_stands_beside_another_one() -> None:
 
 
 def test_a_line_that_a_shell_would_change_says_so_once() -> None:
-    plan = make_plan()
+    plan = for_format(make_plan(), "ik_llama")
     plan = replace(plan, params=replace(plan.params, tensor_buft_overrides=(OVERRIDE,)))
     for text in (plan_page(plan), plan_panel(plan, None, "a", "first plan")):
         assert text.count("It has no quotes") == len(UNQUOTED)

@@ -15,10 +15,7 @@ from fitter.errors import UsageError
 from fitter.llama.types import LlamaCpp
 from fitter.programs import facts as facts_of
 from fitter.programs import program_help
-from fitter.programs.facts import Facts, programs, with_defaults
-from fitter.storage.data_files import parse_toml
-
-FILE = Path(program_help.__file__).with_name("facts.toml")
+from fitter.programs.facts import Facts, data, programs, with_defaults
 
 
 def build(ggml: str) -> LlamaCpp:
@@ -49,6 +46,10 @@ AT: dict[str, tuple[str, str, str, Any]] = {
     "no cache of prompts in llama-bench": ("llama-bench", "0.25.3", "cache_ram_mib", 0),
     "any program has the library's batch": ("any", "0.25.3", "n_batch", 2048),
     "llama-cpp-python has a smaller one": ("llama-cpp-python", "0.25.3", "n_batch", 512),
+    "ik_llama keeps prompts": ("ik_llama", "0.25.3", "cache_ram_mib", 8192),
+    "ik_llama's own step": ("ik_llama", "0.25.3", "checkpoint_min_step", 512),
+    "Ollama keeps prompts as its llama-server": ("ollama", "0.25.3", "cache_ram_mib", 8192),
+    "Ollama has one slot": ("ollama", "0.25.3", "n_parallel", 1),
     "tokens drafted": ("llama-server", "0.25.3", "draft_n_max", 3),
 }
 
@@ -76,9 +77,9 @@ def test_an_unknown_program() -> None:
 
 def entries() -> list[tuple[str, str, list[dict[str, Any]]]]:
     found = []
-    for program, section in parse_toml(FILE.read_text(encoding="utf-8")).items():
+    for program, values in data().items():
+        section = {name: each for name, each in values.items() if name != "like"}
         drafts = section.pop("draft_tokens", {})
-        section.pop("like", None)
         found += [(program, name, values) for name, values in {**section, **drafts}.items()]
     return found
 

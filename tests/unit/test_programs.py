@@ -18,6 +18,7 @@ from fitter.programs import PROGRAMS, Asked, Facts, Shape, chosen, facts, unless
 from fitter.programs.facts import programs as known_programs
 
 SERVER, CLI, PYTHON, BENCH, ANY = "llama-server", "llama-cli", "llama-cpp-python", "llama-bench", "any"
+IK, OLLAMA = "ik_llama", "ollama"
 TEXTS = Asked(reads_texts=True)
 
 
@@ -73,6 +74,11 @@ SHAPES: dict[str, tuple[str, Asked, Shape]] = {
     "Llama that pools": (PYTHON, Asked(is_pooled=True), Shape(1, False, None, None, 0)),
     "Llama with sequences": (PYTHON, Asked(n_seq_max=4), Shape(4, False, None, None, 4)),
     "llama-bench": (BENCH, Asked(), Shape(1, False, None, None, 0)),
+    "ik_llama": (IK, Asked(), Shape(1, False, None, None, 0)),
+    "ik_llama's slots": (IK, Asked(n_seq_max=4, drafted=3), Shape(4, False, None, None, 0)),
+    "Ollama": (OLLAMA, Asked(), Shape(1, False, None, None, 1)),
+    "Ollama's batch": (OLLAMA, Asked(n_batch=512, n_ubatch=4096), Shape(1, False, 512, 512, 1)),
+    "Ollama's micro batch": (OLLAMA, Asked(n_ubatch=1024), Shape(1, False, 1024, 1024, 1)),
     "llama-bench with drafts": (BENCH, Asked(drafted=3), Shape(1, False, None, None, 0)),
 }
 
@@ -165,7 +171,7 @@ def test_what_holds_for_every_shape(name: str, asked: Asked) -> None:
         assert shape.n_seq_max == asked.n_seq_max
     if asked.kv_unified is not None and not asked.reads_texts:
         assert shape.kv_unified == asked.kv_unified
-    if not asked.reads_texts:
+    if not asked.reads_texts and name != OLLAMA:
         assert (shape.n_batch, shape.n_ubatch) == (asked.n_batch, asked.n_ubatch)
 
 
@@ -180,23 +186,28 @@ OF_A_SERVER = {
     "spec_type": "--spec-type",
     "backend_sampling": "-bs",
 }
-OF_CLI = {"cache_ram", "ctx_checkpoints", "spec_type", "backend_sampling"}
+KNOWN = {
+    SERVER: set(OF_A_SERVER),
+    CLI: {"cache_ram", "ctx_checkpoints", "spec_type", "backend_sampling"},
+    IK: {"cache_ram", "ctx_checkpoints", "checkpoint_min_step", "spec_type"},
+    OLLAMA: {"cache_ram", "ctx_checkpoints", "checkpoint_min_step", "cache_idle_slots"},
+}
 
 
 def cells() -> Iterable[tuple[str, str, bool]]:
     for name in PROGRAMS:
         for keyword in OF_A_SERVER:
-            yield name, keyword, name == SERVER or (name == CLI and keyword in OF_CLI)
+            yield name, keyword, keyword in KNOWN.get(name, ())
 
 
 @pytest.mark.parametrize(("name", "keyword", "is_known"), list(cells()))
 def test_options_of_a_server(name: str, keyword: str, is_known: bool) -> None:
-    PROGRAMS[name].check(frozenset({"n_ctx"}))
+    PROGRAMS[name].check({"n_ctx": 512})
     if is_known:
-        PROGRAMS[name].check(frozenset({keyword, "n_ctx"}))
+        PROGRAMS[name].check({keyword: 1, "n_ctx": 512})
         return
     with pytest.raises(UsageError) as caught:
-        PROGRAMS[name].check(frozenset({keyword, "n_ctx"}))
+        PROGRAMS[name].check({keyword: 1, "n_ctx": 512})
     assert str(caught.value) == (
         f"{OF_A_SERVER[keyword]} is an option of llama-server, but the plan is for {name}: leave one of the two out"
     )
@@ -234,8 +245,8 @@ def test_the_environment_names_no_program(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(UsageError) as caught:
         chosen(SERVER)
     assert str(caught.value) == (
-        "FITTER_PROGRAM is 'llama_server': give one of llama-server, llama-cli, llama-cpp-python, llama-bench, any, or "
-        "unset it"
+        "FITTER_PROGRAM is 'llama_server': give one of llama-server, llama-cli, llama-cpp-python, llama-bench, "
+        "ik_llama, ollama, any, or unset it"
     )
 
 

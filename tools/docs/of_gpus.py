@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from fitter.errors import PlanError
 from fitter.llama.types import Breakdown, Params, Row, TensorBuftOverride
@@ -10,9 +11,10 @@ from fitter.machine import gpu, gpu_catalogue
 from fitter.machine.gpu_catalogue import CatalogueGpu, capability_text
 from fitter.output.formats import FORMATS, render
 from fitter.parameters.kinds import Choice, DeviceNames, Flag, Kind, Layers, Overrides, Shares, Size, Whole
-from fitter.parameters.table import LEVERS, PARAMETERS, SHARED, Parameter
+from fitter.parameters.table import LEVERS, PARAMETERS, PROGRAMS, SHARED, SPECULATION, Parameter
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.summary import DeviceUse, HostUse, ModelSummary, Search, SharedUse
+from fitter.programs.later import Later
 from tools.docs.markdown import code, page, paragraphs, plain, table
 from tools.docs.of_options import option_link
 
@@ -116,8 +118,10 @@ def formats_page() -> str:
 
 def _refusal(each: Parameter, name: str) -> str:
     """What a format says of a plan with ``each``; empty if it can express it."""
+    plan = _plan(each)
+    program = name if name in PROGRAMS else "llama-server"
     try:
-        render(_plan(each), name)
+        render(replace(plan, program=program, own_split=plan.params.tensor_split or ()), name)
     except PlanError as error:
         return str(error)
     return ""
@@ -125,7 +129,7 @@ def _refusal(each: Parameter, name: str) -> str:
 
 def _plan(each: Parameter) -> Plan:
     """A plan for two devices in which ``each`` has not its default."""
-    value = _value(each.kind, each.default)
+    value = (SPECULATION[0],) if each.name == "spec_type" else _value(each.kind, each.default)
     values: dict[str, object] = {}
     shared: tuple[SharedUse, ...] = ()
     if each.section == SHARED and each.name != "lora":
@@ -146,7 +150,9 @@ def _plan(each: Parameter) -> Plan:
         host=HostUse(None, None, 0, MIB, 0, MIB),
         search=Search(1, 0.0),
         problems=(),
+        n_layer=32,
         shared=shared,
+        later=(Later("logits", MIB, MIB, 1),),
     )
 
 

@@ -115,6 +115,7 @@ PLAN = document(
     "program",
     Key("model", of=MODEL, about=f"{ModelSummary.__doc__}"),
     Key("params", ".", change=lambda plan: params_to_dict(resolved(plan)), hint=Params),
+    "own_split",
     Key(
         "arguments",
         ".",

@@ -6,9 +6,11 @@ A format of arguments on one line without quotes is also in ``UNQUOTED``, and it
 from __future__ import annotations
 
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from fitter.errors import UsageError
+from fitter.parameters.table import PROGRAMS
 
 if TYPE_CHECKING:
     from fitter.planning.plan.plan import Plan
@@ -54,7 +56,7 @@ def render(plan: Plan, name: str, *, anyway: bool = False) -> str:
         check_fits(plan, f"format('{name}', anyway=True)")
     if name in UNQUOTED:
         return " ".join(words(plan, name))
-    module = import_module(f"fitter.output.formats.{name.replace('-', '_')}")
+    module = _module(name)
     text: str = module.text(plan, anyway=anyway) if name in PARTIAL else module.text(plan)
     return text
 
@@ -67,6 +69,12 @@ def words(plan: Plan, name: str) -> list[str]:
     """
     from fitter.output.arguments import check_line
 
-    arguments: list[str] = import_module(f"fitter.output.formats.{name}").words(plan)
+    arguments: list[str] = _module(name).words(plan)
     check_line(arguments)
     return arguments
+
+
+def _module(name: str) -> ModuleType:
+    """Import the text of a program that has a folder, or of another format."""
+    path = f"fitter.programs.{name}.text" if name in PROGRAMS else f"fitter.output.formats.{name.replace('-', '_')}"
+    return import_module(path)

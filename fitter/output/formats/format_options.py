@@ -107,6 +107,17 @@ def _absolute(argument: OptionValue) -> OptionValue:
     return OptionValue(argument.option, ",".join(paths))
 
 
+def check_is_for(plan: Plan, program: str, what: str) -> None:
+    """Raise :class:`PlanError` where ``plan`` is for another program than this format, which is ``what``.
+
+    Also where the plan is of a file, which does not say how many layers the model has.
+    """
+    if plan.program != program:
+        raise PlanError(f"{what} are for {program}, and the plan is for {plan.program}: fit with --for {program}")
+    if not plan.n_layer:
+        raise PlanError(f"the plan does not say how many layers the model has: fit again with --format {program}")
+
+
 def split_files(path: str) -> list[str]:
     """List the files of the model whose first file is at ``path``."""
     split = split_name(Path(path))

@@ -134,13 +134,13 @@ def _brought(items: tuple[Item, ...], rest: tuple[Item, ...]) -> dict[str, tuple
     return {kind: (each, sum([item.bytes for item in each])) for kind, each in kinds.items()}
 
 
-def _stays(_: str) -> bool:
+def stays(_: str) -> bool:
     """Let no tensor leave its layer."""
     return False
 
 
 def units_of(
-    layout: Layout, n_layer: int, is_movable: Callable[[str], bool] = _stays, pinned: Mapping[str, int] | None = None
+    layout: Layout, n_layer: int, is_movable: Callable[[str], bool] = stays, pinned: Mapping[str, int] | None = None
 ) -> tuple[Unit, ...]:
     """Add a recorded layout up to ``n_layer`` layers and the output.
 
@@ -202,7 +202,7 @@ def _without_caches(
         is_item = layer is not None and is_movable(entry.name)
         if not is_item:
             fixed[index] += size
-        if layer is not None and entry.name.count(".") > 2:
+        if layer is not None and entry.name.count(".") > 2 and is_movable is not stays:
             stem, _, suffix = entry.name.rpartition(".")
             groups = (items if is_item else rest)[index]
             suffixes, total = groups.get(stem, ([], 0))

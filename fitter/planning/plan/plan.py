@@ -108,6 +108,10 @@ class Plan:
     """
     program: str = "any"
     """The program that will load the plan, as ``--for`` names it."""
+    own_split: tuple[float, ...] = ()
+    """Shares of devices with which the program itself cuts layers like ``params.tensor_split`` does in llama.cpp; empty
+    for a program that cuts as llama.cpp does, or cannot cut so.
+    """
     later: tuple[Later, ...] = ()
     """Host memory that the program takes after the load."""
     llama_cpp: LlamaCpp | None = None

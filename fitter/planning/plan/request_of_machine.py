@@ -16,7 +16,7 @@ from fitter.machine.unaccounted import has_half_experts, unaccounted
 from fitter.model.header import Model
 from fitter.model.tensors import is_expert, stays_on_host
 from fitter.parameters.table import MAPPED, MAX_TOKENS, PARAMETERS
-from fitter.planning.placing.layer_sizes import HOST
+from fitter.planning.placing.layer_sizes import HOST, stays
 from fitter.planning.plan.drafting import DEEPEST
 from fitter.planning.plan.pool_use import check_pools
 from fitter.planning.request.ask import Ask
@@ -94,6 +94,7 @@ def request_of(
         UsageError: A parameter makes no sense for this model or machine.
         FitterError: As ``questions`` raise it.
     """
+    program = PROGRAMS[ask.program]
     params = for_model(ask.load, model, ask.cpu_moe, ask.n_cpu_moe, ask.n_cpu_ffn)
     named = ask.named
     if ask.is_described and not ask.virtual and named is None:
@@ -121,7 +122,7 @@ def request_of(
     whole, unlike = frozenset[str](), []
     if params.embeddings:
         each = context_of_a_sequence(params, n_ctx_train)
-        whole = whole_inputs(params, model, is_server=PROGRAMS[ask.program].is_server)
+        whole = whole_inputs(params, model, is_server=program.is_server)
         unlike = batch_notes(params, whole, ask.batches, each, ask.program)
         whole = frozenset() if ask.batches else whole
         params = with_whole_inputs(params, whole, each)
@@ -136,7 +137,7 @@ def request_of(
         host=HostLimit(machine.host_total, machine.host_free, ask.host_margin, "paging" in ask.allow),
         n_layer=model.n_layer,
         n_ctx_train=n_ctx_train,
-        is_movable=is_expert if model.is_moe else _is_ffn_weight,
+        is_movable=stays if "override_tensor" in program.lacks else is_expert if model.is_moe else _is_ffn_weight,
         is_expert_model=model.is_moe,
         fit_ctx=max(ask.fit_ctx, holds),
         model_bytes=model.bytes,
@@ -153,6 +154,7 @@ def request_of(
         allow=levers(ask.allow),
         pools=pools,
         whole_inputs=whole,
+        one_batch="n_batch" in program.lacks,
         notes=(
             *_beyond_training(params, model, ask.fit_ctx if "fit_ctx" in ask.given else 0),
             *_without_effect(ask, model, questions.match),
@@ -331,7 +333,11 @@ def _fixed(
         "tensor_split": bool(ask.load.tensor_split and any(ask.load.tensor_split)),
         "devices": named is not None or ask.load.split_mode == "none" or has_none,
     }
-    return ask.given & _KEPT | {name for name, is_fixed in others.items() if is_fixed}
+    program = PROGRAMS[ask.program]
+    lacks = set(program.lacks) & _KEPT | ({"tensor_split"} & set(program.lacks) if len(devices) > 1 else set())
+    if "n_batch" in program.lacks and ask.batches:
+        lacks |= {"n_batch", "n_ubatch"}
+    return ask.given & _KEPT | lacks | {name for name, is_fixed in others.items() if is_fixed}
 
 
 def _work(ask: Ask, params: Params, n_ctx_train: int) -> tuple[Session, Workload, tuple[str, ...]]:

@@ -231,9 +231,21 @@ class Ask:
     def having(self, words: Mapping[str, Any], program_facts: Facts) -> Ask:
         """Return the parameters with other ``words``, as ``with_facts`` does. Raises ``UsageError`` as ``of`` does."""
         changed = cast(Fitting, {**self.words, **words})
-        ask = replace(self, words=changed, given=self.given | _user_set(words)).with_facts(program_facts)
+        sharing, own = replace(self.sharing, **_set(Sharing, words)), _set(Ask, words)
+        ask = replace(self, words=changed, given=self.given | _user_set(words), sharing=sharing, **own)
+        ask = ask.with_facts(program_facts)
         ask.check()
         return ask
+
+    def for_model(self, model: Model, program_facts: Facts) -> Ask:
+        """Return the parameters as the program loads ``model``. Raises ``UsageError`` where it changes the user's."""
+        words = PROGRAMS[self.program].of_model(model, self._set_words)
+        return self.having(words, program_facts) if words else self
+
+    @property
+    def _set_words(self) -> Mapping[str, Any]:
+        words: Mapping[str, Any] = self.words
+        return {name: words[name] for name in self.given}
 
     def for_texts(self, model: Model) -> tuple[Ask, tuple[str, ...]]:
         """Return the parameters with ``--embedding`` or ``--reranking`` where the header pools, and a note on it."""
@@ -274,7 +286,7 @@ class Ask:
         levers(self.allow)
         check_paging(self.load, self.allow)
         self.sharing.check()
-        PROGRAMS[self.program].check(self.given)
+        PROGRAMS[self.program].check(self._set_words)
         self._check_work()
         self.check_machine()
 

@@ -198,7 +198,9 @@ def params_of(request: Request, devices: Sequence[DeviceLimit], placement: Place
     used = devices_in_use(request, devices, placement)
     names = tuple(devices[d].name for d in used)
     params = replace(request.params, n_ctx=n_ctx, devices=names)
-    if "n_batch" not in request.fixed and "n_ubatch" not in request.fixed:
+    if request.one_batch:
+        params = replace(params, n_batch=params.n_ubatch)
+    elif "n_batch" not in request.fixed and "n_ubatch" not in request.fixed:
         at_once = _IN_FLIGHT if is_pipelined(request, devices, placement) else 1
         params = replace(params, n_batch=max(params.n_batch, at_once * params.n_ubatch))
     if "n_gpu_layers" not in request.fixed:

@@ -151,6 +151,7 @@ class Request:
         pools: Memory that devices share with the host.
         notes: Notes for the plan.
         whole_inputs: Fields of ``params`` that follow the context, since they must hold a whole input.
+        one_batch: Whether ``n_batch`` is ``n_ubatch``.
     """
 
     params: Params
@@ -180,6 +181,7 @@ class Request:
     pools: tuple[PoolLimit, ...] = ()
     notes: tuple[str, ...] = ()
     whole_inputs: frozenset[str] = frozenset()
+    one_batch: bool = False
 
     @property
     def is_for_most_context(self) -> bool:

@@ -1,19 +1,28 @@
 """Write a plan as a Modelfile of Ollama, which starts a llama-server of its own with a few of its options.
 
-Mapped from its source at commit fb30760 (``llm/llama_server.go``, ``parser/parser.go``) and its documentation; Ollama
-was not run.
+Mapped from its source at commit fb30760 (``llm/llama_server.go``, ``server/sched.go``, ``parser/parser.go``) and its
+documentation; Ollama was not run.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 
 from fitter.errors import PlanError
 from fitter.output.arguments import check_line
-from fitter.output.formats.format_options import OptionValue, split_files, with_absolute_paths
+from fitter.output.formats.format_options import (
+    OptionValue,
+    check_is_for,
+    option_values,
+    split_files,
+    with_absolute_paths,
+)
 from fitter.output.formats.ini import section
 from fitter.planning.plan.plan import Plan
+from fitter.planning.request.shared import DRAFT_MAX
+from fitter.programs.ollama import HEADROOM, LARGE_IMAGES
 
 _VERSION = "0.30.0"
 """First version that runs every GGUF model with llama-server."""
@@ -31,8 +40,9 @@ def text(plan: Plan, *, anyway: bool = False) -> str:
         anyway: Whether to leave out what Ollama cannot be told, with a comment; Ollama then places the layers.
 
     Raises:
-        PlanError: Ollama cannot be told a parameter, and ``anyway`` is false.
+        PlanError: The plan is for another program, or Ollama cannot be told a parameter and ``anyway`` is false.
     """
+    check_is_for(plan, "ollama", "instructions of a Modelfile")
     instructions, variables, missing = [f"REQUIRES {_VERSION}"], list[str](), list[str]()
     # Ollama chooses among all devices that it sees
     for argument in with_absolute_paths(replace(plan, default_devices=())):
@@ -51,8 +61,8 @@ def text(plan: Plan, *, anyway: bool = False) -> str:
         # with a part of the placement, more layers would be on devices than fit
         instructions = [line for line in instructions if not line.startswith(_PLACING)]
         missing.append("# so Ollama itself chooses the layers on devices, and its memory is not the plan's")
-    # a larger -b than -ub, which Ollama has not, only groups more tokens of prompts
-    instructions.append(f"PARAMETER num_batch {plan.params.n_ubatch}")
+    # llama.cpp takes no more than -b at a time
+    instructions.append(f"PARAMETER num_batch {min(plan.params.n_batch, plan.params.n_ubatch)}")
     head = [f"# ollama create {section(plan.model.path).lower()} -f Modelfile"]
     if variables:
         head.append(f"# start the server with {' '.join(dict.fromkeys(variables))}, which holds for all its models")
@@ -105,7 +115,7 @@ def _adapter(argument: OptionValue, _: Plan) -> list[str]:
 
 
 def _visible(argument: OptionValue, plan: Plan) -> list[str]:
-    """Write the variable that limits Ollama to the plan's devices."""
+    """Write the variable that limits Ollama to the plan's devices, and the one with which it takes all of several."""
     if argument.value in ("none", "MTL0"):
         return []
     names = argument.value.split(",")
@@ -113,7 +123,7 @@ def _visible(argument: OptionValue, plan: Plan) -> list[str]:
     numbers = [name.removeprefix(kind) for name in names]
     if kind not in _VISIBLE or not all(map(str.isdecimal, numbers)):
         return _refused(argument, plan)
-    return [f"{_VISIBLE[kind]}={','.join(numbers)}"]
+    return [f"{_VISIBLE[kind]}={','.join(numbers)}", *(["OLLAMA_SCHED_SPREAD=1"] if len(names) > 1 else [])]
 
 
 def _cache_type(argument: OptionValue, plan: Plan) -> list[str]:
@@ -138,6 +148,47 @@ def _kv_unified(_: OptionValue, __: Plan) -> list[str]:
     raise PlanError("Ollama has a KV cache for each slot, and this plan shares one (-kvu): plan with -np 1")
 
 
+def _inherited(argument: OptionValue, _: Plan) -> list[str]:
+    """Write a variable that Ollama's llama-servers inherit, for an option that Ollama does not set."""
+    return [f"{argument.option.env}={argument.value}"]
+
+
+def _image_min_tokens(argument: OptionValue, plan: Plan) -> list[str]:
+    return [] if plan.model.architecture in LARGE_IMAGES else _inherited(argument, plan)
+
+
+def _device_of_images(argument: OptionValue, plan: Plan) -> list[str]:
+    """Refuse a place of the projector that Ollama does not choose; see ``Ollama.attempts``."""
+    devices, layers = plan.breakdown.devices, plan.params.n_gpu_layers
+    size = sum(row.model for use in plan.shared if use.kind == "projector" for row in use.rows)
+    is_limited = any(use.free < size + HEADROOM for use in plan.devices if use.name in devices)
+    is_on_first = bool(devices) and (layers < 0 or layers > plan.n_layer) and not is_limited
+    if argument.value != (devices[0] if is_on_first else "none"):
+        raise PlanError(
+            "Ollama puts a projector on the first device with all layers, and on the host without, where the plan has "
+            f"it on {'the host' if argument.value == 'none' else argument.value}: leave -mmdev out"
+        )
+    return []
+
+
+def _drafting(argument: OptionValue, plan: Plan) -> list[str]:
+    """Write the tokens that the model's own layers draft at a time; without them Ollama does not draft."""
+    if argument.value != "draft-mtp":
+        raise PlanError(
+            "Ollama drafts with a model's own layers (--mtp) or with heads made for it, and this plan with "
+            f"--spec-type {argument.value}: leave it out"
+        )
+    sizes = [each.value for each in option_values(plan) if each.option.name == "--spec-draft-n-max"]
+    return [f"PARAMETER draft_num_predict {sizes[0] if sizes else DRAFT_MAX}"]
+
+
+def _draft_model(argument: OptionValue, _: Plan) -> list[str]:
+    raise PlanError(
+        f"Ollama runs a DRAFT file as heads of the model, and {os.path.basename(argument.value)} is a model of its "
+        "own: leave -md out"
+    )
+
+
 _Writer = Callable[[OptionValue, Plan], list[str]]
 _VARIABLES: dict[str, _Writer] = {
     "-dev": _visible,
@@ -145,6 +196,8 @@ _VARIABLES: dict[str, _Writer] = {
     "-ctv": _cache_type,
     "-fa": _flash_attn,
     "-np": _num_parallel,
+    "--image-min-tokens": _image_min_tokens,
+    **dict.fromkeys(("-cram", "-ctxcp", "-cms", "--no-cache-idle-slots", "--image-max-tokens"), _inherited),
 }
 """Options that are variables of Ollama's server."""
 _INSTRUCTIONS: dict[str, _Writer] = {
@@ -159,6 +212,10 @@ _INSTRUCTIONS: dict[str, _Writer] = {
     "-lm": _use_mmap,
     "--embedding": _nothing,
     "--mmproj": _from,
+    "-mmdev": _device_of_images,
+    "--spec-type": _drafting,
+    "--spec-draft-n-max": _nothing,
+    "-md": _draft_model,
     "--lora": _adapter,
     "-fit": _nothing,
 }
