@@ -172,6 +172,8 @@ def test_a_deployment(path: str) -> None:
     assert server["image"] == "ghcr.io/ggml-org/llama.cpp:server-cuda"
     assert volume == {"name": mount["name"], "hostPath": {"path": path, "type": "File"}}
     assert [expanded(word) for word in server["args"][:4]] == ["-m", mount["mountPath"], "-c", "512"]
+    # a llama-server from b11521 on listens at 9931 by itself
+    assert server["args"][-4:] == ["--host", "0.0.0.0", "--port", str(server["ports"][0]["containerPort"])]
     assert {
         probe: server[probe]["httpGet"]["path"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")
     } == {

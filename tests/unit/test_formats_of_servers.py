@@ -166,6 +166,7 @@ def test_compose_starts_the_plan(path: str) -> None:
     found = service(render(plan, "compose"))
     target = f"/models/{Path(path).name}"
     expected = [target if word == path else word for word in words_of(plan)]
+    # a llama-server from b11521 on listens at 9931 by itself
     assert found["command"] == [*expected, "--host", "0.0.0.0", "--port", "8080"]
     assert found["volumes"] == [{"type": "bind", "source": path, "target": target, "read_only": True}]
     assert found["ports"] == ["127.0.0.1:8080:8080"]
