@@ -441,6 +441,7 @@ def test_what_makes_no_sense(models: Mapping[str, Path], plan_file: Path, server
             "there is no llama-server on the PATH: install llama.cpp, or",
         ),
         "llama-cli": ([models["dense"], "--for", "llama-cli"], 2, "fitter verify cannot start llama-cli: use --for"),
+        "Ollama": ([models["dense"], "--for", "ollama"], 2, "fitter verify cannot start ollama: use --for"),
         "another program": (
             [models["dense"], "--for", "any", "--server", server],
             2,

@@ -115,6 +115,7 @@ def test_a_vulkan_device_is_its_vendors(description: str, resource: str) -> None
 
 
 REFUSED: dict[str, tuple[Plan, str]] = {
+    "another server": (replace(served(), program="ollama"), "a pod runs llama-server, and the plan is for ollama"),
     "another program": (replace(served(), program="llama-cpp-python"), "a pod runs llama-server, and the plan is for"),
     "no limit": (replace(served(), later=(replace(CACHE, bytes=None), LOGITS)), "-cram -1 has no limit"),
     "a gap": (served(devices=("CUDA1",)), "the plan leaves out CUDA0"),

@@ -22,7 +22,7 @@ from fitter.programs.finding import NAME as SERVER
 def loaded_by(program: str | None, server: object | None, prompts: int | None) -> str:
     """Choose the program that loads the plan. Raises ``UsageError`` for a program that cannot be verified."""
     chosen = SERVER if program is None and server is not None else program or programs.chosen("llama-cpp-python")
-    if chosen in ("llama-cli", "llama-bench"):
+    if chosen in ("llama-cli", "llama-bench") or programs.PROGRAMS[chosen].title:
         raise UsageError(
             f"fitter verify cannot start {chosen}: use --for {SERVER}, or --for any to load with llama.cpp's library"
         )

@@ -53,7 +53,8 @@ def pod_claim(plan: Plan) -> PodClaim:
         PlanError: The plan is not for a llama-server, its memory has no limit, or a pod cannot have its devices.
     """
     logits = next((each for each in plan.later if each.kind == "logits"), None)
-    if not PROGRAMS[plan.program].is_server or logits is None:
+    program = PROGRAMS[plan.program]
+    if not program.is_server or program.title or logits is None:
         raise PlanError(f"a pod runs llama-server, and the plan is for {plan.program}: fit with --for llama-server")
     if any(each.bytes is None for each in plan.later):
         raise PlanError("-cram -1 has no limit, and a pod has one: give the MiB that the prompt cache may take")
