@@ -154,7 +154,7 @@ def _print(plan: Plan, wanted_format: str | None, anyway: bool | None, *, is_qui
         llama_options.report_ignored(others.names, f"--format {output_format} contains only the plan")
     passed = others.passed if passes_on else ()
     arguments.check_line(passed)
-    if output_format in formats.UNQUOTED and (plan.fits or anyway):
+    if (plan.fits or anyway) and formats.is_unquoted(output_format):
         is_terminal = sys.stdout.isatty()
         command = arguments.command(plan) if is_terminal and wanted_format is None else None
         if command is not None and not is_quiet:

@@ -118,6 +118,9 @@ PROGRAMS = {
 }
 """Programs for ``--for``, with what each sets."""
 
+TEXTS = {"ik_llama": "arguments of ik_llama.cpp on one line", "ollama": "a Modelfile for Ollama"}
+"""Programs in folders of their own (``fitter/programs``), with the help for the format of their name."""
+
 POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 """llama.cpp's number for each way to pool embeddings."""
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 
 from fitter.errors import UsageError
+from fitter.parameters import table
 from fitter.programs.facts import Facts, facts
-from fitter.programs.ik_llama import IkLlama
 from fitter.programs.llama_bench import LlamaBench
 from fitter.programs.llama_cpp_python import AnyProgram, LlamaCppPython
 from fitter.programs.llama_server import LlamaCli, LlamaServer
-from fitter.programs.ollama import Ollama
 from fitter.programs.program import Asked, Attempt, Program, Shape
 
+_OF_LLAMA_CPP = {each.name: each for each in (LlamaServer(), LlamaCli(), LlamaCppPython(), LlamaBench(), AnyProgram())}
+
 PROGRAMS: dict[str, Program] = {
-    each.name: each
-    for each in (LlamaServer(), LlamaCli(), LlamaCppPython(), LlamaBench(), IkLlama(), Ollama(), AnyProgram())
+    name: import_module(f"fitter.programs.{name}").PROGRAM if name in table.TEXTS else _OF_LLAMA_CPP[name]
+    for name in table.PROGRAMS
 }
 
 SERVER = LlamaServer.name
@@ -39,7 +41,7 @@ def for_format(name: str | None, given: str | None) -> str | None:
     Raises:
         UsageError: The format is another program's.
     """
-    own = next((each.name for each in PROGRAMS.values() if each.format == name and each.format != Program.format), None)
+    own = name if name in table.TEXTS else None
     if given and own and given != own:
         raise UsageError(f"--format {name} is for {own}, and --for {given} for another program: leave one of them out")
     return given or own or unless_named(_FORMATS.get(name or "", SERVER))
@@ -47,8 +49,8 @@ def for_format(name: str | None, given: str | None) -> str | None:
 
 def own_format(program: str | None) -> str | None:
     """Return the format of plans for ``program``, or for the environment's; ``None`` for llama.cpp's arguments."""
-    name = PROGRAMS[program or chosen(SERVER)].format
-    return None if name == Program.format else name
+    name = program or chosen(SERVER)
+    return name if name in table.TEXTS else None
 
 
 def chosen(default: str) -> str:

@@ -64,8 +64,7 @@ class Program:
     """A program; the base class stands for any program, with an output for every token of a batch.
 
     Attributes:
-        title: What messages call it, where that is not its name.
-        format: The ``--format`` of its plans.
+        title: What messages call it; empty for llama.cpp's own programs.
         lacks: Keywords for a placement that it cannot be told, each with what to do instead; ``n_batch`` where its
             batches are micro batches.
         is_server: Whether it caches prompts and checkpoints in host memory.
@@ -76,7 +75,6 @@ class Program:
 
     name: ClassVar[str] = "any"
     title: ClassVar[str] = ""
-    format: ClassVar[str] = "args"
     lacks: ClassVar[Mapping[str, str]] = {}
     is_server: ClassVar[bool] = False
     has_slots: ClassVar[bool] = False

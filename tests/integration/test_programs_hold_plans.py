@@ -16,7 +16,7 @@ import pytest
 import fitter
 from fitter.api import Plan
 from fitter.errors import PlanError, UsageError
-from fitter.programs import PROGRAMS
+from fitter.parameters.table import TEXTS
 from tests.formats import ik_llama, modelfile
 from tools import shapes
 from tools.shapes import SHAPES
@@ -174,4 +174,4 @@ def test_ollama_holds_plans(number: int | str, files: Path) -> None:
 
 
 def test_every_program_with_a_text_is_drawn() -> None:
-    assert {each.name for each in PROGRAMS.values() if each.format == each.name} == SAID.keys()
+    assert TEXTS.keys() == SAID.keys()

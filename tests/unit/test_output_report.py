@@ -13,7 +13,7 @@ import pytest
 
 from fitter.llama.types import TensorBuftOverride
 from fitter.output.documents.document import dumps
-from fitter.output.formats import UNQUOTED
+from fitter.output.formats import FORMATS, is_unquoted
 from fitter.output.pages.report_page import (
     NAMELESS,
     check_page,
@@ -361,7 +361,7 @@ def test_a_line_that_a_shell_would_change_says_so_once() -> None:
     plan = for_format(make_plan(), "ik_llama")
     plan = replace(plan, params=replace(plan.params, tensor_buft_overrides=(OVERRIDE,)))
     for text in (plan_page(plan), plan_panel(plan, None, "a", "first plan")):
-        assert text.count("It has no quotes") == len(UNQUOTED)
+        assert text.count("It has no quotes") == sum(map(is_unquoted, FORMATS))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from fitter.machine import gpu, gpu_catalogue
 from fitter.machine.gpu_catalogue import CatalogueGpu, capability_text
 from fitter.output.formats import FORMATS, render
 from fitter.parameters.kinds import Choice, DeviceNames, Flag, Kind, Layers, Overrides, Shares, Size, Whole
-from fitter.parameters.table import LEVERS, PARAMETERS, PROGRAMS, SHARED, SPECULATION, Parameter
+from fitter.parameters.table import LEVERS, PARAMETERS, SHARED, SPECULATION, TEXTS, Parameter
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.summary import DeviceUse, HostUse, ModelSummary, Search, SharedUse
 from fitter.programs.later import Later
@@ -119,7 +119,7 @@ def formats_page() -> str:
 def _refusal(each: Parameter, name: str) -> str:
     """What a format says of a plan with ``each``; empty if it can express it."""
     plan = _plan(each)
-    program = name if name in PROGRAMS else "llama-server"
+    program = name if name in TEXTS else "llama-server"
     try:
         render(replace(plan, program=program, own_split=plan.params.tensor_split or ()), name)
     except PlanError as error:

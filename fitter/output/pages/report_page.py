@@ -16,7 +16,7 @@ from fitter.model.location import download
 from fitter.model.shapes import shape_addresses
 from fitter.output.arguments import arguments, command, command_line, placeholder, shell_line
 from fitter.output.documents.plan_document import to_dict
-from fitter.output.formats import FORMATS, UNQUOTED, words
+from fitter.output.formats import FORMATS, is_unquoted, words
 from fitter.output.pages.page import fragment, page, pictures
 from fitter.output.pictures import bars, drawing, layer_picture
 from fitter.output.pictures.drawing import WIDE
@@ -359,7 +359,7 @@ def _formats(plan: Plan, names: Iterable[str]) -> list[dict[str, str]]:
         except PlanError as error:
             entry["problem"] = str(error)
         entry = _checked(entry, f"use fitter fit --format {name}")
-        if name in UNQUOTED and entry["text"] and entry["text"] != command_line(words(plan, name), quoted=True):
+        if entry["text"] and is_unquoted(name) and entry["text"] != command_line(words(plan, name), quoted=True):
             entry["note"] = _UNQUOTED + (" Take shell for that." if name == "args" else "")
         formats.append(entry)
     return formats

@@ -22,7 +22,6 @@ class IkLlama(LlamaServer):
 
     name: ClassVar[str] = "ik_llama"
     title: ClassVar[str] = "ik_llama.cpp"
-    format: ClassVar[str] = "ik_llama"
     lacks: ClassVar[Mapping[str, str]] = {
         "moe_cache_size": "leave it out",
         "split_mode": "plan with -sm layer; its own -sm graph splits tensors too, but no plan can be made for that",
@@ -65,3 +64,6 @@ class IkLlama(LlamaServer):
 
     def more(self, model: Model) -> Mapping[int, int]:
         return computed_weights(model)
+
+
+PROGRAM = IkLlama()

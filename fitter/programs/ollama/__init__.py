@@ -34,7 +34,6 @@ class Ollama(LlamaServer):
 
     name: ClassVar[str] = "ollama"
     title: ClassVar[str] = "Ollama"
-    format: ClassVar[str] = "ollama"
     lacks: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("tensor_split", "override_tensor", "cpu_moe", "n_cpu_moe", "n_cpu_ffn"), _PLACES),
         "moe_cache_size": "leave it out",
@@ -106,3 +105,6 @@ def _with_images(model: Model, free: Mapping[str, int], words: Mapping[str, Any]
         Attempt(on_host, range(all_layers)),
         Attempt({**on_host, "n_gpu_layers": model.n_layer}),
     ]
+
+
+PROGRAM = Ollama()

@@ -24,6 +24,8 @@ from fitter.planning.plan.plan import Plan
 from fitter.planning.request.shared import DRAFT_MAX
 from fitter.programs.ollama import HEADROOM, LARGE_IMAGES
 
+IS_PARTIAL = True
+
 _VERSION = "0.30.0"
 """First version that runs every GGUF model with llama-server."""
 _PLACING = ("PARAMETER num_gpu", "PARAMETER main_gpu")
