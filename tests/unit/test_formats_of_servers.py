@@ -284,6 +284,36 @@ def test_ollama_takes_every_file() -> None:
     assert found.of("ADAPTER") == ["/m/a.gguf", "/m/b.gguf"]
 
 
+def test_ollama_drafts_with_the_models_own_layers() -> None:
+    words = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "5")
+    plan = replace(plan_at("/m.gguf", Params(n_ctx=512)), shared=(SharedUse("mtp", "", (), words),))
+    assert modelfile.parse(render(plan, "ollama")).parameters["draft_num_predict"] == 5
+    usual = replace(plan, shared=(SharedUse("mtp", "", (), words[:2]),))
+    assert modelfile.parse(render(usual, "ollama")).parameters["draft_num_predict"] == 3
+
+
+@pytest.mark.parametrize(
+    ("layers", "words", "message"),
+    [
+        (33, ("-mmdev", "CUDA0"), ""),
+        (33, ("-mmdev", "none"), "the plan has it on the host: leave -mmdev out"),
+        (33, ("-mmdev", "CUDA1"), "the plan has it on CUDA1: leave -mmdev out"),
+        (32, ("-mmdev", "none"), ""),
+        (32, ("-mmdev", "CUDA0"), "and on the host without, where the plan has it on CUDA0: leave -mmdev out"),
+        (33, ("-md", "/m/draft.gguf"), "a DRAFT file as heads of the model, and draft.gguf is a model of its own"),
+        (33, ("--spec-type", "ngram-mod"), "and this plan with --spec-type ngram-mod: leave it out"),
+    ],
+)
+def test_what_stands_beside_a_model_for_ollama(layers: int, words: tuple[str, ...], message: str) -> None:
+    plan = plan_at("/m.gguf", Params(n_ctx=512, n_gpu_layers=layers))
+    plan = replace(plan, shared=(SharedUse("projector", "", (), ("--mmproj", "/p.gguf", *words)),))
+    if not message:
+        assert modelfile.parse(render(plan, "ollama")).of("FROM") == ["/m.gguf", "/p.gguf"]
+        return
+    with pytest.raises(PlanError, match=re.escape(message)):
+        render(plan, "ollama")
+
+
 REFUSED = {
     "overrides": ({"tensor_buft_overrides": SPILLED.tensor_buft_overrides}, "no parameter like llama.cpp's -ot", "-ot"),
     "a split": ({"tensor_split": (1.0, 2.0)}, "no parameter like llama.cpp's -ts", "-ts"),

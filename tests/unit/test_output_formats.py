@@ -16,12 +16,14 @@ import yaml
 
 from fitter.errors import PlanError, UsageError
 from fitter.llama.types import Params, TensorBuftOverride
+from fitter.output import formats
 from fitter.output.formats import FORMATS, format_options
 from fitter.output.formats.ini import section
+from fitter.parameters.table import TEXTS
 from fitter.planning.placing.host_flags import host_overrides
 from fitter.planning.plan.plan import Plan, Problem
 from fitter.programs.later import Later
-from tests.formats import modelfile
+from tests.formats import ik_llama, modelfile
 from tests.support.plans import make_plan, render, shared_use
 
 FOR_PODS = ("kubernetes", "llmkube")
@@ -151,6 +153,59 @@ def test_ik_llama(params: dict[str, Any], resolved: bool | None, expected: str) 
 def test_what_ik_llama_cannot_be_told(params: dict[str, Any], message: str) -> None:
     with pytest.raises(PlanError, match=re.escape(message)):
         render(make_plan(Params(n_ctx=4096, **params)), "ik_llama")
+
+
+OF_OTHERS: dict[str, tuple[tuple[str, ...], str]] = {
+    "a draft model": (
+        ("-md", "d.gguf", "-devd", "CUDA0", "-ngld", "all", "-ctkd", "q8_0", "--spec-type", "draft-simple"),
+        "-md d.gguf -devd CUDA0 -ngld 999 -ctkd q8_0 --spec-type draft:n_max=3",
+    ),
+    "a draft of its own, and n-grams": (
+        (*("--spec-type", "draft-mtp", "--spec-draft-n-max", "5"), *("--spec-type", "ngram-mod")),
+        "--spec-type mtp:n_max=5 --spec-type ngram-mod",
+    ),
+    "n-grams of a size": (
+        ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-m", "12"),
+        "--spec-type ngram-simple:ngram_size_m=12",
+    ),
+    "images on the first device": (
+        ("--mmproj", "p.gguf", "-mmdev", "CUDA0", "--image-max-tokens", "256"),
+        "--mmproj p.gguf --image-max-tokens 256",
+    ),
+    "images on the host": (("--mmproj", "p.gguf", "-mmdev", "none"), "--mmproj p.gguf --no-mmproj-offload"),
+    "adapters": (("--lora", "a.gguf", "--lora", "b.gguf"), "--lora a.gguf --lora b.gguf"),
+    "a scaled adapter": (("--lora-scaled", "a.gguf:0.5"), "--lora-scaled a.gguf 0.5"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "expected"), OF_OTHERS.values(), ids=OF_OTHERS)
+def test_what_stands_beside_a_model_for_ik_llama(arguments: tuple[str, ...], expected: str) -> None:
+    plan = make_plan(Params.of({"n_ctx": 4096, "n_gpu_layers": 33, "cache_ram": 0, "ctx_checkpoints": 2}))
+    text = render(replace(plan, shared=(shared_use("draft", arguments),)), "ik_llama")
+    assert text == f"-c 4096 -ngl 999 -np 1 -cram 0 --ctx-checkpoints 2 {expected} -fa on"
+    ik_llama.parse(text.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-md", "d.gguf", "-devd", "CUDA0,CUDA1"), "ik_llama.cpp splits a draft model by bytes"),
+        (("--mmproj", "p.gguf", "-mmdev", "CUDA1"), "on the first device, or on the host, and this plan on CUDA1"),
+        (("-md", "d.gguf", "-ts", "1,1"), "no -ts of its own is known for this plan"),
+    ],
+)
+def test_what_no_words_of_ik_llama_place(arguments: tuple[str, ...], message: str) -> None:
+    plan = replace(make_plan(), shared=(shared_use("draft", arguments),))
+    with pytest.raises(PlanError, match=re.escape(message)):
+        render(plan, "ik_llama")
+
+
+def test_a_format_of_one_program_is_of_plans_for_it() -> None:
+    for name in TEXTS:
+        with pytest.raises(PlanError, match=f"are for {name}, and the plan is for any: fit with --for {name}$"):
+            formats.render(make_plan(), name)
+        with pytest.raises(PlanError, match="the plan does not say how many layers the model has"):
+            render(replace(make_plan(), n_layer=0), name)
 
 
 def test_a_model_of_a_thousand_layers_is_whole_for_ik_llama() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 from fitter import programs
 from fitter.errors import UsageError
 from fitter.llama.types import LlamaCpp, Params
+from fitter.model.header import Model
 from fitter.parameters import table
 from fitter.planning.request.ask import Ask
 from fitter.programs import PROGRAMS, Asked, Facts, Shape, chosen, facts, unless_named
@@ -289,3 +293,116 @@ def test_a_server_that_drafts_more_by_itself(drafts: dict[str, object], expected
     other = replace(facts(SERVER), draft_tokens={**facts(SERVER).draft_tokens, "draft-simple": 5})
     ask = Ask.of({"program": SERVER, **drafts}).with_facts(other)  # type: ignore[typeddict-item]
     assert (ask.sharing.draft_max, ask.load.n_rs_seq, ask.load.n_outputs_max) == expected
+
+
+# --- programs with rules of their own
+
+LACKS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a split": (
+        OLLAMA,
+        {"tensor_split": [1.0, 1.0]},
+        "Ollama has no option like llama.cpp's -ts: it places whole layers",
+    ),
+    "an override": (
+        OLLAMA,
+        {"override_tensor": ["a=CPU"]},
+        "Ollama has no option like llama.cpp's -ot: it places whole",
+    ),
+    "experts on the host": (OLLAMA, {"cpu_moe": True}, "Ollama has no option like llama.cpp's -cmoe: it places whole"),
+    "caches on the host": (OLLAMA, {"offload_kqv": False}, "Ollama has no option like llama.cpp's -nkvo: leave it out"),
+    "one cache": (OLLAMA, {"kv_unified": True}, "Ollama has no option like llama.cpp's -kvu: each slot has a cache of"),
+    "tensors split": (
+        OLLAMA,
+        {"split_mode": "tensor"},
+        "Ollama has no option like llama.cpp's -sm tensor: plan with -sm",
+    ),
+    "one cache of a fork": (
+        IK,
+        {"kv_unified": True},
+        "ik_llama.cpp has no option like llama.cpp's -kvu: each slot has its",
+    ),
+    "tensors split by a fork": (IK, {"split_mode": "tensor"}, "-sm tensor: plan with -sm layer; its own -sm graph"),
+    "n-grams": (
+        OLLAMA,
+        {"spec_type": ("ngram-mod",)},
+        "--spec-type is an option of llama-server, but the plan is for ollama",
+    ),
+}
+
+
+@pytest.mark.parametrize(("program", "words", "message"), LACKS.values(), ids=LACKS)
+def test_what_a_program_cannot_be_told(program: str, words: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        Ask.of({"program": program, **words})  # type: ignore[typeddict-item]
+
+
+@pytest.mark.parametrize("words", [{"split_mode": "none"}, {"offload_kqv": True}, {"cache_ram": 0}, {"n_batch": 64}])
+def test_what_a_program_has_may_be_said(words: dict[str, Any]) -> None:
+    for program in (OLLAMA, IK):
+        Ask.of({"program": program, **words})  # type: ignore[typeddict-item]
+
+
+def model_of(architecture: str, n_ctx_train: int = 8192, size: int = 1 << 30) -> Model:
+    path = Path("m.gguf")
+    return Model(path, (path,), "m", architecture, size, 32, 0, n_ctx_train, 0, (), {})
+
+
+OF_MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any] | str]] = {
+    "nothing": (OLLAMA, "llama", {}, {}),
+    "one slot": (OLLAMA, "qwen35moe", {}, {"n_seq_max": 1}),
+    "two slots where there is one": (
+        OLLAMA,
+        "qwen35moe",
+        {"n_seq_max": 2},
+        "one slot for qwen35moe models: leave -np 2",
+    ),
+    "the trained context of each slot": (OLLAMA, "llama", {"n_seq_max": 2, "n_ctx": 16384}, {}),
+    "more than the trained context": (OLLAMA, "llama", {"n_ctx": 8193}, "at the 8192 tokens .*: give -c 8192 or less"),
+    "large images": (OLLAMA, "qwen2vl", {"mmproj": "p"}, {"image_min_tokens": 1024}),
+    "a small context with images": (OLLAMA, "gemma3", {"mmproj": "p", "n_ctx": 1024}, "give -c 2048 or more"),
+    "windows": (IK, "gemma3", {}, {"swa_full": True}),
+    "no such model": (IK, "nemotron_h", {}, "ik_llama.cpp loads no nemotron_h models: plan for llama-server"),
+}
+
+
+@pytest.mark.parametrize(("program", "architecture", "words", "expected"), OF_MODELS.values(), ids=OF_MODELS)
+def test_what_a_program_sets_for_a_model(
+    program: str, architecture: str, words: dict[str, Any], expected: dict[str, Any] | str
+) -> None:
+    if isinstance(expected, str):
+        with pytest.raises(UsageError, match=expected):
+            PROGRAMS[program].of_model(model_of(architecture), words)
+        return
+    assert PROGRAMS[program].of_model(model_of(architecture), words) == expected
+
+
+def tried(program: str, free: dict[str, int], **words: Any) -> list[list[dict[str, Any]]]:
+    """The keywords of every attempt."""
+    return [[each.words for each in group] for group in PROGRAMS[program].attempts(model_of("llama"), free, words)]
+
+
+GIB = 1 << 30
+
+
+def test_ollama_is_asked_for_few_cards_first() -> None:
+    assert tried(OLLAMA, {"CUDA0": GIB}) == [[{}]]
+    assert tried(OLLAMA, {"CUDA0": GIB, "CUDA1": 2 * GIB}) == [[{"devices": ("CUDA1",)}], [{}]]
+    assert tried(OLLAMA, {"CUDA0": GIB, "CUDA1": GIB}) == [[{}]]
+    assert tried(OLLAMA, {"CUDA0": GIB, "CUDA1": 2 * GIB}, devices=("CUDA0", "CUDA1")) == [[{}]]
+
+
+def test_images_are_where_ollama_has_them() -> None:
+    on_first, on_host = {"mmproj_device": "CUDA0"}, {"mmproj_device": "none"}
+    assert tried(OLLAMA, {"CUDA0": 2 * GIB}, mmproj="missing") == [
+        [{**on_first, "n_gpu_layers": -1}, on_host, {**on_host, "n_gpu_layers": 32}]
+    ]
+    assert tried(OLLAMA, {"CUDA0": 2 * GIB}, mmproj="missing", n_gpu_layers=5) == [[on_first, on_host]]
+    # a card with less than a projector and a gibibyte
+    assert tried(OLLAMA, {"CUDA0": GIB - 1}, mmproj="missing") == [[on_host]]
+    assert tried(OLLAMA, {"CUDA0": 2 * GIB}, mmproj="missing", mmproj_device="none") == [[{}]]
+
+
+def test_ik_llama_has_all_layers_where_the_output_is_no_tensor_of_its_own() -> None:
+    (group,) = PROGRAMS[IK].attempts(model_of("llama"), {"CUDA0": GIB}, {})
+    assert [set(each.layers) for each in group] == [{0, 33}, set(), set(), set()]
+    assert [each.words.get("n_gpu_layers") for each in group] == [None, -1, -1, 0]
