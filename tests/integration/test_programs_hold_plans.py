@@ -119,6 +119,12 @@ def numbers(program: str) -> list[Any]:
     return [*named, *(pytest.param(n, marks=[] if n < EVERY_DAY else pytest.mark.slow) for n in range(DRAWN))]
 
 
+def test_ik_llama_does_not_cut_by_layers() -> None:
+    """What a replay of its source gave: this -ts, meant for ten layers on the first card, puts twelve there."""
+    words = "-c 32768 -dev CUDA0,CUDA1,CUDA2,CUDA3 -ngl 999 -ts 10,17,12,23 -ub 2048 -ctk q8_0 -ctv q8_0 -np 1 -fa on"
+    assert ik_llama.counts(SHAPES["deepseek-v3.1"], words.split()) == [12, 16, 11, 23]
+
+
 @pytest.mark.parametrize("number", numbers("ik_llama"))
 def test_ik_llama_holds_plans(number: int | str, files: Path) -> None:
     drawn, plan = planned("ik_llama", number, files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -20,6 +21,7 @@ from fitter.parameters import table
 from fitter.planning.request.ask import Ask
 from fitter.programs import PROGRAMS, Asked, Facts, Shape, chosen, facts, unless_named
 from fitter.programs.facts import programs as known_programs
+from fitter.programs.ik_llama.layers import LayerSizes, cut, shares
 
 SERVER, CLI, PYTHON, BENCH, ANY = "llama-server", "llama-cli", "llama-cpp-python", "llama-bench", "any"
 IK, OLLAMA = "ik_llama", "ollama"
@@ -400,6 +402,25 @@ def test_images_are_where_ollama_has_them() -> None:
     # a card with less than a projector and a gibibyte
     assert tried(OLLAMA, {"CUDA0": GIB - 1}, mmproj="missing") == [[on_host]]
     assert tried(OLLAMA, {"CUDA0": 2 * GIB}, mmproj="missing", mmproj_device="none") == [[{}]]
+
+
+@given(
+    sizes=st.lists(st.integers(1 << 10, 1 << 34), min_size=4, max_size=100),
+    compute=st.integers(0, 1 << 34),
+    cuts=st.lists(st.floats(0, 1), max_size=7),
+    first=st.integers(0, 3),
+)
+def test_ik_llama_cuts_layers_of_any_size_as_planned(
+    sizes: list[int], compute: int, cuts: list[float], first: int
+) -> None:
+    """Layers that differ by a factor of a few thousand may be too small for the numbers that it adds in."""
+    sizes = [max(size, (sum(sizes) + 8 * compute) >> 16) for size in sizes]
+    bounds = [first, *sorted(first + round(part * (len(sizes) - first)) for part in cuts), len(sizes)]
+    counts = [stop - start for start, stop in itertools.pairwise(bounds)]
+    counted = LayerSizes(tuple(map(float, sizes)), float(compute))
+    split = shares(counted, first, counts)
+    assert split is not None and len(split) == len(counts)
+    assert cut(split, counted, first, len(sizes)) == counts
 
 
 def test_ik_llama_has_all_layers_where_the_output_is_no_tensor_of_its_own() -> None:

@@ -108,13 +108,18 @@ def computed_weights(model: Model) -> Mapping[int, int]:
 def shares(sizes: LayerSizes, first: int, counts: Sequence[int]) -> tuple[float, ...] | None:
     """Return the ``-ts`` with which it cuts layers from ``first`` on into ``counts``; ``None`` where none does.
 
-    A device's share is what it counts there: then each boundary has half a layer on both sides as a tolerance.
+    A device's share is what it counts there, in MiB, or in bytes for a small model: then each boundary has half a layer
+    on both sides as a tolerance.
     """
-    wanted, start = [], first
+    taken, start = [], first
     for count in counts:
-        wanted.append(float(round((sizes.compute + sum(sizes.layers[start : start + count])) / MIB)))
+        taken.append(sizes.compute + sum(sizes.layers[start : start + count]))
         start += count
-    return tuple(wanted) if cut(wanted, sizes, first, start) == list(counts) else None
+    for unit in (MIB, 1):
+        split = tuple(float(round(size / unit)) for size in taken)
+        if any(split) and cut(split, sizes, first, start) == list(counts):
+            return split
+    return None
 
 
 def cut(split: Sequence[float], sizes: LayerSizes, first: int, stop: int) -> list[int]:
