@@ -206,7 +206,8 @@ def fit(
         fit_keywords={
             "timeout": ask.timeout,
             **parameters,
-            **questions.words,
+            # what the program takes beside llama.cpp is reserved anew
+            **{name: value for name, value in questions.words.items() if name != "reserve"},
             "on_progress": on_progress,
             "on_log": on_log,
         },
