@@ -14,14 +14,14 @@ from fitter.machine.machine import Machine
 from fitter.machine.memory_pools import used_by_default
 from fitter.model.header import Model
 from fitter.planning.placing.layer_sizes import cache_layer
-from fitter.planning.placing.placement import Placement, llama_placement
+from fitter.planning.plan.layer_map import placement_of
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.shared import parse_reserve
 from fitter.programs import PROGRAMS, Attempt
 
 _RESERVES = 3
-"""So many plans at most reserve what the program takes beside llama.cpp: a reservation may move a layer."""
+"""So many plans at most reserve what the program takes beside llama.cpp."""
 
 
 def attempts_of(ask: Ask, model: Model, machine: Machine) -> list[list[Attempt]]:
@@ -31,8 +31,8 @@ def attempts_of(ask: Ask, model: Model, machine: Machine) -> list[list[Attempt]]
         devices = tuple(device for name in ask.named for device in machine.devices if device.name == name)
     if ask.load.split_mode == "none":
         devices = devices[ask.main_gpu : ask.main_gpu + 1]
-    words = {name: ask.words[name] for name in ask.given}  # type: ignore[literal-required]
-    return PROGRAMS[ask.program].attempts(model, {device.name: device.free for device in devices}, words)
+    free = {device.name: device.free for device in devices}
+    return PROGRAMS[ask.program].attempts(model, free, ask.set_words)
 
 
 def reserve_more(questions: Questions, ask: Ask, model: Model) -> None:
@@ -44,24 +44,21 @@ def reserve_more(questions: Questions, ask: Ask, model: Model) -> None:
         taken = _taken(sizes, plan)
         if all(size <= reserved.get(name, 0) for name, size in taken.items()) or not plan.fits:
             return
-        reserved = {name: size + max(sizes.values()) for name, size in taken.items()}
+        # a layer more, since a reservation may move one
+        wanted = {name: size + max(sizes.values()) for name, size in taken.items()}
+        reserved = {name: max(reserved.get(name, 0), wanted.get(name, 0)) for name in (*reserved, *wanted)}
         own = parse_reserve(ask.sharing.reserve)
         questions.reserve({name: own.get(name, 0) + reserved.get(name, 0) for name in (*own, *reserved)})
 
 
 def _taken(sizes: Mapping[int, int], plan: Plan) -> dict[str, int]:
-    homes = _placement(plan).homes
+    homes = placement_of(plan, plan.n_layer + 1).homes
     names = plan.breakdown.devices
     taken: dict[str, int] = {}
     for layer, size in sizes.items():
         if homes[layer] >= 0:
             taken[names[homes[layer]]] = taken.get(names[homes[layer]], 0) + size
     return taken
-
-
-def _placement(plan: Plan) -> Placement:
-    free = [use.free for use in plan.devices if use.name in plan.breakdown.devices]
-    return llama_placement(plan.n_layer + 1, plan.params.n_gpu_layers, plan.params.tensor_split, free)
 
 
 def with_own_split(plan: Plan, model: Model, worker: Worker) -> Plan:
@@ -78,7 +75,7 @@ def with_own_split(plan: Plan, model: Model, worker: Worker) -> Plan:
         return sizes
 
     program = PROGRAMS[plan.program]
-    split = program.split(model, plan.params, caches, _placement(plan).counts)
+    split = program.split(model, plan.params, caches, placement_of(plan, plan.n_layer + 1).counts)
     if split is None:
         note = f"no -ts of {program.title} cuts layers like this plan: use one device less (-dev), or another -c"
         return replace(plan, notes=(*plan.notes, note))

@@ -112,11 +112,14 @@ class Questions:
         found: list[tuple[Answer, _Words]] = []
         for group in groups:
             for attempt in group:
-                if attempt is not groups[0][0] and (answer := self._attempted({**words, **attempt.words})):
-                    asked.append((answer, {**words, **attempt.words}))
-                answer = asked[-1][0]
-                if answer.plan.fits and (not attempt.layers or _layers_of(answer.plan) in attempt.layers):
-                    if not found or _is_faster_split(self._ask, answer.plan, found[0][0].plan):
+                if attempt is not groups[0][0]:
+                    chosen = {**words, **attempt.words}
+                    if (answer := self._attempted(chosen)) is None:
+                        continue
+                    asked.append((answer, chosen))
+                plan = asked[-1][0].plan
+                if plan.fits and (not attempt.layers or _layers_of(plan) in attempt.layers):
+                    if not found or _is_faster_split(self._ask, plan, found[0][0].plan):
                         found.insert(0, asked[-1])
                     break
         lacking = sorted(asked, key=lambda each: sum(problem.missing for problem in each[0].plan.problems))

@@ -151,9 +151,9 @@ class Program:
     def check(self, given: Mapping[str, Any]) -> None:
         """Raise ``UsageError`` for a keyword that it does not have."""
         for name, instead in self.lacks.items():
-            is_usual = name == "n_batch" or given.get(name, DEFAULTS[name]) in (DEFAULTS[name], *_ONE_DEVICE)
-            if not is_usual:
-                option = PARAMETERS[name].option + f" {given[name]}" * (name == "split_mode")
+            value = given.get(name, DEFAULTS[name])
+            if name != "n_batch" and value not in (DEFAULTS[name], _ONE_DEVICE):
+                option = PARAMETERS[name].option + f" {value}" * (name == "split_mode")
                 raise UsageError(f"{self.title} has no option like llama.cpp's {option}: {instead}")
         for name, option in _OF_A_SERVER.items():
             if name in given and name not in self.knows:
@@ -162,7 +162,7 @@ class Program:
                 )
 
 
-_ONE_DEVICE = ("none",)
+_ONE_DEVICE = "none"
 """The split mode that every program has."""
 
 _OF_A_SERVER = {

@@ -16,6 +16,7 @@ from fitter.planning.plan.plan import Plan, Problem
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.ask import Ask
 from fitter.planning.speed.cost import Estimate, Workload
+from fitter.programs import Attempt
 from tests.support.plans import make_plan
 
 CHOICES = {
@@ -114,3 +115,65 @@ def _plan(mode: SplitMode, seconds: float, n_ctx: int, fits: bool) -> Plan:
     price = Price(estimate, Workload(0, 512), 0.0, (), Breakdown((), (), n_ctx))
     problems = () if fits else (Problem("CUDA0", 1, "lacks"),)
     return make_plan(Params(n_ctx=n_ctx, split_mode=mode), problems=problems, estimate=price)
+
+
+# --- plans that a program can be told
+
+
+def _lacking(size: int) -> Plan:
+    return make_plan(problems=(Problem("CUDA0", size, "CUDA0 lacks some"),))
+
+
+OF_PROGRAMS: dict[str, tuple[list[list[Attempt]], dict[str, Plan | None], str]] = {
+    "the first that fits": (
+        [[Attempt({"a": 1}), Attempt({"a": 2})]],
+        {"1": _plan("layer", 10.0, 4096, True), "2": _plan("layer", 1.0, 4096, True)},
+        "1",
+    ),
+    "the next where it does not fit": (
+        [[Attempt({"a": 1}), Attempt({"a": 2})]],
+        {"1": _plan("layer", 1.0, 4096, False), "2": _plan("layer", 10.0, 4096, True)},
+        "2",
+    ),
+    "the next where it cannot be told": (
+        [[Attempt({"a": 1}, {0}), Attempt({"a": 2}, {0, 33})]],
+        {"1": _plan("layer", 1.0, 4096, True), "2": _plan("layer", 10.0, 4096, True)},
+        "2",
+    ),
+    "a refusal in between is passed over": (
+        [[Attempt({"a": 1}, {0}), Attempt({"a": 2}), Attempt({"a": 3})]],
+        {"1": _plan("layer", 1.0, 4096, True), "2": None, "3": _plan("layer", 10.0, 4096, True)},
+        "3",
+    ),
+    "the group that is clearly faster": (
+        [[Attempt({"a": 1})], [Attempt({"a": 2})]],
+        {"1": _plan("layer", 12.0, 4096, True), "2": _plan("layer", 10.0, 4096, True)},
+        "2",
+    ),
+    "the first of groups that are as fast": (
+        [[Attempt({"a": 1})], [Attempt({"a": 2})]],
+        {"1": _plan("layer", 10.1, 4096, True), "2": _plan("layer", 10.0, 4096, True)},
+        "1",
+    ),
+    "what lacks least": (
+        [[Attempt({"a": 1})], [Attempt({"a": 2})]],
+        {"1": _lacking(2), "2": _lacking(1)},
+        "2",
+    ),
+}
+
+
+@pytest.mark.parametrize(("groups", "plans", "expected"), OF_PROGRAMS.values(), ids=OF_PROGRAMS)
+def test_which_plan_a_program_is_told(
+    groups: list[list[Attempt]], plans: dict[str, Plan | None], expected: str
+) -> None:
+    def answer(words: Mapping[str, Any]) -> Answer:
+        plan = plans[str(words["a"])]
+        if plan is None:
+            raise LlamaCppError("llama.cpp refused it")
+        return Answer(plan)
+
+    questions = Questions(Ask(), answer, {"b": 0, **groups[0][0].words})
+    questions.ask_of_program(groups, {"b": 0})
+    assert questions.plan == plans[expected]
+    assert questions.words == {"b": 0, "a": int(expected)}

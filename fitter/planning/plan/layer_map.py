@@ -10,7 +10,7 @@ from fitter.llama.types import LAYOUT_DEVICE, Layout
 from fitter.model.header import Model
 from fitter.model.tensors import Role, role_of, stays_on_host
 from fitter.planning.placing.layer_sizes import HOST, cache_layer, is_state, layer_index
-from fitter.planning.placing.placement import llama_placement
+from fitter.planning.placing.placement import Placement, llama_placement
 from fitter.planning.plan.plan import Plan
 
 HOST_NAME = "host"
@@ -87,6 +87,13 @@ def overridden(plan: Plan) -> list[str]:
     return [override.pattern for override in plan.params.tensor_buft_overrides]
 
 
+def placement_of(plan: Plan, n_units: int) -> Placement:
+    """Return the place of each layer, and of the output as the last of ``n_units``, as llama.cpp chooses it."""
+    free = {use.name: use.free for use in plan.devices}
+    on_devices = [free.get(name, 0) for name in plan.breakdown.devices]
+    return llama_placement(n_units, plan.params.n_gpu_layers, plan.params.tensor_split, on_devices)
+
+
 def map_of(plan: Plan, model: Model, layout: Layout, matches: Sequence[int]) -> LayerMap | None:
     """Map the layers of ``plan`` to places.
 
@@ -105,7 +112,7 @@ def map_of(plan: Plan, model: Model, layout: Layout, matches: Sequence[int]) -> 
     if plan.params.split_mode not in ("layer", "none"):
         return None
     devices = plan.breakdown.devices
-    homes = _homes(plan, model.n_layer + 1)
+    homes = placement_of(plan, model.n_layer + 1).homes
     place_of = {row.buffer_type: row.device for row in plan.breakdown.rows if not row.is_host}
     index_of = {name: index for index, name in enumerate(devices)}
     targets = {
@@ -190,13 +197,6 @@ def _add_unrecorded(
         # a device has all of these tensors, or none
         is_there = home != HOST and (tensor.name in targets or lacks[home] > of_home[home] / 2)
         _add(sums, key, home if is_there else HOST, tensor.bytes)
-
-
-def _homes(plan: Plan, n_units: int) -> list[int]:
-    """Return the place of each layer, and of the output last, as llama.cpp chooses it."""
-    free = {use.name: use.free for use in plan.devices}
-    on_devices = [free.get(name, 0) for name in plan.breakdown.devices]
-    return llama_placement(n_units, plan.params.n_gpu_layers, plan.params.tensor_split, on_devices).homes
 
 
 def _cell_of(name: str, n_layer: int, on_device: bool) -> tuple[int, str]:

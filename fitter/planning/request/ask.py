@@ -239,11 +239,12 @@ class Ask:
 
     def for_model(self, model: Model, program_facts: Facts) -> Ask:
         """Return the parameters as the program loads ``model``. Raises ``UsageError`` where it changes the user's."""
-        words = PROGRAMS[self.program].of_model(model, self._set_words)
+        words = PROGRAMS[self.program].of_model(model, self.set_words)
         return self.having(words, program_facts) if words else self
 
     @property
-    def _set_words(self) -> Mapping[str, Any]:
+    def set_words(self) -> Mapping[str, Any]:
+        """The keywords that are set."""
         words: Mapping[str, Any] = self.words
         return {name: words[name] for name in self.given}
 
@@ -286,7 +287,7 @@ class Ask:
         levers(self.allow)
         check_paging(self.load, self.allow)
         self.sharing.check()
-        PROGRAMS[self.program].check(self._set_words)
+        PROGRAMS[self.program].check(self.set_words)
         self._check_work()
         self.check_machine()
 

@@ -15,7 +15,7 @@ from fitter.llama.types import TensorBuftOverride
 from fitter.output.arguments import check_line
 from fitter.output.formats.format_options import OptionValue, check_is_for, option_values
 from fitter.parameters.table import PARAMETERS
-from fitter.planning.placing.placement import llama_placement
+from fitter.planning.plan.layer_map import placement_of
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.shared import DRAFT_MAX
 
@@ -113,8 +113,7 @@ def _overrides(plan: Plan) -> list[str]:
     """
     overrides, layers = list(plan.params.tensor_buft_overrides), plan.params.n_gpu_layers
     if 1 < layers <= plan.n_layer:
-        split = plan.params.tensor_split
-        homes = llama_placement(plan.n_layer + 1, layers, split, [use.free for use in plan.devices]).homes
+        homes = placement_of(plan, plan.n_layer + 1).homes
         overrides.append(TensorBuftOverride("^output", plan.breakdown.devices[homes[-1]]))
     return ["-ot", PARAMETERS["override_tensor"].kind.word(overrides)] if overrides else []
 
