@@ -29,6 +29,7 @@ from fitter.parameters.table import AnyPath as Path
 from fitter.parameters.table import Fitting
 from fitter.planning.plan.load_mode import with_its_mode
 from fitter.planning.plan.plan import Plan
+from fitter.planning.plan.real_load import counting_real_load
 from fitter.planning.plan.request_of_machine import limits_beside, request_of
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import check_margins
@@ -198,7 +199,7 @@ def fit(
         near = ((use.name, use.total, use.left) for use in plan.devices if use.used and use.name in cards)
         notes = (*notes, *spilling.notes(near))
     return replace(
-        plan,
+        counting_real_load(plan),
         params=with_addresses(plan.params),
         rpc=rpc,
         llama_cpp=llama_cpp,

@@ -309,6 +309,7 @@ def _pool(entry: _Entry) -> PoolUse:
         setting=entry["setting"].maybe(
             lambda each: Setting(each["command"].shown(), each["bytes"].size(), each["message"].shown())
         ),
+        more_in_use=entry.later("more_in_use", _Entry.size, 0),
     )
 
 
@@ -319,7 +320,7 @@ def _read_later(entry: _Entry) -> Later:
 
 def _used(entry: _Entry) -> dict[str, int]:
     sizes = {kind: entry[kind].size() for kind in ("model", "context", "compute")}
-    return {**sizes, "shared": entry.later("shared", _Entry.size, 0)}
+    return {**sizes, **{name: entry.later(name, _Entry.size, 0) for name in ("shared", "more_in_use")}}
 
 
 def _row(entry: _Entry) -> Row:

@@ -12,6 +12,7 @@ import fitter
 from fitter.errors import UsageError
 from fitter.regression.cases import make_cases
 from fitter.regression.measuring import measure_cases
+from fitter.text import mib_up
 from tests.support.command import run_fitter
 from tools import shapes
 
@@ -183,3 +184,19 @@ def test_cases_with_margins(model: Path) -> None:
     assert measure_cases([one], {"one": found.snapshot})[0].snapshot is found.snapshot
     assert isinstance(failed.error, UsageError)
     assert "the margin is larger than the device" in str(failed.error)
+
+
+def test_a_real_load_may_take_a_part_of_the_margin() -> None:
+    # what a layer on one card has on the other is copied there, in buffers that no dummy load has
+    elsewhere = [
+        "^blk.(([3-9]|1.|2[0-3]).ffn_(down|gate|up)_exps|(1|2).ffn_(up|gate)_exps|24.ffn_(gate|down)_exps).weight$=CPU",
+        "^blk.(1|2).ffn_down_exps.weight$=CUDA0",
+    ]
+    asked: dict[str, Any] = {"gpus": ["16GiB", "24GiB"], "devices": ["CUDA1", "CUDA0"], "n_ctx": 8192, "n_ubatch": 2048}
+    asked |= {"n_gpu_layers": 48, "tensor_split": [38, 10], "override_tensor": elsewhere, "program": "llama-server"}
+    second = fitter.fit("shape://glm-4.5-air", **asked).devices[1]
+    plan = fitter.fit("shape://glm-4.5-air", **asked, margin=[GIB, second.left + second.more_in_use])
+    use = plan.devices[1]
+    assert use.name == "CUDA0" and plan.fits and use.fits and use.left < use.margin == use.left + use.more_in_use
+    assert use.compute == plan.breakdown.most.on("CUDA0").compute > plan.breakdown.on("CUDA0").compute
+    assert f"compute takes {mib_up(use.margin - use.left)} MiB of the margin" in " ".join(str(plan).split())

@@ -73,6 +73,12 @@ def render(plan: Plan, name: str, *, anyway: bool = False) -> str:
     return formats.render(for_format(plan, name), name, anyway=anyway)
 
 
+def reserving(plan: Plan, **more: int) -> Plan:
+    """``plan`` with so many more bytes of compute buffers in a real load of each buffer type."""
+    rows = (replace(row, reserved=row.compute + more.get(row.buffer_type, 0)) for row in plan.breakdown.rows)
+    return replace(plan, breakdown=replace(plan.breakdown, rows=tuple(rows)))
+
+
 def shared_use(what: str = "projector", arguments: tuple[str, ...] = (), **mib: int) -> SharedUse:
     """What stands beside the model, with so many MiB in all by device, or ``host``, and some bytes of each kind."""
     rows = tuple(

@@ -45,6 +45,7 @@ def test_a_plan_by_the_schema() -> None:
         "shared": 0,
         "used": USED,
         "left": 8 * GIB - USED,
+        "more_in_use": 0,
     }
     sizes = {"model": 2048 * MIB, "context": 256 * MIB, "compute": 100 * MIB}
     expected = {
@@ -104,6 +105,7 @@ def test_a_plan_by_the_schema() -> None:
             "later": 0,
             "used": 320 * MIB,
             "left": None,
+            "more_in_use": 0,
         },
         "pools": [],
         "memory": [

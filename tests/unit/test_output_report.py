@@ -30,10 +30,11 @@ from fitter.planning.plan.alternative import Alternative
 from fitter.planning.plan.context_points import ContextPoint, contexts_to_try, point_of
 from fitter.planning.plan.layer_map import HOST_NAME, LayerMap, MapCell
 from fitter.planning.plan.plan import Problem
+from fitter.planning.plan.real_load import counting_real_load
 from fitter.planning.request.summary import PoolUse, Setting
 from fitter.planning.speed.cost import Part
 from fitter.planning.speed.explain import Bound, Choice
-from tests.support.plans import GIB, MIB, for_format, make_plan, make_price
+from tests.support.plans import GIB, MIB, for_format, make_plan, make_price, reserving
 
 ENDING = "</script><!--<script>"
 
@@ -75,6 +76,13 @@ def test_memory_that_is_shared_is_a_row_of_its_own() -> None:
     assert "<dt>MTL0+host</dt><dd>2.5 GiB <small>of 64.0 GiB</small>" in page
     assert "200.0 MiB of weights are mapped by both, and counted once in their sum" in page
     assert "sudo sysctl x=1" in page
+
+
+def test_the_compute_buffer_of_a_real_load_is_shown() -> None:
+    page = plan_page(counting_real_load(reserving(make_plan(devices=("CUDA0",)), CUDA0=4800 * MIB)))
+    (row,) = re.findall(r"<tr><th scope=.row.>CUDA0.*?</tr>", page, re.DOTALL)
+    assert str(4900 * MIB) in re.findall(r'value="(-?\d+)"', row)
+    assert "CUDA0: compute takes 36 MiB of the margin" in page
 
 
 def test_a_plan_that_does_not_fit_has_nothing_to_run() -> None:

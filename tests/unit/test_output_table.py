@@ -15,13 +15,14 @@ from fitter.output.tables.calibration_table import calibration_table
 from fitter.output.tables.pool_lines import pool_lines
 from fitter.output.units import speed
 from fitter.planning.plan.plan import Alternative, Plan, Problem
+from fitter.planning.plan.real_load import counting_real_load
 from fitter.planning.pricing.pricing import SpeedSource
 from fitter.planning.request.request import Progress
 from fitter.planning.request.summary import PoolUse, Setting, SharedUse
 from fitter.planning.speed.cost import Workload
 from fitter.programs.later import Later
 from tests.support.answers import CALIBRATION, INSPECTION, Terminal
-from tests.support.plans import GIB, MIB, make_plan, make_price, shared_use
+from tests.support.plans import GIB, MIB, make_plan, make_price, reserving, shared_use
 
 
 def rendered(plan: Plan, *, verbose: bool = False) -> str:
@@ -365,11 +366,10 @@ def test_verbose_shows_the_compute_buffers_of_a_real_load() -> None:
     ids=["as much", "less", "more", "some of the margin", "a plan that does not fit"],
 )
 def test_the_larger_compute_buffer_counts(more: int, fits: bool, line: str) -> None:
-    plan = make_plan(devices=("CUDA0",), problems=() if fits else (Problem("host", MIB, "too little"),))
-    first, host = plan.breakdown.rows
-    rows = (replace(first, reserved=first.compute + more * MIB), host)
-    plan = replace(plan, breakdown=replace(plan.breakdown, rows=rows))
+    problems = () if fits else (Problem("host", MIB, "too little"),)
+    plan = counting_real_load(reserving(make_plan(devices=("CUDA0",), problems=problems), CUDA0=more * MIB))
     assert line in " ".join(rendered(plan).split())
+    assert all(use.fits for use in plan.devices)
 
 
 def test_verbose_shows_buffer_types() -> None:

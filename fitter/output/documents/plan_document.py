@@ -37,12 +37,13 @@ SHARED = document(SharedUse, "kind", "name", Key("memory", "rows", ROW_OF_DEVICE
 PROBLEM = document(Problem, "device", "missing", "message")
 
 _USE = (*BYTES, "shared", "used", "left")
-_DEVICE = document(DeviceUse, "name", "description", "total", "free", "margin", *_USE)
-_HOST = document(HostUse, "total", "free", "margin", *BYTES, "shared", "later", "used", "left")
+_DEVICE = document(DeviceUse, "name", "description", "total", "free", "margin", *_USE, "more_in_use")
+_HOST = document(HostUse, "total", "free", "margin", *BYTES, "shared", "later", "used", "left", "more_in_use")
 _POOL = document(
     PoolUse,
     *("name", "members", "total", "free", "margin", "used", "left", "mapped_twice", "mapped_between", "load_mode"),
     Key("setting", of=document(Setting, "command", "bytes", "message")),
+    "more_in_use",
 )
 _ROW = document(Row, "buffer_type", "device", "is_host", *BYTES, "reserved")
 _SPEEDS = (rounded("prompt_tokens_per_second"), rounded("generation_tokens_per_second"))

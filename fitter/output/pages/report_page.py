@@ -21,7 +21,7 @@ from fitter.output.pages.page import fragment, page, pictures
 from fitter.output.pictures import bars, drawing, layer_picture
 from fitter.output.pictures.drawing import WIDE
 from fitter.output.tables.explanation import default_speeds, explain_lines, far_lines
-from fitter.output.tables.plan_facts import full_context, turns_warnings
+from fitter.output.tables.plan_facts import full_context, in_use_text, turns_warnings
 from fitter.output.tables.plan_table import later_text, parameter_lines, shared_text, work_text
 from fitter.output.tables.pool_lines import pool_lines
 from fitter.output.units import dummy_loads, duration, speed
@@ -371,6 +371,8 @@ def _remarks(plan: Plan, layer_map: LayerMap | None, notes: Sequence[str]) -> li
     remarks = [*parameter_lines(plan), *map(shared_text, plan.shared), *pool_lines(plan)]
     later = [later_text(each) for each in plan.later if each.bytes is None or each.bytes >= MIB]
     remarks += [f"later, in host memory: {', '.join(later)}"] if later else []
+    in_use = {**{use.name: in_use_text(use) for use in plan.devices}, HOST_NAME: in_use_text(plan.host)}
+    remarks += [f"{name}: {text}" for name, text in in_use.items() if text]
     remarks += [left.message for left in plan.left_out]
     remarks += [f"given up, as --allow permits: {', '.join(plan.levers)}"] if plan.levers else []
     remarks += [*plan.notes, *notes]

@@ -18,8 +18,8 @@ from fitter.planning.plan.turns import Turns
 from fitter.planning.pricing.pricing import Price, SpeedAt
 from fitter.planning.request.constraints import context_of_a_sequence
 from fitter.planning.request.request import DEFAULT_MARGIN
-from fitter.planning.request.summary import SharedUse
-from fitter.text import MIB, human, printable
+from fitter.planning.request.summary import DeviceUse, HostUse, SharedUse
+from fitter.text import MIB, human, mib_up, printable
 
 _LABELS = {"draft": "draft", "mtp": "draft", "ngram": "draft", "lora": "LoRA", "reserve": "reserved"}
 """Labels of what a plan has room for beyond the model; its kind for all others."""
@@ -203,6 +203,12 @@ def _speeds(price: Price, *, is_host_shared: bool) -> str:
 def inputs_text(price: Price) -> str:
     """Write the inputs per second of a model that embeds or ranks texts, and their length."""
     return f"{speed(price.inputs_per_second or 0.0)} inputs/s of {price.input_tokens} tokens"
+
+
+def in_use_text(use: DeviceUse | HostUse) -> str:
+    """Say how much of the margin a real load takes; nothing where it takes none."""
+    taken = use.margin - use.left if use.fits and use.left is not None else 0
+    return f"compute takes {mib_up(taken)} MiB of the margin" if taken > 0 else ""
 
 
 def full_context(price: Price) -> SpeedAt | None:

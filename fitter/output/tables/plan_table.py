@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import PurePath
 from typing import IO, TYPE_CHECKING
 
@@ -25,6 +24,7 @@ from fitter.output.tables.plan_facts import (
     facts,
     full_context,
     given_up,
+    in_use_text,
     inputs_text,
     layers,
     reduced,
@@ -43,7 +43,7 @@ from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.session import Session
 from fitter.planning.request.summary import DeviceUse, HostUse, PoolUse, SharedUse
 from fitter.programs.later import Later
-from fitter.text import LONGEST_NAME, MIB, as_log_line, human, mib, mib_up, printable
+from fitter.text import LONGEST_NAME, MIB, as_log_line, human, mib, printable
 
 if TYPE_CHECKING:
     from fitter.machine.gpu_catalogue import CatalogueGpu
@@ -307,36 +307,23 @@ def _use_table(plan: Plan) -> Table:
     spare = ("total", "", "margin", ("model", "context", "compute", "shared", "later"), "free")
     table = table_of("MiB", "total", "free", *parts, "used", "left", "margin", spare=spare, names="")
     table.add_column("", overflow="fold", style="dim")
-    more_in_use = _more_in_use(plan)
-    planned: dict[str, DeviceUse | HostUse] = {**{use.name: use for use in plan.devices}, HOST_NAME: plan.host}
-    uses = {name: replace(use, compute=use.compute + more_in_use[name]) for name, use in planned.items()}
+    uses: dict[str, DeviceUse | HostUse] = {**{use.name: use for use in plan.devices}, HOST_NAME: plan.host}
     sizes = {name: [getattr(use, part, None) for part in parts] for name, use in uses.items()}
     for name, use in uses.items():
-        notes = [getattr(use, "description", "")]
-        if planned[name].fits and not use.fits:
-            notes.append(f"compute takes {mib_up(use.margin - (use.left or 0))} MiB of the margin")
-        _add_use(table, name, use, "; ".join(filter(None, notes)), sizes[name], fits=planned[name].fits)
+        notes = [getattr(use, "description", ""), in_use_text(use)]
+        _add_use(table, name, use, "; ".join(filter(None, notes)), sizes[name])
     for pool in plan.pools:
         sums = [sum(filter(None, column)) for column in zip(*(sizes[name] for name in pool.members), strict=True)]
         # pages of the file that both map count once
-        used = replace(pool, used=pool.used + sum(more_in_use[name] for name in pool.members))
-        of_pool = [sums[0] - pool.mapped_twice, *sums[1:]]
-        _add_use(table, pool.name, used, "both together", of_pool, fits=pool.fits)
+        _add_use(table, pool.name, pool, "both together", [sums[0] - pool.mapped_twice, *sums[1:]])
     return table
 
 
-def _more_in_use(plan: Plan) -> dict[str, int]:
-    """Return the bytes of compute buffers that a real load of a fitting plan takes beyond its dummy load, by place."""
-    dummy, most = plan.breakdown, plan.breakdown.most if plan.fits else plan.breakdown
-    of_devices = {use.name: most.on(use.name).compute - dummy.on(use.name).compute for use in plan.devices}
-    return {**of_devices, HOST_NAME: most.host.compute - dummy.host.compute}
-
-
 def _add_use(
-    table: Table, name: str, use: DeviceUse | HostUse | PoolUse, note: str, sizes: Sequence[int | None], *, fits: bool
+    table: Table, name: str, use: DeviceUse | HostUse | PoolUse, note: str, sizes: Sequence[int | None]
 ) -> None:
     margin = "-" if use.free is None else mib(use.margin)
-    left = Text(mib(use.left), style="" if fits else "bold red")
+    left = Text(mib(use.left), style="" if use.fits else "bold red")
     table.add_row(name, mib(use.total), mib(use.free), *map(mib, sizes), mib(use.used), left, margin, note)
 
 

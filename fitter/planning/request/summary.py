@@ -73,6 +73,8 @@ class DeviceUse:
     """Bytes of compute buffers."""
     shared: int = 0
     """Bytes of ``SharedUse`` on it."""
+    more_in_use: int = 0
+    """Bytes of ``compute`` that a real load takes beyond the dummy load; the margin may have them."""
 
     @property
     def used(self) -> int:
@@ -86,8 +88,8 @@ class DeviceUse:
 
     @property
     def fits(self) -> bool:
-        """Whether at least the margin stays free."""
-        return self.left >= self.margin
+        """Whether at least the margin stays free, by the dummy load."""
+        return self.left + self.more_in_use >= self.margin
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,8 @@ class HostUse:
     """Bytes of ``SharedUse`` on the host."""
     later: int = 0
     """Most bytes that the program takes after the load (``Later``), of those with a limit."""
+    more_in_use: int = 0
+    """Bytes of ``compute`` that a real load takes beyond the dummy load; the margin may have them."""
 
     @property
     def used(self) -> int:
@@ -123,8 +127,8 @@ class HostUse:
 
     @property
     def fits(self) -> bool:
-        """Whether at least the margin stays free."""
-        return self.left is None or self.left >= self.margin
+        """Whether at least the margin stays free, by the dummy load."""
+        return self.left is None or self.left + self.more_in_use >= self.margin
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,8 @@ class PoolUse:
     """``none`` if the plan holds only without mapping the file, as its arguments say; else ``None``."""
     setting: Setting | None = None
     """A setting of the system that helps; ``None`` if none is known."""
+    more_in_use: int = 0
+    """Bytes of compute buffers that a real load takes beyond the dummy load; the margin may have them."""
 
     @property
     def left(self) -> int:
@@ -172,8 +178,8 @@ class PoolUse:
 
     @property
     def fits(self) -> bool:
-        """Whether at least the margin stays free."""
-        return self.left >= self.margin
+        """Whether at least the margin stays free, by the dummy load."""
+        return self.left + self.more_in_use >= self.margin
 
 
 @dataclass(frozen=True)
