@@ -147,9 +147,8 @@ def _measured(load: OneLoad, others: Sequence[Worker], every: Sequence[Params]) 
 def _reads_only(model: Model) -> tuple[bool, bool]:
     """Return whether ``model`` only reads texts (attention that is not causal), and whether it ranks them."""
     architecture = model.metadata.get("general.architecture")
-    is_causal = model.metadata.get(f"{architecture}.attention.causal", True)
     has_head = any(tensor.name.startswith("cls.") for tensor in model.tensors)
-    return not is_causal, has_head or model.metadata.get(f"{architecture}.pooling_type") == POOLING["rank"]
+    return not model.is_causal, has_head or model.metadata.get(f"{architecture}.pooling_type") == POOLING["rank"]
 
 
 def _control_vectors(model: Model, placement: Placement, used: Sequence[DeviceInfo]) -> list[Row]:

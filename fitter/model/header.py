@@ -73,6 +73,11 @@ class Model:
         number = self.number("pooling_type")
         return next((name for name, value in POOLING.items() if value == number and value), "")
 
+    @property
+    def is_causal(self) -> bool:
+        """Whether a token attends only to those before it, as in a model that generates."""
+        return self.metadata.get(f"{self.architecture}.attention.causal") is not False
+
     def number(self, key: str) -> int:
         """Return a whole number of its architecture's metadata; 0 if it has none."""
         return _integer(self.metadata, f"{self.metadata.get('general.architecture')}.{key}")

@@ -59,6 +59,8 @@ class Facts:
     """Whether it samples on the device."""
     draft_backend_sampling: bool
     """Whether it samples a draft model's output on the device."""
+    split_poolings: tuple[str, ...]
+    """Kinds of pooling for which it gives llama.cpp an input of a causal model in several batches."""
     draft_tokens: Mapping[str, int] = field(default_factory=dict)
     """Tokens drafted at a time, for each ``--spec-type`` that it has."""
 

@@ -153,7 +153,7 @@ OUTPUTS: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
         {"program": SERVER, "n_seq_max": 2, "spec_type": "ngram-mod", "spec_ngram_mod_n_max": 8},
         (2, 18, 2048),
     ),
-    "a server that embeds": ({"program": SERVER, "embedding": True}, (4, 0, 1024)),
+    "a server that embeds": ({"program": SERVER, "embedding": True, "pooling_type": "mean"}, (4, 0, 1024)),
     "a server that ranks": ({"program": SERVER, "reranking": True, "n_ubatch": 1024}, (4, 0, 1024)),
     "llama-cli": ({"program": CLI}, (1, 1, 2048)),
     "Llama": ({"program": PYTHON}, (1, 1, 2048)),
@@ -188,6 +188,29 @@ def test_a_header_that_pools_makes_an_embedder_or_a_reranker(folder: Path) -> No
     assert fitter.fit(ranker, gpus="24GiB", program=SERVER).params.of_parameter(PARAMETERS["pooling_type"]) == "rank"
     python = fitter.fit(ranker, gpus="24GiB", program=PYTHON)
     assert (python.params.embeddings, python.params.n_batch, python.params.n_seq_max) == (True, 1024, 256)
+
+
+UNPOOLED: dict[str, tuple[str, dict[str, Any], str | None, bool]] = {
+    "a server": ("tiny.gguf", {}, "last", False),
+    "a server, as the user says": ("tiny.gguf", {"pooling_type": "none"}, "none", True),
+    "a server with a mean": ("tiny.gguf", {"pooling_type": "mean"}, "mean", True),
+    "a server that ranks": ("tiny.gguf", {"embedding": None, "reranking": True}, "rank", False),
+    "llama-cpp-python": ("tiny.gguf", {"program": PYTHON}, None, True),
+    "attention that is not causal": ("unpooled.gguf", {}, "mean", True),
+}
+
+
+@pytest.mark.parametrize(("name", "words", "pooling", "is_whole"), UNPOOLED.values(), ids=UNPOOLED)
+def test_a_header_without_a_pooling(
+    folder: Path, name: str, words: dict[str, Any], pooling: str | None, is_whole: bool
+) -> None:
+    write_bert(folder / "unpooled.gguf", PoolingType.NONE)
+    plan = fitter.fit(folder / name, gpus="24GiB", **{"program": SERVER, "embedding": True, "n_ctx": 1024, **words})
+    assert plan.params.of_parameter(PARAMETERS["pooling_type"]) == (pooling or "model")
+    assert plan.params.n_ubatch == (1024 if is_whole else 512)
+    is_chosen = pooling is not None and not {"pooling_type", "reranking"} & {*words}
+    note = f"planned with --pooling {pooling}: the header has none, and /v1/embeddings refuses --pooling none"
+    assert (note in plan.notes) == is_chosen
 
 
 def test_inputs_a_second_take_the_place_of_generation(folder: Path, tmp_path: Path) -> None:
@@ -397,7 +420,7 @@ MUCH_LATER: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "outputs of an embedder": (
         "llama-3.1-8b",
-        {"program": SERVER, "embedding": True},
+        {"program": SERVER, "embedding": True, "pooling_type": "mean"},
         "4.0 GiB of logits: less with a smaller -c",
     ),
 }

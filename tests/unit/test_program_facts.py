@@ -50,6 +50,9 @@ AT: dict[str, tuple[str, str, str, Any]] = {
     "ik_llama's own step": ("ik_llama", "0.25.3", "checkpoint_min_step", 512),
     "Ollama keeps prompts as its llama-server": ("ollama", "0.25.3", "cache_ram_mib", 8192),
     "Ollama has one slot": ("ollama", "0.25.3", "n_parallel", 1),
+    "inputs in several batches": ("llama-server", "0.20.0", "split_poolings", ["last"]),
+    "inputs of causal rerankers, too": ("llama-server", "0.25.3", "split_poolings", ["last", "rank"]),
+    "not in llama-cpp-python": ("llama-cpp-python", "0.25.3", "split_poolings", []),
     "tokens drafted": ("llama-server", "0.25.3", "draft_n_max", 3),
 }
 

@@ -39,7 +39,6 @@ from fitter.planning.request.session import Session, is_preset
 from fitter.planning.request.shared_margin import MAPS, mapped_between, with_what_they_map
 from fitter.planning.speed.cost import Workload
 from fitter.planning.speed.model_facts import facts_of
-from fitter.programs import PROGRAMS
 
 _FFN_WEIGHT = re.compile(r"\.ffn_(up|down|gate|gate_up)\.")
 
@@ -122,7 +121,7 @@ def request_of(
     whole, unlike = frozenset[str](), []
     if params.embeddings:
         each = context_of_a_sequence(params, n_ctx_train)
-        whole = whole_inputs(params, model, is_server=program.is_server)
+        whole = whole_inputs(params, model, ask.split_poolings)
         unlike = batch_notes(params, whole, ask.batches, each, ask.program)
         whole = frozenset() if ask.batches else whole
         params = with_whole_inputs(params, whole, each)

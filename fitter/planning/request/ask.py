@@ -162,6 +162,7 @@ class Ask:
         load: Parameters of the load that need no model. A fit chooses ``devices`` and ``main_gpu`` later.
         given: Names of the keywords that the user set.
         sharing: Models and memory that share the devices.
+        split_poolings: The program's (``Facts.split_poolings``).
         words: The keywords as the user set them.
     """
 
@@ -196,6 +197,7 @@ class Ask:
     objective: str = DEFAULTS["objective"]
     context_cost: float = DEFAULTS["context_cost"]
     strategy: str = DEFAULTS["strategy"]
+    split_poolings: tuple[str, ...] = ()
     words: Fitting = field(default_factory=lambda: Fitting(), compare=False, repr=False)
 
     @classmethod
@@ -211,8 +213,15 @@ class Ask:
         if "draft-mtp" in sharing.spec_type:
             sharing = replace(sharing, mtp=True)
         program = PROGRAMS[checked.get("program") or "any"]
-        load = _initial_params(checked, sharing, program, facts(program.name))
-        ask = cls(load=load, given=_user_set(checked), sharing=sharing, words=checked, **_set(cls, checked))
+        known = facts(program.name)
+        ask = cls(
+            load=_initial_params(checked, sharing, program, known),
+            given=_user_set(checked),
+            sharing=sharing,
+            split_poolings=tuple(known.split_poolings),
+            words=checked,
+            **_set(cls, checked),
+        )
         ask.check()
         return ask
 
@@ -226,7 +235,7 @@ class Ask:
             sharing = replace(sharing, draft_max=program_facts.draft_n_max)
         # keep the local files of adapters, which may have addresses
         load = replace(_initial_params(self.words, sharing, program, program_facts), lora=self.load.lora)
-        return replace(self, sharing=sharing, load=load)
+        return replace(self, sharing=sharing, load=load, split_poolings=tuple(program_facts.split_poolings))
 
     def having(self, words: Mapping[str, Any], program_facts: Facts) -> Ask:
         """Return the parameters with other ``words``, as ``with_facts`` does. Raises ``UsageError`` as ``of`` does."""
@@ -249,7 +258,17 @@ class Ask:
         return {name: words[name] for name in self.given}
 
     def for_texts(self, model: Model) -> tuple[Ask, tuple[str, ...]]:
-        """Return the parameters with ``--embedding`` or ``--reranking`` where the header pools, and a note on it."""
+        """Return the parameters with what an embedder or reranker needs, and a note on it.
+
+        With ``--embedding`` or ``--reranking`` where the header pools. With a pooling where it does not, and the user
+        embeds: llama-server's ``/v1/embeddings`` refuses a model without, and elsewhere each token gets an embedding.
+        """
+        if not model.pooling and self.words.get("embedding") and "pooling_type" not in self.given:
+            if not PROGRAMS[self.program].is_server:
+                return self, ()
+            pooling = "last" if model.is_causal else "mean"
+            note = f"planned with --pooling {pooling}: the header has none, and /v1/embeddings refuses --pooling none"
+            return replace(self, words=cast(Fitting, {**self.words, "pooling_type": pooling})), (note,)
         is_set = {"embedding", "reranking"} & self.given or self.sharing.drafts_with_a_model or self.sharing.ngrams
         if not model.pooling or is_set:
             return self, ()

@@ -108,8 +108,7 @@ def for_model(
         UsageError: The context is far beyond the model's, or has less than one token for each sequence.
     """
     request_limits.check_context(params.n_ctx, model.n_ctx_train, params.n_seq_max)
-    is_causal = model.metadata.get(f"{model.architecture}.attention.causal") is not False
-    request_limits.check_sequences(params, params.n_ctx if is_causal and params.n_ctx else None)
+    request_limits.check_sequences(params, params.n_ctx if model.is_causal and params.n_ctx else None)
     check_expert_cache(params, model)
     overrides = host_overrides(cpu_moe, n_cpu_moe, n_cpu_ffn, [tensor.name for tensor in model.tensors])
     return replace(

@@ -13,19 +13,24 @@ from fitter.parameters.table import PARAMETERS
 _BATCHES = {"n_batch": "-b", "n_ubatch": "-ub"}
 
 
-def whole_inputs(params: Params, model: Model, *, is_server: bool) -> frozenset[str]:
+def pooling_of(params: Params, model: Model) -> str:
+    """Return how embeddings are pooled; empty or ``none`` for an embedding of each token."""
+    pooling = params.of_parameter(PARAMETERS["pooling_type"])
+    return model.pooling if pooling == "model" else str(pooling)
+
+
+def whole_inputs(params: Params, model: Model, split_poolings: Collection[str]) -> frozenset[str]:
     """Return the parameters that must hold a whole input.
 
-    llama.cpp pools the tokens of one micro batch (``can_split`` of llama-server), but for the last token of a causal
-    model. llama-cpp-python refuses an input that is longer than a batch even there.
+    llama.cpp pools the tokens of one micro batch, but for the last token of a causal model. A llama-server cuts such
+    inputs into several batches (``split_poolings``, from its ``can_split``); llama-cpp-python refuses them.
     """
     if not params.embeddings:
         return frozenset()
-    pooling = params.of_parameter(PARAMETERS["pooling_type"])
-    is_causal = model.metadata.get(f"{model.architecture}.attention.causal") is not False
-    if is_causal and (model.pooling if pooling == "model" else pooling) == "last":
-        return frozenset() if is_server else frozenset({"n_batch"})
-    return frozenset(_BATCHES)
+    pooling = pooling_of(params, model)
+    if model.is_causal and pooling in split_poolings:
+        return frozenset()
+    return frozenset({"n_batch"} if model.is_causal and pooling == "last" else _BATCHES)
 
 
 def with_whole_inputs(params: Params, names: Collection[str], each: int) -> Params:
