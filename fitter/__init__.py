@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fitter.api import Plan, calibrate, devices, estimate, fit, inspect, measure, verify
+    from fitter.api.best_shapes import best_shapes
     from fitter.api.compare_builds import OnBuild, compare_builds
     from fitter.api.explore.explore_grid import explore
     from fitter.api.fitted_llama import Llama
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from fitter.planning.tables.exploration import Exploration, ExploredAnswer, ExploredCell
     from fitter.planning.tables.quantization_rows import Quantization, Quantizations
     from fitter.planning.tables.repository_rows import Repository, RepositoryFile, SideFile
+    from fitter.planning.tables.shape_rows import ShapePlan, ShapePlans
     from fitter.programs.later import Later
 
 __version__ = VERSION
@@ -94,6 +96,7 @@ __version__ = VERSION
 _HOMES = {
     "fitter.api.fitted_llama": ("Llama",),
     "fitter.api": ("Plan", "calibrate", "devices", "estimate", "fit", "inspect", "measure", "verify"),
+    "fitter.api.best_shapes": ("best_shapes",),
     "fitter.api.compare_builds": ("OnBuild", "compare_builds"),
     "fitter.api.explore.explore_grid": ("explore",),
     "fitter.llama.types": (
@@ -123,6 +126,7 @@ _HOMES = {
     "fitter.planning.pricing.pricing": ("Price", "SpeedAt", "SpeedSource"),
     "fitter.planning.tables.quantization_rows": ("Quantization", "Quantizations"),
     "fitter.planning.tables.repository_rows": ("Repository", "RepositoryFile", "SideFile"),
+    "fitter.planning.tables.shape_rows": ("ShapePlan", "ShapePlans"),
     "fitter.planning.request.request": ("Progress",),
     "fitter.planning.request.session": ("Session",),
     "fitter.planning.request.summary": (
@@ -246,6 +250,8 @@ __all__ = [
     "Session",
     "Setting",
     "ShapeInfo",
+    "ShapePlan",
+    "ShapePlans",
     "SharedMemory",
     "SharedUse",
     "SideFile",
@@ -267,6 +273,7 @@ __all__ = [
     "WorkerError",
     "Workload",
     "__version__",
+    "best_shapes",
     "calibrate",
     "compare_builds",
     "devices",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from fitter import programs
@@ -24,7 +25,9 @@ from fitter.model.shapes import listing
 from fitter.model.shapes.mapping import header_of
 from fitter.model.shapes.shape_addresses import as_converted
 from fitter.model.shapes.shape_files import PACKED
+from fitter.output.documents.file_documents import SHAPE_PLANS
 from fitter.parameters.table import USEFUL_SPEED, Fitting
+from fitter.planning.plan.result_methods import provide
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.request import DEFAULT_MARGIN, Progress
 from fitter.planning.tables.quantization_rows import Quantization, quantization
@@ -42,6 +45,8 @@ from fitter.system import processors
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+provide(ShapePlans, SimpleNamespace(to_dict=SHAPE_PLANS.write))
+
 MOST = 12
 """Default of the models to find."""
 _REACHED = 0.9
@@ -53,7 +58,7 @@ _MOST_WORKERS = 8
 
 @checked_worker_call(Fitting)
 def best_shapes(
-    words: Sequence[str] = (),
+    words: str | Sequence[str] = (),
     *,
     most: int = MOST,
     tokens_per_second: float | None = None,
@@ -69,13 +74,16 @@ def best_shapes(
     devices.
 
     Args:
-        words: Only models that have all of these words in their name, title or architecture.
+        words: Only models that have this word, or all of these, in their name, title or architecture.
         most: The number of models to find.
         tokens_per_second: The speed of generation that is useful to you, 20 by default.
         on_progress: Called after each model.
         on_log: Called with every line of llama.cpp's log.
         worker: A worker to use; it stays open.
         parameters: Keywords of ``fit`` for each plan.
+
+    Returns:
+        The models that were found, each with its best file type.
 
     Raises:
         UsageError: No model has these words, or a parameter makes no sense.
@@ -87,7 +95,7 @@ def best_shapes(
     ask = Ask.of(parameters)
     say = on_progress or (lambda _: None)
     say(Progress(0, "reading the catalogue"))
-    infos = listing.shapes(*words)
+    infos = listing.shapes(*((words,) if isinstance(words, str) else words))
     with ExitStack() as stack:
         several = worker is None and ask.is_described and not ask.rpc
         count = min(processors(), _MOST_WORKERS, len(infos)) if several else 1

@@ -83,7 +83,7 @@ def tune(
         All runs, and the best. A plan that does not fit is not run: it is then the only one, and has ``problems``.
 
     Raises:
-        UsageError: The devices are virtual, or a keyword makes no sense.
+        UsageError: The devices are virtual, the model embeds or ranks texts, or a keyword makes no sense.
         PlanError: The llama-server is another build than the plan's.
         LlamaCppError: The llama-server cannot run the plan.
         AnswerError: The measurements cannot be stored.
@@ -192,6 +192,11 @@ class Tuner:
             **{**self._given, **fixed, **keywords, "program": SERVER},
         )
         check_can_run(plan)
+        if plan.params.embeddings:
+            raise UsageError(
+                "only a model that answers can be tuned, and this one embeds or ranks texts: 'fitter MODEL' estimates "
+                "its inputs a second, and 'llama-bench -embd 1 -n 0 -p 512 -ub 512,2048' measures it"
+            )
         check_same_build(plan.llama_cpp, self._server)
         return plan
 

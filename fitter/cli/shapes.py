@@ -76,7 +76,6 @@ def plan(
     """Print the strongest shapes for a machine; return the exit status."""
     from fitter import programs
     from fitter.api import best_shapes
-    from fitter.output.documents.file_documents import SHAPE_PLANS
     from fitter.output.tables import shapes_table as output
 
     named = options.given({**given, "program": given["program"] or programs.chosen("llama-server")})
@@ -84,7 +83,7 @@ def plan(
     with answers.asking(verbose) as callbacks:
         found = best_shapes.best_shapes(words, **limits, **callbacks, **named)
     if as_json:
-        answers.print_json(SHAPE_PLANS.write(found))
+        answers.print_json(found.to_dict())
     else:
         asked = [word for gpu in given["gpus"] for word in ("--gpu", gpu)]
         answers.print_table(output.plans_table(found, asked))

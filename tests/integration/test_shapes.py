@@ -23,7 +23,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fitter
-from fitter.api.best_shapes import best_shapes
 from fitter.cli import main
 from fitter.errors import FitterError, ModelError
 from fitter.llama.client import Worker
@@ -492,18 +491,19 @@ LADDER = "Q8_0,Q6_K,Q5_K_M,Q4_K_M,Q3_K_M"
 def test_the_best_models_for_a_card_are_as_quants_says(worker: Worker) -> None:
     """The most weights first, each in its best type; what is too slow is not there."""
     machine: dict[str, Any] = {"gpus": "rtx-3060", "worker": worker, "program": "llama-server"}
-    plans = best_shapes(("qwen2.5",), **machine)
+    plans = fitter.best_shapes(("qwen2.5",), **machine)
     rows = [(each.shape.name, each.best.name) for each in plans.found]
     assert [name for name, _ in rows] == ["qwen2.5-14b", "qwen2.5-7b", "qwen2.5-3b", "qwen2.5-0.5b"]
     for name, file_type in rows[:2]:
         best = fitter.quants(f"shape://{name}", types=LADDER, **machine).best
         assert best is not None and best.name == file_type
     assert all((each.best.tokens_per_second or 0) >= 20 and (each.best.n_ctx or 0) >= 8192 for each in plans.found)
-    fewer = best_shapes(("qwen2.5",), most=1, **machine)
+    fewer = fitter.best_shapes(("qwen2.5",), most=1, **machine)
     assert ([each.shape.name for each in fewer.found], fewer.left) == (["qwen2.5-14b"], 3)
-    faster = best_shapes(("qwen2.5",), tokens_per_second=150, **machine)
-    assert [each.shape.name for each in faster.found] == ["qwen2.5-0.5b"]
-    assert not best_shapes(("arctic-embed",), **machine).found
+    faster = fitter.best_shapes(("qwen2.5",), tokens_per_second=150, **machine)
+    assert [each.shape.name for each in faster.found] == [each["name"] for each in faster.to_dict()["shapes"]]
+    assert faster and [each.shape.name for each in faster.found] == ["qwen2.5-0.5b"]
+    assert not fitter.best_shapes("arctic-embed", **machine)
 
 
 def test_a_card_without_a_model_lists_the_models_for_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ from tests.support.command import run_fitter
 from tests.support.patience import until
 from tools import upstream
 from tools.tiny import write_tiny
+from tools.tiny_kinds import write_bert
 
 SERVER = "llama-server"
 ASKED: dict[str, Any] = {"n_ctx": 1024, "prompt": 100, "generate": 8, "cache_ram": 64, "n_seq_max": 2}
@@ -188,6 +189,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_is_refused(words: dict[str, Any], why: str, model: Path) -> None:
     with pytest.raises(UsageError, match=why):
         tune(model, **words)
+
+
+def test_an_embedder_is_not_run(server: Path, tmp_path: Path, home: Path) -> None:
+    done = run_fitter("tune", str(write_bert(tmp_path / "bert.gguf")), "--server", str(server))
+    assert (done.returncode, done.stdout) == (2, "")
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith("fitter: error: only a model that answers can be tuned") and "llama-bench -embd 1" in said
+    assert not home.exists()
 
 
 def test_a_plan_that_does_not_fit_is_not_run(model: Path, server: Path, home: Path) -> None:

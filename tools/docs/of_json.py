@@ -177,7 +177,7 @@ DOCUMENTS: dict[str, tuple[str, Document]] = {
     "repository": ("`fitter hf://org/repo --json`, `fitter.repository(…).to_dict()`", REPOSITORY),
     "explore": ("`fitter explore --json`, `fitter.explore(…).to_dict()`", EXPLORATION),
     "shapes": ("`fitter shapes --json`", SHAPES),
-    "shape-plans": ("`fitter shapes --gpu SPEC --json`", SHAPE_PLANS),
+    "shape-plans": ("`fitter shapes --gpu SPEC --json`, `fitter.best_shapes(…).to_dict()`", SHAPE_PLANS),
     "devices": ("`fitter devices --json`", DEVICES),
     "pod-claim": ("`fitter claim --json`", POD_CLAIM),
     "device-claim": ("`fitter claim --min-tps T --json`", DEVICE_CLAIM),

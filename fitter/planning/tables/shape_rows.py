@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fitter.llama.header.gguf_writer import Tensor
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.model.file_types import data
 from fitter.model.shapes.listing import ShapeInfo
 from fitter.model.tensors import is_expert, stays_on_host
+from fitter.planning.plan.result_methods import methods_of
 from fitter.planning.speed.cost import token_seconds
 from fitter.planning.tables.quantization_rows import Quantization, best_of, figures_of
 from fitter.planning.tables.type_choice import is_useful
@@ -41,6 +43,14 @@ class ShapePlans:
     def fits(self) -> bool:
         """Whether any model is useful."""
         return bool(self.found)
+
+    def __bool__(self) -> bool:
+        return self.fits
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it for JSON, schema 1. Bytes."""
+        document: dict[str, Any] = methods_of(self).to_dict(self)
+        return document
 
 
 @dataclass(frozen=True)
