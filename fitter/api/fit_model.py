@@ -198,6 +198,9 @@ def fit(
         cards = {device.name for device in machine.devices if device.type == "gpu"} - remote
         near = ((use.name, use.total, use.left) for use in plan.devices if use.used and use.name in cards)
         notes = (*notes, *spilling.notes(near))
+    # a message of its own says that a device is left out, and why: not also that it stays idle
+    out = {each.device for each in plan.left_out}
+    plan = replace(plan, notes=tuple(note for note in plan.notes if set(note.split(" stay")[0].split(", ")) - out))
     return replace(
         counting_real_load(plan),
         params=with_addresses(plan.params),

@@ -118,10 +118,13 @@ IDLE = {
         "llama-3.1-8b",
         {"gpus": ["rtx-4090", "rtx-3060-12gb", "1GiB"], "n_ctx": 8192},
         ("CUDA0",),
-        [
-            "CUDA1 stays idle: with a layer there the request would take about ",
-            "CUDA2 stays idle: of 1024 MiB, 1024 MiB are free, and 1024 MiB must stay free",
-        ],
+        ["CUDA1 stays idle: with a layer there the request would take about "],
+    ),
+    "a card that other programs fill": (
+        "llama-3.1-8b",
+        {"gpus": ["rtx-3090:free=0", "rtx-4090", "rtx-3060-12gb"], "n_ctx": 8192},
+        ("CUDA1",),
+        ["CUDA2 stays idle: with a layer there the request would take about "],
     ),
     "a card without room for a compute buffer that the user asked for": (
         "llama-3.1-8b",
@@ -145,6 +148,10 @@ def test_idle_devices(
     plan = fitter.fit(f"shape://{shape}", **asked, n_seq_max=1, worker=worker)
     assert plan.params.devices == devices
     found = [note for note in plan.notes if " idle: " in note]
+    # each device that has nothing is named once
+    named = {name for note in found for name in note.split(" stay")[0].split(", ")}
+    left_out = {left.device for left in plan.left_out}
+    assert not named & left_out and named | left_out | {*devices} >= {use.name for use in plan.devices}
     assert [note[: len(start)] for note, start in zip(found, notes, strict=True)] == notes
 
 

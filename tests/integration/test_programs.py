@@ -423,6 +423,11 @@ MUCH_LATER: dict[str, tuple[str, dict[str, Any], str]] = {
         {"program": SERVER, "embedding": True, "pooling_type": "mean"},
         "4.0 GiB of logits: less with a smaller -c",
     ),
+    "outputs of an embedder with the user's batch": (
+        "llama-3.1-8b",
+        {"program": SERVER, "embedding": True, "n_batch": 8192, "n_ubatch": 8192},
+        "4.0 GiB of logits: less with a smaller -b",
+    ),
 }
 
 

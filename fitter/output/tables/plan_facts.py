@@ -150,10 +150,12 @@ def _later(plan: Plan) -> str | None:
         return None
     slots = plan.params.n_seq_max
     fewer = ["-np"] * (slots > 1)
+    # batches follow the context of an embedder, unless the user sets them
+    batches = [word for name, word in (("n_batch", "-b"), ("n_ubatch", "-ub")) if plan.fit_keywords.get(name)]
     makes_less = {
         "checkpoints": ["-ctxcp", *fewer],
         "prompt cache": ["-cram"],
-        "logits": ["-c"] if plan.params.embeddings else fewer if plan.params.n_outputs_max else ["-b"],
+        "logits": (batches[:1] or ["-c"]) if plan.params.embeddings else fewer if plan.params.n_outputs_max else ["-b"],
     }
     texts, options = [], dict[str, None]()
     for each in parts:
