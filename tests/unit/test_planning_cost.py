@@ -373,6 +373,7 @@ def test_measured_splits_count() -> None:
         ("cuda", "7.5", "RTX 2080", "cuda"),
         ("cuda", "10.0", "B200", "cuda-hbm"),
         ("cuda", "12.1", "DGX Spark", "cuda-spark"),
+        ("cuda", "8.6", "RTX 3090", "cuda-ampere"),
         ("rocm", "gfx1100", "RX 7900 XTX", "rocm"),
         ("rocm", "gfx942", "MI300X", "rocm-hbm"),
         ("vulkan", "", "Intel Arc A770", "vulkan-alchemist"),

@@ -82,14 +82,15 @@ def test_drafts_are_as_quick_as_published() -> None:
         [abs(each.estimated / each.speed - 1) for each in rows] for rows in (every[::2], draft_speeds.judged_by(every))
     )
     assert (len(fitted), len(judging)) == (19, 18)
-    assert statistics.median(fitted) <= 0.05
-    assert statistics.median(judging) <= 0.08
+    assert statistics.median(fitted) <= 0.08
+    assert statistics.median(judging) <= 0.06
+    assert statistics.mean(judging) <= 0.12
 
 
 @pytest.mark.parametrize(
     ("gpu", "error"),
-    [("rtx", 0.09), ("tesla", 0.1), ("rx-|r9700|strix", 0.15), ("m3-ultra", 0.06)],
-    ids=["CUDA", "V100", "Vulkan", "Metal"],
+    [("rtx-[5p]", 0.03), ("rtx-3", 0.15), ("tesla", 0.1), ("rx-|r9700|strix", 0.15), ("m3-ultra", 0.06)],
+    ids=["Blackwell", "Ampere", "V100", "Vulkan", "Metal"],
 )
 def test_drafts_on_each_kind_of_card(gpu: str, error: float) -> None:
     found = [each for each in drafted() if re.match(gpu, each.series[1])]
