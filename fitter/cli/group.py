@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import takewhile
 
 import click
 from click.shell_completion import CompletionItem
@@ -142,5 +143,11 @@ def _check_spelling(args: Sequence[str]) -> None:
     if close:
         raise click.UsageError(f"there is no command '{word}', and no file of that name: did you mean '{close[0]}'?")
     if len(args) > 1 and (args[1] in ("-h", "--help") or not args[1].startswith("-")):
+        from fitter.model.shapes import catalogue
+
+        # a name of several words
+        meant = catalogue.similar("-".join(takewhile(lambda each: not each.startswith("-"), args)))
+        if len(args) > 2 and meant:
+            raise click.UsageError(f"there is no command '{word}', and no file of that name; {meant}")
         listed = ", ".join(COMMANDS)
         raise click.UsageError(f"there is no command '{word}', and no file of that name; the commands are {listed}")

@@ -15,7 +15,7 @@ import click
 from fitter.cli import completion
 from fitter.cli.command_help import HelpCommand
 from fitter.cli.command_help import SectionOption as SectionOption
-from fitter.cli.unknown_options import check_model_option, similar_option
+from fitter.cli.unknown_options import check_model_option, of_fit, similar_option, with_meant_gpu
 from fitter.errors import UsageError
 from fitter.llama.worker import process
 from fitter.model.shapes.shape_addresses import CONFIG, DEFAULT_TYPE, SHAPE, named
@@ -49,9 +49,10 @@ class Command(HelpCommand):
             word = next((word for word in words if word.startswith(error.option_name)), error.option_name)
             name = word.partition("=")[0]
             meant = similar_option(self, ctx, name)
-            raise click.NoSuchOption(
-                name, meant and f"No such option '{name}': did you mean {meant}?", ctx=ctx
-            ) from None
+            hint = f"did you mean {meant}?" if meant else of_fit(self, ctx, name)
+            raise click.NoSuchOption(name, hint and f"No such option '{name}': {hint}", ctx=ctx) from None
+        except click.UsageError as error:
+            raise with_meant_gpu(error) from None
         _take_model_option(self, ctx)
         _take_quiet(ctx)
         return rest
@@ -79,7 +80,10 @@ class _ChoiceType(_Choice):
         self._kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(self._kind.parse(value), param, ctx)
+        word = self._kind.parse(value)
+        if param is not None and param.name == "program" and word in FORMATS and word not in self.choices:
+            self.fail(f"'{word}' is a format of plans: write --format {word}", param, ctx)
+        return super().convert(word, param, ctx)
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import re
+import shlex
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -19,10 +21,29 @@ def words_after(command: click.Command, ctx: click.Context) -> dict[str, int]:
     }
 
 
+_ELSEWHERE = {
+    "-c": ("context", "context-length", "context-size", "max-context", "max-model-len", "num-ctx", "seq-len"),
+    "-ctk": ("kv-type", "kv-cache-type", "kv-cache-dtype", "kv-quant"),
+    "-np": ("slots", "max-num-seqs", "concurrency", "num-parallel"),
+    "-ngl": ("gpu-layers", "num-gpu", "layers"),
+    "--gpu": ("vram", "card", "cards", "gpu-memory", "device-memory"),
+    "--host-memory": ("ram", "memory", "mem", "system-memory", "cpu-memory"),
+    "--type": ("quant", "quantization", "quantisation", "file-type", "ftype"),
+}
+"""Options by the names that other programs and people have for them: vLLM, Ollama, LM Studio."""
+
+
 def similar_option(command: click.Command, ctx: click.Context, name: str) -> str | None:
-    """Find the option that was likely meant: of that beginning, of that name in Python, or spelt almost so."""
+    """Find the option that was likely meant.
+
+    By its name elsewhere (vLLM, Ollama) or in Python, with one dash for ``--ngl``, by its beginning, or its spelling.
+    """
     if not name.startswith("--"):
         return None
+    known, word = words_after(command, ctx), name.removeprefix("--").replace("_", "-").lower()
+    meant = [option for option, names in _ELSEWHERE.items() if word in names] + [f"-{word}"]
+    if option := next((each for each in meant if each in known), None):
+        return option
     options: dict[str, str] = {}
     for param in command.get_params(ctx):
         if isinstance(param, click.Option) and (long := [word for word in param.opts if word.startswith("--")]):
@@ -32,6 +53,27 @@ def similar_option(command: click.Command, ctx: click.Context, name: str) -> str
     close = sorted(longer, key=len) or difflib.get_close_matches(name, options, n=1, cutoff=0.8)
     return options[close[0]] if close else None
 
+
+def of_fit(command: click.Command, ctx: click.Context, name: str) -> str | None:
+    """Say that an option is one of ``fit`` alone."""
+    group = ctx.find_root().command
+    fit = group.get_command(ctx, "fit") if isinstance(group, click.Group) else None
+    is_of_fit = fit is not None and fit is not command and name in words_after(fit, ctx)
+    return "'fitter fit' has it, this command has not" if is_of_fit else None
+
+
+def with_meant_gpu(error: click.UsageError) -> click.UsageError:
+    """Add ``--gpu`` to an error about a word too much that names a GPU."""
+    from fitter.machine import gpu_catalogue
+
+    extra = _EXTRA.fullmatch(error.message)
+    if extra and gpu_catalogue.find_as_written(extra[1]):
+        return click.UsageError(f"'{extra[1]}' is a GPU: write --gpu {shlex.quote(extra[1])}", error.ctx)
+    return error
+
+
+_EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)\.?")
+"""click's own words."""
 
 _ON_HUB = ("-hf", "-hfr", "--hf-repo")
 """llama.cpp's options for a repository of Hugging Face's hub."""

@@ -192,8 +192,14 @@ def similar(name: str) -> list[str]:
     return list(dict.fromkeys([*_spelt_so(name), *longer, *close]))[:3]
 
 
+_LAPTOP = re.compile(r"(?:^|-)(?:laptop(?:-gpu)?|mobile|notebook)(?:-|$)")
+
+
 def _normal(name: str) -> str:
     words = re.sub(r"[\s_]+", "-", name.strip().lower().replace("+", ""))
+    if found := _LAPTOP.search(words):
+        # wherever people write it
+        words = f"{words[: found.start()]}-{words[found.end() :]}".strip("-") + "-laptop"
     words = re.sub(r"^(macbook-(pro-|air-)?|mac-(studio-|mini-|pro-)|imac-)", "", words)
     return re.sub(r"^(nvidia-|amd-|intel-|apple-)?(geforce-|radeon-pro-|radeon-|instinct-)?", "", words)
 

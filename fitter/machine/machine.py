@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 from fitter.errors import UsageError
 from fitter.llama.types import RPC, DeviceInfo, MeasuredSpeed, VirtualDevice
+from fitter.machine import gpu_catalogue
 from fitter.machine.host import HostMemory, host_memory
 from fitter.machine.memory_pools import Pool, described_pools, pools_here, typed
 from fitter.machine.speed import DeviceSpeed, HostSpeed, default_host, host_of_gpu, speed_of
-from fitter.text import mib, mib_up
+from fitter.text import MIB, mib, mib_up
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ def virtual_machine(virtual: Sequence[VirtualDevice], host: int | None = None) -
         return Machine(devices, tuple(virtual), host, host)
     memory = pools[0].memory
     total, free = memory.total - memory.carved, max(0, memory.free - memory.carved)
-    _check_host(host, total, pools)
+    card = next((card for each in virtual if each.shared and (card := gpu_catalogue.find(each.description))), None)
+    _check_host(host, total, pools, card.key if card and not card.carved else "")
     return Machine(devices, tuple(virtual), total, free if host is None else min(host, free), pools)
 
 
@@ -79,11 +81,13 @@ def real_machine(devices: Sequence[DeviceInfo], memory: HostMemory, host: int | 
     return Machine(offload, (), max(memory.total, host), host, pools)
 
 
-def _check_host(host: int | None, total: int, pools: Sequence[Pool]) -> None:
-    """Raise ``UsageError`` if ``host`` exceeds the memory that devices share with the host."""
+def _check_host(host: int | None, total: int, pools: Sequence[Pool], card: str = "") -> None:
+    """Raise ``UsageError`` if ``host`` exceeds the memory that devices share with the host; ``card`` has any size."""
     if host is not None and host > total:
+        size = f"{mib_up(host)}MiB" if host % (1024 * MIB) else f"{host // (1024 * MIB)}GiB"
+        sized = f"write --gpu {card}:{size} for a machine with so much, " if card else ""
         raise UsageError(
-            f"--host-memory is {mib_up(host)} MiB, and {pools[0].name} share {mib(total)} MiB: leave it out, or "
+            f"--host-memory is {mib_up(host)} MiB, and {pools[0].name} share {mib(total)} MiB: {sized}leave it out, or "
             "give the most that the host's own part may take of them"
         )
 

@@ -41,7 +41,8 @@ _PERCENT = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*%", re.ASCII)
 _NAME = re.compile(r"[^\s()\[\]]+")
 _MOST_SEEN = 20_000
 """Most entries of directories that a pattern looks at."""
-_EXAMPLE = '[cases.chat] with model = "model.gguf" and gpu = ["rtx-4090"]'
+EXAMPLE = '[cases.chat] with model = "shape://llama-3.1-8b" and gpu = ["rtx-4090"]'
+"""A case that can be planned without a file."""
 
 
 @dataclass(frozen=True)
@@ -133,14 +134,14 @@ def read_cases(path: Path, *, is_trusted: bool = False) -> tuple[Case, ...]:
 
     Raises ``UsageError``, also for a pattern that leads out of the file's directory unless the file is trusted.
     """
-    document = read_toml(path, f"write one, such as {_EXAMPLE}")
+    document = read_toml(path, f"write one, such as {EXAMPLE}")
     try:
         check_keys(document, ("cases", "defaults", "history", "fleet"), "")
         defaults = read_table(document.get("defaults", {}), "defaults")
         check_keys(defaults, (*of_a_case(), *_LIMITS), "defaults")
         tables = read_table(document.get("cases", {}), "cases")
         if not tables:
-            raise UsageError(f"there are no cases: add {_EXAMPLE}")
+            raise UsageError(f"there are no cases: add {EXAMPLE}")
         cases: dict[str, Case] = {}
         for name, table in tables.items():
             table = {**defaults, **read_table(table, f"cases.{name}")}
@@ -158,7 +159,7 @@ def read_builds(path: Path, *, is_trusted: bool = False) -> tuple[str, ...]:
 
     Paths are relative to the file. Raises ``UsageError``, also for paths in a file that is not trusted.
     """
-    document = read_toml(path, f"write one, such as {_EXAMPLE}")
+    document = read_toml(path, f"write one, such as {EXAMPLE}")
     try:
         table = read_table(document.get("history", {}), "history")
         check_keys(table, ("llama_cpp",), "history")

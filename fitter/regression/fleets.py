@@ -19,7 +19,16 @@ from fitter.parameters.values import shown_in_file
 from fitter.planning.fleet.fleet import Fleet
 from fitter.planning.fleet.members import Member
 from fitter.programs.model_log import last_requests
-from fitter.regression.cases import CASES_FILE, Case, check_keys, check_trusted, read_cases, read_table, with_build
+from fitter.regression.cases import (
+    CASES_FILE,
+    EXAMPLE,
+    Case,
+    check_keys,
+    check_trusted,
+    read_cases,
+    read_table,
+    with_build,
+)
 from fitter.regression.toml import read_toml
 
 _EXAMPLE = '[fleet] with goal = "time"'
@@ -65,7 +74,7 @@ def has_fleet(path: Path) -> bool:
 
 def read_fleet(path: Path, *, is_trusted: bool = False) -> FleetTable:
     """Read the fleet of ``fitter.toml``. Raises ``UsageError``, as ``read_cases``."""
-    document = read_toml(path, f"write one, with cases and {_EXAMPLE}")
+    document = read_toml(path, f"write one, with cases such as {EXAMPLE}, and {_EXAMPLE}")
     if "fleet" not in document:
         raise UsageError(f"{show(path)} has no fleet: add {_EXAMPLE}")
     cases = read_cases(path, is_trusted=is_trusted)

@@ -270,6 +270,10 @@ def test_what_changes_the_plan_is_refused(
         ("verfy x.gguf", "there is no command 'verfy', and no file of that name: did you mean 'verify'?"),
         ("lokc", "did you mean 'lock'?"),
         ("Devices", "did you mean 'devices'?"),
+        (
+            "qwen 3.6 27b --gpu 4090",
+            "there is no command 'qwen', and no file of that name; did you mean qwen3.6-27b or ",
+        ),
         ("analyse x.gguf", "there is no command 'analyse', and no file of that name; the commands are fit, "),
     ],
 )

@@ -132,15 +132,21 @@ def test_the_host_of_a_described_machine(
 
 
 @pytest.mark.parametrize(
-    ("specs", "total"), [(["metal:64GiB"], 65536), (["strix-halo-96gb"], 32768)], ids=["a Mac", "memory set aside"]
+    ("specs", "total", "sized"),
+    [
+        (["metal:64GiB"], 65536, ""),
+        (["strix-halo-96gb"], 32768, ""),
+        (["radeon 780m"], 32768, "write --gpu radeon-780m:32769MiB for a machine with so much, "),
+    ],
+    ids=["a Mac", "memory set aside", "a card of any size"],
 )
-def test_a_host_with_more_than_it_shares_is_refused(specs: list[str], total: int) -> None:
+def test_a_host_with_more_than_it_shares_is_refused(specs: list[str], total: int, sized: str) -> None:
     pool = described(*specs).pools[0].name
     with pytest.raises(UsageError) as raised:
         described(*specs, host=total * MIB + 1)
     assert str(raised.value) == (
-        f"--host-memory is {total + 1} MiB, and {pool} share {total} MiB: leave it out, or give the most that the "
-        "host's own part may take of them"
+        f"--host-memory is {total + 1} MiB, and {pool} share {total} MiB: {sized}leave it out, or give the most that "
+        "the host's own part may take of them"
     )
 
 
