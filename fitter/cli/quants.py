@@ -45,7 +45,7 @@ def quants(
 
     given["program"] = given["program"] or programs.chosen("llama-server")
     options.import_meanwhile("fitter.output.tables.plan_table")
-    with answers.asking(verbose) as callbacks:
+    with answers.asking(verbose, is_long=True) as callbacks:
         quantized = quantizations.quants(
             model, types=types, tokens_per_second=tokens_per_second, **callbacks, **options.given(given)
         )

@@ -60,6 +60,9 @@ def report(
     answers.report_problems(plan.problems)
     with_contexts = not no_contexts and page_file is not None
     write(plan, where, page_file, svg_file, with_contexts=with_contexts, verbose=verbose)
+    for file in (page_file, svg_file):
+        if file not in (None, report_file.STDOUT) and verbose >= 0:
+            click.echo(f"fitter: wrote {file}", err=True)
     return EXIT_FITS if plan.fits else EXIT_DOES_NOT_FIT
 
 

@@ -30,7 +30,7 @@ def fit(
 
     given = {**given, "program": given["program"] or programs.chosen("llama-server")}
     options.import_meanwhile("fitter.output.tables.plan_table")
-    with answers.asking(verbose) as callbacks:
+    with answers.asking(verbose, is_long=True) as callbacks:
         planned = plan_repository.repository(
             model, types=types, tokens_per_second=tokens_per_second, **callbacks, **options.given(given)
         )

@@ -80,7 +80,7 @@ def plan(
 
     named = options.given({**given, "program": given["program"] or programs.chosen("llama-server")})
     limits = options.given({"most": most, "tokens_per_second": tokens_per_second})
-    with answers.asking(verbose) as callbacks:
+    with answers.asking(verbose, is_long=True) as callbacks:
         found = best_shapes.best_shapes(words, **limits, **callbacks, **named)
     if as_json:
         answers.print_json(found.to_dict())

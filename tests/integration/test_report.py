@@ -296,7 +296,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_command_writes_a_page_and_a_picture(tiny: Path, tmp_path: Path, browser: Browser) -> None:
     page_file, svg_file = tmp_path / "report.html", tmp_path / "plan.svg"
     done = run_fitter("report", tiny, "--gpu", "rtx-3090", "-c", "512", "-o", page_file, "--svg", svg_file)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == f"fitter: wrote {page_file}\nfitter: wrote {svg_file}\n"
+    assert run_fitter("report", tiny, "-q", "-c", "512", "-o", page_file).stderr == ""
     for file in (page_file, svg_file):
         with opened(browser, file.as_uri()) as page:
             assert page.locator("svg").first.is_visible()
@@ -320,7 +322,7 @@ def test_a_config_is_a_model_and_no_plan(tmp_path: Path) -> None:
     config.write_text(json.dumps(published("qwen3-0.6b").config))
     page_file = tmp_path / "report.html"
     done = run_fitter("report", "--config", config, "--gpu", "rtx-3090", "--no-contexts", "-o", page_file)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, f"fitter: wrote {page_file}\n")
     assert "Where each layer is" in page_file.read_text()
 
 
