@@ -23,7 +23,7 @@ import typing_extensions
 import fitter
 from fitter import api
 from fitter.planning.plan.plan import FileStamp, Problem
-from tests.support.plans import MIB, make_plan
+from tests.support.plans import MIB, make_plan, make_price
 
 PROBLEM = Problem("host", 244 * MIB, "the host is 244 MiB short")
 ROOT = Path(__file__).parents[2]
@@ -144,6 +144,21 @@ def test_a_plan_in_one_line(plan: api.Plan, text: str) -> None:
 def test_a_planner_in_one_line() -> None:
     with fitter.Planner("a\x1b.gguf", gpus="rtx-4090", n_ctx=4096) as planner:
         assert repr(planner) == r"<Planner: a\x1b.gguf, gpus=('rtx-4090',), n_ctx=4096>"
+
+
+def test_results_in_one_line() -> None:
+    plan = replace(plan_of(), model=replace(plan_of().model, name="a\x1bb"))
+    run = fitter.TuningRun((), plan)
+    lines = {
+        repr(fitter.ShapePlans((), 3)): "<ShapePlans: none is useful>",
+        repr(fitter.Quantizations(plan.model, "bf16", (), None)): r"<Quantizations: a\x1bb in 0 file types, none fits>",
+        repr(fitter.Exploration((), "price")): "<Exploration: 0 plans, 0 fit>",
+        repr(fitter.Repository("hf://org/repo", (), (), None)): "<Repository: 0 models, none fits>",
+        repr(fitter.Verification(plan.model, plan.params, 0)): r"<Verification: a\x1bb as predicted>",
+        repr(fitter.Tuning((run,), run)): f"<Tuning: 1 runs, the best is {run.text}>",
+        repr(make_price()): "<Price: 1240 tokens a second of prompt, 38.04 generation>",
+    }
+    assert [*lines] == [*lines.values()]
 
 
 def test_nothing_in_a_name_acts() -> None:

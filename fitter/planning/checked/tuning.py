@@ -147,6 +147,9 @@ class Tuning:
         """The plan of the best run."""
         return self.best.plan
 
+    def __repr__(self) -> str:
+        return f"<Tuning: {len(self.runs)} runs, the best is {self.best.text}>"
+
 
 def is_quicker(run: TuningRun, than: TuningRun) -> bool:
     """Whether a run is quicker beyond noise."""

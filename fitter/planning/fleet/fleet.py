@@ -8,6 +8,7 @@ from typing import Any
 
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.result_methods import methods_of
+from fitter.text import LONGEST_NAME, printable
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,10 @@ class Fleet:
     def fits(self) -> bool:
         """Whether every model can run, beside those that stay."""
         return not self.problems
+
+    def __repr__(self) -> str:
+        names = ", ".join(printable(model.name, LONGEST_NAME) for model in self.models)
+        return f"<Fleet: {names}, in {len(self.sets)} sets{'' if self.fits else ', do not fit'}>"
 
     def __bool__(self) -> bool:
         return self.fits

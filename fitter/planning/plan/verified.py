@@ -8,6 +8,7 @@ from typing import Literal
 
 from fitter.llama.types import Params, Row
 from fitter.planning.request.summary import ModelSummary, Problem, SharedUse
+from fitter.text import LONGEST_NAME, printable
 
 Kind = Literal["model", "context", "compute"]
 KINDS: tuple[Kind, ...] = ("model", "context", "compute")
@@ -248,3 +249,7 @@ class Verification:
         """Whether the plan was loaded and nothing exceeds its prediction."""
         is_within = self.server is None or self.server.is_within
         return self.fits and is_within and not (self.exceeding or self.exceeding_later)
+
+    def __repr__(self) -> str:
+        found = "as predicted" if self.holds else "does not fit" if not self.fits else "not as predicted"
+        return f"<Verification: {printable(self.model.name, LONGEST_NAME)} {found}>"

@@ -136,6 +136,11 @@ class Price:
         """Parts of the time."""
         return self.estimate.parts
 
+    def __repr__(self) -> str:
+        prompt, generation = self.prompt_tokens_per_second, self.generation_tokens_per_second
+        more = f", {generation:.4g} generation" if self.input_tokens is None else ""
+        return f"<Price: {prompt:.4g} tokens a second of prompt{more}>"
+
 
 @dataclass(frozen=True)
 class Speeds:

@@ -194,6 +194,9 @@ class Exploration:
             return any(answer.cell is not None for answer in self.answers)
         return any(cell.fits for cell in self.cells)
 
+    def __repr__(self) -> str:
+        return f"<Exploration: {len(self.cells)} plans, {sum(bool(cell.fits) for cell in self.cells)} fit>"
+
     def __bool__(self) -> bool:
         return self.fits
 

@@ -19,6 +19,7 @@ from fitter.planning.plan.plan_or_error import Planned
 from fitter.planning.plan.result_methods import methods_of
 from fitter.planning.request.summary import ModelSummary
 from fitter.planning.tables.type_choice import FULL, TypeFigures, best_type
+from fitter.text import LONGEST_NAME, printable
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,10 @@ class Quantizations:
     def fits(self) -> bool:
         """Whether any type fits."""
         return any(each.fits for each in self.found)
+
+    def __repr__(self) -> str:
+        best = f"the best is {self.best.name}" if self.best else "none fits"
+        return f"<Quantizations: {printable(self.model.name, LONGEST_NAME)} in {len(self.found)} file types, {best}>"
 
     def __bool__(self) -> bool:
         return self.fits

@@ -11,6 +11,7 @@ from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.plan_or_error import Planned
 from fitter.planning.plan.result_methods import methods_of
 from fitter.planning.tables.type_choice import TypeFigures, best_type, is_useful
+from fitter.text import LONGEST_NAME, printable
 
 _SAME_MODEL = 0.95
 """Files whose numbers of weights differ by less are one model: some leave the output's tensor out."""
@@ -75,6 +76,10 @@ class Repository:
     def fits(self) -> bool:
         """Whether any model fits."""
         return any(each.fits for each in self.found)
+
+    def __repr__(self) -> str:
+        best = f"the best is {printable(self.best.name, LONGEST_NAME)}" if self.best else "none fits"
+        return f"<Repository: {len(self.found)} models, {best}>"
 
     def __bool__(self) -> bool:
         return self.fits

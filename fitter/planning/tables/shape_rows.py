@@ -44,6 +44,10 @@ class ShapePlans:
         """Whether any model is useful."""
         return bool(self.found)
 
+    def __repr__(self) -> str:
+        names = ", ".join(f"{each.shape.name}:{each.best.name}" for each in self.found)
+        return f"<ShapePlans: {names or 'none is useful'}>"
+
     def __bool__(self) -> bool:
         return self.fits
 
