@@ -21,6 +21,7 @@ from fitter.errors import UsageError
 from fitter.machine.gpu import parse_gpus
 from fitter.model.files.addresses import HUB
 from fitter.model.repository_models import is_repository
+from fitter.model.shapes import catalogue
 from fitter.model.shapes.shape_addresses import CONFIG, SHAPE, by_name
 from fitter.parameters.kinds import Amount, Choice, Flag, Kind, Number, Seconds, Size, Texts, Whole
 from fitter.parameters.table import PARAMETERS
@@ -236,9 +237,12 @@ def wanted(model: str, root: Root | None) -> Wanted:
             f"{printable(text, LONGEST_NAME)}: no {scheme}:// address{more} is asked for: give https://…, hf://… or shape://…"
         )
     if root is None:
+        name = printable(text, LONGEST_NAME)
+        if hint := "" if "/" in text else catalogue.similar(text.replace(":", "-")):
+            raise UsageError(f"no model has the name '{name}'; {hint}")
         raise UsageError(
-            f"'{printable(text, LONGEST_NAME)}' is no address, and the server offers no directory: name a shape or an "
-            "address, or start it with --root"
+            f"'{name}' is no address, and the server offers no directory: name a shape or an address, or start it with "
+            "--root"
         )
     if text.endswith("/"):
         return Wanted(str(root.folder(text)), text, is_repository=True)

@@ -44,6 +44,8 @@ _REMEDIES = (
     (r", or start it with --root", ""),
     (r"; fitter devices --catalogue lists the names", ""),
     (r"leave (-\S+) out", r"set no \1"),
+    (r"--(shape|config) \S+:(\w+)", r"quantization \2"),
+    (r"or auto where that is more", "or more where a card needs it"),
 )
 """Remedies of the command line, and those of the page."""
 _OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z0-9-]*")

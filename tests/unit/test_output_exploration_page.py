@@ -223,4 +223,4 @@ def test_the_table_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     fragment = found._repr_html_()
     assert rows(fragment) == rows(page)
     assert fragment.count("<script>") == 1 and not re.findall("src=|href=|on[a-z]+=", fragment)
-    assert "2 of 4 cells fit; model.gguf" in fragment
+    assert "2 of 4 plans fit; model.gguf" in fragment

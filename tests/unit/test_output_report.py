@@ -82,7 +82,7 @@ def test_the_compute_buffer_of_a_real_load_is_shown() -> None:
     page = plan_page(counting_real_load(reserving(make_plan(devices=("CUDA0",)), CUDA0=4800 * MIB)))
     (row,) = re.findall(r"<tr><th scope=.row.>CUDA0.*?</tr>", page, re.DOTALL)
     assert str(4900 * MIB) in re.findall(r'value="(-?\d+)"', row)
-    assert "CUDA0: compute takes 36 MiB of the margin" in page
+    assert "<small>compute takes 36 MiB of the margin</small>" in row
 
 
 def test_a_plan_that_does_not_fit_has_nothing_to_run() -> None:

@@ -301,6 +301,8 @@ def test_web_servers_and_the_hub_are_asked(address: str) -> None:
 def test_without_a_root_there_are_no_files() -> None:
     with pytest.raises(UsageError, match=r"'a\.gguf' is no address, and the server offers no directory"):
         wanted("a.gguf", None)
+    with pytest.raises(UsageError, match=r"^no model has the name 'gpt-oss:20'; did you mean gpt-oss-20b or "):
+        wanted("gpt-oss:20", None)
 
 
 MESSAGES = {

@@ -44,6 +44,8 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "a-Q4_K_M.gguf has the best quality at 20 t/s or more (--tokens-per-second sets another speed)",
         "a-Q4_K_M.gguf has the best quality at 20 t/s or more",
     ),
+    "another quantization": ("--shape llama-3.3-70b:Q3_K_M", "quantization Q3_K_M"),
+    "the usual margin": ("1024, or auto where that is more", "1024, or more where a card needs it"),
     "another option": ("use --split-mode layer, or -ub 512", "use split mode layer, or ubatch size 512"),
     "no option": ("gpt-oss-120b -x f16 e-5 - a--b", "gpt-oss-120b -x f16 e-5 - a--b"),
 }

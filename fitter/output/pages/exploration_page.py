@@ -105,7 +105,7 @@ def _name_models(document: Mapping[str, Any]) -> dict[str, Any]:
 def _verdict(document: Mapping[str, Any]) -> str:
     cells = document["cells"]
     fitting = sum(cell["fits"] is True for cell in cells)
-    count = f"{fitting} of {len(cells)} cells fit"
+    count = f"{fitting} of {len(cells)} plans fit"
     if document["asked"] is None:
         return count
     answers = document["answers"]
@@ -117,7 +117,7 @@ def _verdict(document: Mapping[str, Any]) -> str:
 
 def _counts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     of = [cell["fits"] for cell in document["cells"]]
-    counts = [("cells", len(of)), ("fit", of.count(True)), ("do not fit", of.count(False)), ("unknown", of.count(None))]
+    counts = [("plans", len(of)), ("fit", of.count(True)), ("do not fit", of.count(False)), ("unknown", of.count(None))]
     return [(name, f"{count:,}") for name, count in counts if count or name != "unknown"]
 
 

@@ -141,7 +141,7 @@ def _shared_values(
         "problems": [say(problem.message) for problem in plan.problems],
         "facts": _facts(plan),
         "work": None if plan.turns is None else _work(plan.turns, say),
-        "uses": _uses(document),
+        "uses": _uses(document, plan),
         "memory_pictures": pictures(lambda width: bars.bars_svg(document, width=width, is_alone=False)),
         "layers": None if layer_map is None else _layers(layer_map),
         "map_pictures": ()
@@ -243,8 +243,9 @@ def _work(turns: Turns, say: Callable[[str], str]) -> dict[str, Any]:
     return {"line": work_text(turns.session), "warnings": list(map(say, turns_warnings(turns))), "turns": turns}
 
 
-def _uses(document: Mapping[str, Any]) -> dict[str, Any]:
+def _uses(document: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     """Return the table of devices, host and pools: columns, and a row of bytes for each."""
+    in_use = {**{use.name: in_use_text(use) for use in plan.devices}, HOST_NAME: in_use_text(plan.host)}
     places = bars.shown(document)
     columns = [(key, name) for key, name in _COLUMNS if key not in _RARE or any(use.get(key, 0) for use in places)]
     lacking = {problem["device"] for problem in document["problems"]}
@@ -253,6 +254,7 @@ def _uses(document: Mapping[str, Any]) -> dict[str, Any]:
             "name": use["name"],
             "description": use["description"],
             "lacks": use["name"] in lacking,
+            "in_use": in_use.get(use["name"]),
             "sizes": [use.get(key, 0) for key, _ in columns],
         }
         for use in places
@@ -371,8 +373,6 @@ def _remarks(plan: Plan, layer_map: LayerMap | None, notes: Sequence[str]) -> li
     remarks = [*parameter_lines(plan), *map(shared_text, plan.shared), *pool_lines(plan)]
     later = [later_text(each) for each in plan.later if each.bytes is None or each.bytes >= MIB]
     remarks += [f"later, in host memory: {', '.join(later)}"] if later else []
-    in_use = {**{use.name: in_use_text(use) for use in plan.devices}, HOST_NAME: in_use_text(plan.host)}
-    remarks += [f"{name}: {text}" for name, text in in_use.items() if text]
     remarks += [left.message for left in plan.left_out]
     remarks += [f"given up, as --allow permits: {', '.join(plan.levers)}"] if plan.levers else []
     remarks += [*plan.notes, *notes]
