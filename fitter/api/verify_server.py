@@ -90,7 +90,13 @@ def verify(plan: Plan, model: Model, worker: Worker, how: Serving) -> Verificati
     with running([program.path, *words], how.patience, how.on_log) as server:
         how.on_progress(Progress(0, f"sending {how.prompts} prompts"))
         with _watching(server, uses, plan, how) as watch:
-            fed = _send_prompts(server, params, model, how.prompts, watch.look)
+
+            def on_answered(count: int) -> None:
+                watch.look(count)
+                part = count / max(1, how.prompts)
+                how.on_progress(Progress(0, f"{count} of {how.prompts} prompts answered", min(1.0, part)))
+
+            fed = _send_prompts(server, params, model, how.prompts, on_answered)
             growth = watch.growth()
             host_after, after = host_memory().available, watch.devices()
     said = server.said

@@ -67,7 +67,7 @@ def verify(
         report_file.check({"--report": page_file}, model, plan)
     from fitter import api
 
-    with answers.asking(verbose) as callbacks:
+    with answers.asking(verbose, is_long=True) as callbacks:
         verification = api.verify(
             model, plan=plan, tolerance=tolerance or 0, server=server, prompts=prompts, **callbacks, **words
         )

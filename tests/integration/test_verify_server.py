@@ -164,10 +164,12 @@ def test_forty_prompts_on_four_slots_keep_the_planned_bytes(
     models: Mapping[str, Path], server: Path, name: str, options: dict[str, Any]
 ) -> None:
     plan = fitter.fit(models[name], program=SERVER, n_ctx=2048, devices=["none"], **SMALL, **options)
-    found = fitter.verify(plan=plan, program=SERVER, server=server)
+    steps: list[fitter.Progress] = []
+    found = fitter.verify(plan=plan, program=SERVER, server=server, on_progress=steps.append)
     check(plan, found)
     assert found.server is not None
     assert (found.server.answered, found.server.prompts, found.server.slots) == (40, 40, 4)
+    assert (steps[-1].text, steps[-1].part) == ("40 of 40 prompts answered", 1.0)
     (grown,) = found.server.growth
     assert (grown.name, grown.requests + 20 <= 40, grown.seconds >= 3) == ("host", True, True)
     assert grown.first > 0 and grown.second < 8 * MIB and grown.idle < MIB
