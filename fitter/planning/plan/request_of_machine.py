@@ -39,6 +39,7 @@ from fitter.planning.request.session import Session, is_preset
 from fitter.planning.request.shared_margin import MAPS, mapped_between, with_what_they_map
 from fitter.planning.speed.cost import Workload
 from fitter.planning.speed.model_facts import facts_of
+from fitter.programs import PROGRAMS
 
 _FFN_WEIGHT = re.compile(r"\.ffn_(up|down|gate|gate_up)\.")
 
