@@ -86,6 +86,8 @@ SHAPES = {
     "a shape": ("llama-3.1-8b", "shape://llama-3.1-8b"),
     "a shape with a type": ("Llama-3.1-8B:q8_0", "shape://llama-3.1-8b:Q8_0"),
     "a type as people write it": ("gpt-oss-20b:q4km", "shape://gpt-oss-20b:Q4_K_M"),
+    "as Ollama writes it": ("Gemma3:27b", "shape://gemma-3-27b"),
+    "without hyphens": ("phi4", "shape://phi-4"),
     "a shape with more words": ("llama-3.1-8b-instruct", None),
     "a path": ("./llama-3.1-8b", None),
     "a file's name": ("llama-3.1-8b.gguf", None),
@@ -106,7 +108,7 @@ def test_the_name_of_a_shape_is_its_address_where_no_such_file_is(
 
 SIMILAR = {
     "more words": ("llama-3.1-8b-instruct", "llama-3.1-8b-instruct: no such file or shape; did you mean llama-3.1-8b"),
-    "another way to write it": ("llama3.1:8b", "did you mean llama-3.1-8b"),
+    "another size": ("llama3.1:80b", "did you mean llama-3.1-8b"),
     "nothing like a shape": ("my-model", None),
     "a file": ("llama-3.1-8b.gguf", None),
     "a path": ("./llama-3.1-8b", None),

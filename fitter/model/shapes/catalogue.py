@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,13 @@ class Published:
 def names() -> tuple[str, ...]:
     """Return the names of all shapes."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
+
+
+def spelt_so(text: str) -> str:
+    """Return the one shape with these letters and digits (``llama3.1:8b`` is llama-3.1-8b); empty if there is none."""
+    wanted = re.sub("[^a-z0-9]", "", text.lower()[:100])
+    found = [name for name in names() if re.sub("[^a-z0-9]", "", name) == wanted]
+    return found[0] if len(found) == 1 else ""
 
 
 def similar(name: str, cutoff: float = 0.7) -> str:

@@ -87,14 +87,16 @@ def wanted(path: str | os.PathLike[str]) -> Wanted | None:
 
 
 def by_name(text: str) -> Wanted | None:
-    """Parse ``NAME`` or ``NAME:TYPE`` of a shape; ``None`` for anything else."""
+    """Parse ``NAME`` or ``NAME:TYPE`` of a shape, or a name as Ollama writes it; ``None`` for anything else."""
     if text.endswith(".gguf") or "/" in text:
         # most are files, which need no catalogue
         return None
     from fitter.model.shapes import catalogue
 
-    is_name = text.partition(":")[0].strip().lower() in catalogue.names()
-    return _parsed(f"{SHAPE}://{text}") if is_name else None
+    if text.partition(":")[0].strip().lower() in catalogue.names():
+        return _parsed(f"{SHAPE}://{text}")
+    name = catalogue.spelt_so(text)
+    return Wanted(SHAPE, name, "") if name else None
 
 
 def _parsed(text: str) -> Wanted | None:
@@ -132,7 +134,10 @@ def unknown_type(name: str, known: Sequence[str]) -> UsageError:
 def named(scheme: str, text: str) -> str:
     """Return the address of the shape or ``config.json`` in an option, which may be an address itself."""
     address = _parsed(text)
-    return text if address is not None and address.scheme == scheme else f"{scheme}://{text}"
+    if address is not None and address.scheme == scheme:
+        return text
+    shape = by_name(text) if scheme == SHAPE else None
+    return shape.address if shape else f"{scheme}://{text}"
 
 
 def as_converted(path: str) -> str:
