@@ -29,7 +29,7 @@ from fitter.parameters.table import AnyPath as Path
 from fitter.parameters.table import Fitting
 from fitter.planning.plan.load_mode import with_its_mode
 from fitter.planning.plan.plan import Plan
-from fitter.planning.plan.real_load import counting_real_load
+from fitter.planning.plan.real_load import with_real_load
 from fitter.planning.plan.request_of_machine import limits_beside, request_of
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import check_margins
@@ -181,6 +181,7 @@ def fit(
         check.finish()
         if not is_given:
             worker.dismiss()
+    plan = with_real_load(plan)
     remote = {device.name for device in machine.devices if device.backend == RPC}
     rpc = worker.rpc if remote.intersection(plan.breakdown.devices) else ()
     from fitter.llama.build import compared
@@ -196,13 +197,13 @@ def fit(
         from fitter.machine import spilling
 
         cards = {device.name for device in machine.devices if device.type == "gpu"} - remote
-        near = ((use.name, use.total, use.left) for use in plan.devices if use.used and use.name in cards)
+        near = ((use.name, use.total, use.loaded.left) for use in plan.devices if use.used and use.name in cards)
         notes = (*notes, *spilling.notes(near))
     # a message of its own says that a device is left out, and why: not also that it stays idle
     out = {each.device for each in plan.left_out}
     plan = replace(plan, notes=tuple(note for note in plan.notes if set(note.split(" stay")[0].split(", ")) - out))
     return replace(
-        counting_real_load(plan),
+        plan,
         params=with_addresses(plan.params),
         rpc=rpc,
         llama_cpp=llama_cpp,

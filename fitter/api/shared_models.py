@@ -81,18 +81,18 @@ def _check_is_here(running: SharedUse, plan: Plan, name: str, devices: Mapping[s
 
 
 def use_of(plan: Plan) -> SharedUse:
-    """Return all that a plan's process takes while it runs, with everything beside the model, what the program takes
-    later, and what a process takes of each card for itself.
+    """Return all that a plan's process takes while it runs: its real load, everything beside the model, what the
+    program takes later, and what a process takes of each card for itself.
     """
     # a plan that was itself made beside others, or with reservations, has their memory among its own
     own = [use for use in plan.shared if not use.is_of_others]
     rows = []
     for use in plan.devices:
-        compute = use.compute + taken(own, use.name)
+        compute = use.loaded.compute + taken(own, use.name)
         if use.model + use.context + compute:
             rows.append(Row(use.name, use.name, False, use.model, use.context, compute + bytes_of_a_process(use)))
     host = plan.host
-    rows.append(Row("Host", None, True, host.model, host.context, host.compute + taken(own, None) + host.later))
+    rows.append(Row("Host", None, True, host.model, host.context, host.loaded.compute + taken(own, None) + host.later))
     return SharedUse("beside", plan.model.path, tuple(rows))
 
 

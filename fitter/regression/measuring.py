@@ -273,11 +273,7 @@ def snapshot_of(plan: Plan, case: Case, worker: Worker, version: str) -> Snapsho
         if price is None
         else LockedSpeed(four_digits(price.prompt_tokens_per_second), four_digits(price.generation_tokens_per_second)),
         cpu=plan.llama_cpp.cpu if plan.llama_cpp else "",
-        # a lock has the memory of dummy loads
-        pools={
-            pool.name: LockedPool(pool.total, pool.free, pool.margin, pool.used - pool.more_in_use)
-            for pool in plan.pools
-        },
+        pools={pool.name: LockedPool(pool.total, pool.free, pool.margin, pool.used) for pool in plan.pools},
     )
 
 

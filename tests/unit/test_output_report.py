@@ -30,7 +30,7 @@ from fitter.planning.plan.alternative import Alternative
 from fitter.planning.plan.context_points import ContextPoint, contexts_to_try, point_of
 from fitter.planning.plan.layer_map import HOST_NAME, LayerMap, MapCell
 from fitter.planning.plan.plan import Problem
-from fitter.planning.plan.real_load import counting_real_load
+from fitter.planning.plan.real_load import with_real_load
 from fitter.planning.request.summary import PoolUse, Setting
 from fitter.planning.speed.cost import Part
 from fitter.planning.speed.explain import Bound, Choice
@@ -79,7 +79,7 @@ def test_memory_that_is_shared_is_a_row_of_its_own() -> None:
 
 
 def test_the_compute_buffer_of_a_real_load_is_shown() -> None:
-    page = plan_page(counting_real_load(reserving(make_plan(devices=("CUDA0",)), CUDA0=4800 * MIB)))
+    page = plan_page(with_real_load(reserving(make_plan(devices=("CUDA0",)), CUDA0=4800 * MIB)))
     (row,) = re.findall(r"<tr><th scope=.row.>CUDA0.*?</tr>", page, re.DOTALL)
     assert str(4900 * MIB) in re.findall(r'value="(-?\d+)"', row)
     assert "<small>compute takes 36 MiB of the margin</small>" in row

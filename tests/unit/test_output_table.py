@@ -15,7 +15,7 @@ from fitter.output.tables.calibration_table import calibration_table
 from fitter.output.tables.pool_lines import pool_lines
 from fitter.output.units import speed
 from fitter.planning.plan.plan import Alternative, Plan, Problem
-from fitter.planning.plan.real_load import counting_real_load
+from fitter.planning.plan.real_load import with_real_load
 from fitter.planning.pricing.pricing import SpeedSource
 from fitter.planning.request.request import Progress
 from fitter.planning.request.summary import PoolUse, Setting, SharedUse
@@ -367,7 +367,7 @@ def test_verbose_shows_the_compute_buffers_of_a_real_load() -> None:
 )
 def test_the_larger_compute_buffer_counts(more: int, fits: bool, line: str) -> None:
     problems = () if fits else (Problem("host", MIB, "too little"),)
-    plan = counting_real_load(reserving(make_plan(devices=("CUDA0",), problems=problems), CUDA0=more * MIB))
+    plan = with_real_load(reserving(make_plan(devices=("CUDA0",), problems=problems), CUDA0=more * MIB))
     assert line in " ".join(rendered(plan).split())
     assert all(use.fits for use in plan.devices)
 

@@ -43,15 +43,23 @@ _FAR = 3
 
 def shown(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the entries with a bar, from a plan's JSON document: devices, host, and memory that they share."""
-    uses = [*plan["devices"], {"name": "host", "description": "", **plan["host"]}]
+    uses = [_loaded(use) for use in (*plan["devices"], {"name": "host", "description": "", **plan["host"]})]
     return [*uses, *(_pool(pool, uses) for pool in plan.get("pools", ()))]
+
+
+def _loaded(use: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the memory of a real load, whose compute buffers may be larger."""
+    more = use.get("more_in_use", 0)
+    left = use["left"]
+    loaded = {"used": use["used"] + more, "left": None if left is None else left - more}
+    return {**use, **loaded, "compute": use.get("compute", 0) + more, "more_in_use": 0} if more else use
 
 
 def _pool(pool: Mapping[str, Any], uses: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     members = [use for use in uses if use["name"] in pool["members"]]
     sums = {name: sum(use.get(name, 0) for use in members) for name in _TAKEN}
     # pages of the file that both map count once
-    return {**pool, **sums, "model": sums["model"] - pool["mapped_twice"], "description": "what they share"}
+    return {**_loaded(pool), **sums, "model": sums["model"] - pool["mapped_twice"], "description": "what they share"}
 
 
 def parts_of(use: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

@@ -209,7 +209,8 @@ def inputs_text(price: Price) -> str:
 
 def in_use_text(use: DeviceUse | HostUse) -> str:
     """Say how much of the margin a real load takes; nothing where it takes none."""
-    taken = use.margin - use.left if use.fits and use.left is not None else 0
+    left = use.loaded.left
+    taken = use.margin - left if use.fits and left is not None else 0
     return f"compute takes {mib_up(taken)} MiB of the margin" if taken > 0 else ""
 
 

@@ -308,7 +308,7 @@ def _use_table(plan: Plan) -> Table:
     table = table_of("MiB", "total", "free", *parts, "used", "left", "margin", spare=spare, names="")
     table.add_column("", overflow="fold", style="dim")
     uses: dict[str, DeviceUse | HostUse] = {**{use.name: use for use in plan.devices}, HOST_NAME: plan.host}
-    sizes = {name: [getattr(use, part, None) for part in parts] for name, use in uses.items()}
+    sizes = {name: [getattr(use.loaded, part, None) for part in parts] for name, use in uses.items()}
     for name, use in uses.items():
         notes = [getattr(use, "description", ""), in_use_text(use)]
         _add_use(table, name, use, "; ".join(filter(None, notes)), sizes[name])
@@ -323,8 +323,9 @@ def _add_use(
     table: Table, name: str, use: DeviceUse | HostUse | PoolUse, note: str, sizes: Sequence[int | None]
 ) -> None:
     margin = "-" if use.free is None else mib(use.margin)
-    left = Text(mib(use.left), style="" if use.fits else "bold red")
-    table.add_row(name, mib(use.total), mib(use.free), *map(mib, sizes), mib(use.used), left, margin, note)
+    loaded = use.loaded
+    left = Text(mib(loaded.left), style="" if use.fits else "bold red")
+    table.add_row(name, mib(use.total), mib(use.free), *map(mib, sizes), mib(loaded.used), left, margin, note)
 
 
 def later_text(later: Later) -> str:

@@ -89,7 +89,7 @@ def server_use(
     mapped = sum(_mapped(plan, said))
     # a real load may reserve more than the plan's dummy load
     reserved = max(0, plan.breakdown.real.host.used - plan.breakdown.host.used)
-    load = plan.host.used - plan.host.more_in_use - plan.host.later - mapped + reserved
+    load = plan.host.used - plan.host.later - mapped + reserved
     is_limited = all(each.bytes is not None for each in plan.later)
     cache = said.cache.size.bytes if said.cache else 0
     return ServerUse(

@@ -63,7 +63,7 @@ def pod_claim(plan: Plan) -> PodClaim:
     pools = {name for pool in plan.pools for name in pool.members}
     in_pools = sum(use.used for use in plan.devices if use.name in pools)
     host = plan.host
-    planned = host.model + host.context + host.compute + own + host.later + in_pools
+    planned = host.model + host.context + host.loaded.compute + own + host.later + in_pools
     process = process_bytes(
         n_vocab=logits.each // _LOGIT,
         n_slots=params.n_seq_max,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fitter.llama.types import Row
 from fitter.model.header import Model
@@ -74,7 +74,7 @@ class DeviceUse:
     shared: int = 0
     """Bytes of ``SharedUse`` on it."""
     more_in_use: int = 0
-    """Bytes of ``compute`` that a real load takes beyond the dummy load; the margin may have them."""
+    """Bytes of compute buffers that a real load takes beyond ``compute``; the margin may have them."""
 
     @property
     def used(self) -> int:
@@ -87,9 +87,14 @@ class DeviceUse:
         return self.free - self.used
 
     @property
+    def loaded(self) -> DeviceUse:
+        """Its memory when the model is loaded for real: ``compute`` with ``more_in_use``."""
+        return replace(self, compute=self.compute + self.more_in_use, more_in_use=0)
+
+    @property
     def fits(self) -> bool:
-        """Whether at least the margin stays free, by the dummy load."""
-        return self.left + self.more_in_use >= self.margin
+        """Whether at least the margin stays free."""
+        return self.left >= self.margin
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,7 @@ class HostUse:
     later: int = 0
     """Most bytes that the program takes after the load (``Later``), of those with a limit."""
     more_in_use: int = 0
-    """Bytes of ``compute`` that a real load takes beyond the dummy load; the margin may have them."""
+    """Bytes of compute buffers that a real load takes beyond ``compute``; the margin may have them."""
 
     @property
     def used(self) -> int:
@@ -126,9 +131,14 @@ class HostUse:
         return None if self.free is None else self.free - self.used
 
     @property
+    def loaded(self) -> HostUse:
+        """Its memory when the model is loaded for real: ``compute`` with ``more_in_use``."""
+        return replace(self, compute=self.compute + self.more_in_use, more_in_use=0)
+
+    @property
     def fits(self) -> bool:
-        """Whether at least the margin stays free, by the dummy load."""
-        return self.left is None or self.left + self.more_in_use >= self.margin
+        """Whether at least the margin stays free."""
+        return self.left is None or self.left >= self.margin
 
 
 @dataclass(frozen=True)
@@ -169,7 +179,7 @@ class PoolUse:
     setting: Setting | None = None
     """A setting of the system that helps; ``None`` if none is known."""
     more_in_use: int = 0
-    """Bytes of compute buffers that a real load takes beyond the dummy load; the margin may have them."""
+    """Bytes of compute buffers that a real load takes beyond ``used``; the margin may have them."""
 
     @property
     def left(self) -> int:
@@ -177,9 +187,14 @@ class PoolUse:
         return self.free - self.used
 
     @property
+    def loaded(self) -> PoolUse:
+        """Its memory when the model is loaded for real: ``used`` with ``more_in_use``."""
+        return replace(self, used=self.used + self.more_in_use, more_in_use=0)
+
+    @property
     def fits(self) -> bool:
-        """Whether at least the margin stays free, by the dummy load."""
-        return self.left + self.more_in_use >= self.margin
+        """Whether at least the margin stays free."""
+        return self.left >= self.margin
 
 
 @dataclass(frozen=True)
