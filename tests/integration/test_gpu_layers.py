@@ -12,7 +12,6 @@ import fitter
 from fitter.api.gpu_layers import least_free
 from fitter.api.offload_table import offload_table
 from fitter.llama.client import Worker
-from fitter.llama.types import Skeleton
 from fitter.planning.placing.placement import counts_for_split
 from tools import shapes, xllamacpp_layers
 from tools.tiny_projector import write_projector
@@ -118,19 +117,6 @@ def test_a_projector_is_on_the_first_card(tmp_path: Path) -> None:
     assert whole(projectors=[projector] * 2) - more == more - plain
     # such a model has no context below 2048
     assert whole(projectors=[projector], n_ctx=512) == whole(projectors=[projector], n_ctx=2048)
-
-
-def test_the_file_decides_where_its_copy_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, measure = estimate(1000 * MIB), Worker.measure
-    asked: list[bool] = []
-
-    def other(worker: Worker, path: Any, params: Any, *rest: Any, **more: Any) -> Any:
-        asked.append(isinstance(path, Skeleton))
-        breakdown = measure(worker, path, params, *rest, **more)
-        return fitter.Breakdown(breakdown.rows[:0], *list(vars(breakdown).values())[1:]) if asked[-1] else breakdown
-
-    monkeypatch.setattr(Worker, "measure", other)
-    assert estimate(1000 * MIB) == expected and any(asked) and not asked[-1]
 
 
 WRONG: dict[str, tuple[list[dict[str, Any]], str, str]] = {

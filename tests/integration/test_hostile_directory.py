@@ -44,7 +44,6 @@ STARTS = {
         "os.execv": "program",
     },
     "fitter.llama.processes.supervisor.windows": {"subprocess.Popen": "program"},
-    "fitter.llama.load.forked_load": {"os.fork": "fork"},
     "fitter.system.posix": {"os.posix_spawn": "worker", "os.fork": "fork"},
     "fitter.system.windows": {"subprocess.Popen": "worker"},
     "fitter.llama.processes.interpreter": {"subprocess.run": "interpreter"},

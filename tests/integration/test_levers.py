@@ -48,6 +48,7 @@ def fit(path: Path, *allow: str, **options: Any) -> Plan:
             type_k=params.type_k,
             type_v=params.type_v,
             op_offload=params.op_offload,
+            offload_kqv=params.offload_kqv,
         )
         assert measured == plan.breakdown, "a plan is what its parameters take"
     return plan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 
 from fitter.api import offload_table as module
 from fitter.api.offload_table import offload_table
-from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Skeleton
 from fitter.planning.tables.offload_rows import OffloadRow
@@ -40,21 +38,17 @@ def rows_of(path: Path, step: int, **keywords: Any) -> tuple[OffloadRow, ...]:
 
 
 class Asked:
-    """Counts loads of the file and of its copy, and may change the answers about the copy."""
+    """Counts loads, and the processes that make them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.of_file: list[int] = []
-        self.of_copy: list[int] = []
+        self.layers: list[int] = []
         self.processes: set[Worker] = set()
-        self.change: Callable[[Breakdown], Breakdown] = lambda breakdown: breakdown
         measure = Worker.measure
 
         def counted(worker: Worker, path: str | Skeleton, params: Any, *rest: Any, **more: Any) -> Breakdown:
-            is_copy = isinstance(path, Skeleton)
-            (self.of_copy if is_copy else self.of_file).append(params.n_gpu_layers)
+            self.layers.append(params.n_gpu_layers)
             self.processes.add(worker)
-            breakdown = measure(worker, path, params, *rest, **more)
-            return self.change(breakdown) if is_copy else breakdown
+            return measure(worker, path, params, *rest, **more)
 
         monkeypatch.setattr(Worker, "measure", counted)
 
@@ -66,25 +60,24 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
 @pytest.mark.parametrize(("name", "step"), STEPS.items())
-def test_the_copy_is_measured_like_the_file(
+def test_every_row_is_a_load_of_its_own(
     name: str, step: int, machine: dict[str, Any], directory: Path, asked: Asked
 ) -> None:
     path = model(name, directory)
     with Worker() as worker:
         rows = rows_of(path, step, worker=worker, **machine)
-        assert len(asked.of_copy) == len(rows) > 2
+        assert len(asked.layers) == len(rows) > 2
         for row in rows:
             assert rows_of(path, 0, n_gpu_layers=row.n_gpu_layers, worker=worker, **machine) == (row,)
-    assert len(asked.of_copy) == len(rows)
 
 
-def test_the_file_is_loaded_twice(directory: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_share_many_loads(directory: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     path = model("qwen3-0.6b", directory)
     monkeypatch.setattr(module, "LOADS_OF_A_WORKER", 8)
     monkeypatch.setattr(module, "processors", lambda: 2)
     rows = rows_of(path, 1, **CARD)
     assert [row.n_gpu_layers for row in rows] == list(range(30))
-    assert sorted(asked.of_file) == [0, 29] and sorted(asked.of_copy) == list(range(30))
+    assert sorted(asked.layers) == list(range(30))
     assert len(asked.processes) == 2
 
 
@@ -98,21 +91,3 @@ def test_a_callers_worker_answers_alone(directory: Path, asked: Asked, monkeypat
     with Worker() as worker:
         rows_of(model("qwen3-0.6b", directory), 1, **CARD, worker=worker)
         assert asked.processes == {worker}
-
-
-def other_bytes(breakdown: Breakdown) -> Breakdown:
-    return Breakdown(breakdown.rows[:-1], *list(vars(breakdown).values())[1:])
-
-
-def refused(breakdown: Breakdown) -> Breakdown:
-    raise LlamaCppError("no such copy")
-
-
-@pytest.mark.parametrize("change", [other_bytes, refused])
-def test_the_file_decides_where_the_copy_differs(directory: Path, asked: Asked, change: Any) -> None:
-    path = model("small-dense", directory)
-    expected = rows_of(path, 1, **CARD)
-    asked.of_file.clear()
-    asked.change = change
-    assert rows_of(path, 1, **CARD) == expected
-    assert {row.n_gpu_layers for row in expected} == set(asked.of_file)

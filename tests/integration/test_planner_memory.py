@@ -78,7 +78,7 @@ def test_recurrent_states_in_host_memory_take_none_of_it(recurrent: Path, params
 def test_a_fit_with_states_on_the_host(recurrent: Path, peaks: list[int]) -> None:
     plan = fitter.fit(recurrent, gpus=["none"], n_ctx=16384, n_seq_max=32)
     assert plan.fits and plan.host.context > 4 * GIB
-    assert len(peaks) == 2 and max(peaks) < MOST
+    assert len(peaks) == 1 and max(peaks) < MOST
 
 
 @pytest.mark.parametrize(
