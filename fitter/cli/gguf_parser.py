@@ -23,9 +23,6 @@ _CARD = "9999GiB"
 
 _DEVICE = re.compile(rf"(?:{'|'.join(_NAMES['devices'])})(?P<number>\d*)|RPC\d*\[(?P<server>.*)\]", re.ASCII)
 
-_SCHEMES = {"url": ("http", "https"), "hf": ("hf",), "ms": ("ms",)}
-"""Schemes of the addresses that a token is for."""
-
 _EPILOG = """\
 Examples:
   fitter gguf-parser -m model.gguf --ctx-size 8192 --json
@@ -52,7 +49,8 @@ def _declared() -> list[Callable[[Any], Any]]:
     left, several = _NAMES["left"], _NAMES["several"]
     found = [_theirs(each["keyword"], each["names"], multiple="repeated" in each) for each in _NAMES["measured"]]
     found += [_theirs(f"{role}_{way}", names) for role, ways in _NAMES["files"].items() for way, names in ways.items()]
-    found += [_theirs(f"{way}_token", names) for way, names in _NAMES["tokens"].items()]
+    for scheme, each in _NAMES["tokens"].items():
+        found.append(_theirs(f"{scheme}_token", each["names"], envvar=each.get("variable")))
     found += [_theirs(name, names, multiple=True) for name, names in several.items()]
     found += [_their_flag(name, names) for name, names in _NAMES["flags"].items()]
     found += [_theirs(f"left_{number}", [name]) for number, name in enumerate(left["one_word"])]
@@ -88,7 +86,7 @@ def gguf_parser(as_json: bool | None, in_mib: bool | None, **given: Any) -> int:
     remote = [server.strip() for server in (given["rpc"] or "").split(",") if server.strip()]
     footprint = output.footprint(given["platform_footprint"])
     keywords = _keywords(given, remote)
-    with answers.asking(-1), sending(_headers(given)):
+    with answers.asking(-1), sending(_headers(given, keywords)):
         table = offload_table(**keywords)
     document = output.document(table, footprint, n_remote=len(remote), is_mapped=keywords["load_mode"] == "mmap")
     wanted = {"architecture": not given["skip_architecture"], "estimate": not given["skip_estimate"]}
@@ -190,14 +188,16 @@ def _warn(text: str) -> None:
     click.echo(f"fitter: warning: {text}", err=True)
 
 
-def _headers(given: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+def _headers(given: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """List the headers of requests for files, by the scheme of their addresses; those of ``""`` go with all of them.
 
     Raises ``UsageError`` for one that cannot be sent.
     """
-    tokens = {scheme: given[f"{way}_token"] for way, schemes in _SCHEMES.items() for scheme in schemes}
+    files = [keywords[role] for role in _NAMES["files"] if role in keywords] + keywords.get("lora", [])
     texts = [("", text) for text in given["headers"]]
-    texts += [(scheme, f"Authorization: Bearer {token}") for scheme, token in tokens.items() if token]
+    for scheme in dict.fromkeys(str(file).partition("://")[0].lower() for file in files):
+        if token := given.get(f"{scheme.replace('https', 'http')}_token"):
+            texts.append((scheme, f"Authorization: Bearer {token}"))
     found: dict[str, dict[str, str]] = {}
     for scheme, text in texts:
         name, colon, value = (part.strip() for part in text.partition(":"))

@@ -239,7 +239,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     ),
     "no such type": (["--override-tensor=ffn=FOO"], "unknown buffer type 'FOO'; there are: CUDA0, CPU"),
     "a header": (["--header=secret"], "--header or a token cannot be sent: give a header as 'Name: value', in ASCII"),
-    "a token": (["--token=a\nb"], "--header or a token cannot be sent: give a header as 'Name: value', in ASCII"),
+    "a token": (
+        ["--lora-url=http://a/b.gguf", "--token=a\nb"],
+        "--header or a token cannot be sent: give a header as 'Name: value', in ASCII",
+    ),
     "the header of the file": (["--raw"], "--raw prints the header of a file: use fitter inspect --json"),
     "a model of Ollama's": (["--ol-model=gemma2"], "--ol-model names no file: give the model's file with --path"),
     "an adapter of no repository": (
@@ -303,7 +306,9 @@ def test_sources(model: Path, answer: Any, monkeypatch: pytest.MonkeyPatch, tmp_
     with hub_of(there.parent.parent, token="mine") as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         # a token is for its own hub
-        source = ["--hf-repo", "org/repo", "--hf-file", "tiny.gguf", "--hf-token", "mine", "--ms-token", "yours"]
+        source = ["--hf-repo", "org/repo", "--hf-file", "tiny.gguf", "--ms-token", "yours"]
+        # _gguf_parser_env, line 197
+        monkeypatch.setenv("HF_TOKEN", "mine")
         assert answer(*command(), *source, "--hf-mmproj-file", "mmproj.gguf")["estimate"] == local
         assert answer(*command(), *source, "--hf-lora-file", "lora.gguf")["estimate"] == adapted
     resolved = tmp_path / "models" / "org" / "repo" / "resolve" / "master"
