@@ -97,7 +97,7 @@ def best_shapes(
     say(Progress(0, "reading the catalogue"))
     infos = listing.shapes(*((words,) if isinstance(words, str) else words))
     with ExitStack() as stack:
-        several = worker is None and ask.is_described and not ask.rpc
+        several = worker is None and not ask.is_for_one_process
         count = min(processors(), _MOST_WORKERS, len(infos)) if several else 1
         workers = [stack.enter_context(worker_for(ask, worker, on_log)) for _ in range(count)]
         for each in workers:

@@ -181,7 +181,7 @@ def one_load(ask: Ask, model: str, given: Worker | None, on_log: Callable[[str],
     ask = fetch_all(ask, model, ask.timeout)
     with (
         worker_for(ask, given, on_log) as worker,
-        tokenizer_check(worker, is_alone=bool(ask.rpc) or not ask.is_described) as check,
+        tokenizer_check(worker, is_alone=ask.is_for_one_process) as check,
     ):
         params = ask.load
         if ask.is_described and ask.rpc and not ask.virtual:

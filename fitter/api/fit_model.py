@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from fitter import programs, system
@@ -103,14 +104,15 @@ def fit(
     first: dict[str, Any] = {"split_mode": MODES[0]} if is_split_open else {}
     ask, is_given = Ask.of(cast(Fitting, {**parameters, **first})), worker is not None
     deadline = None if ask.time_limit is None else started + ask.time_limit
-    # data files, parsed while the process waits for llama.cpp
+    # imported, and data files parsed, while the process waits for llama.cpp
+    process.meanwhile(partial(import_module, "fitter.llama.build.compared"))
     process.meanwhile(gpu_catalogue.gpus)
     process.meanwhile(cost.default)
     ask = fetch_all(ask, model, min(ask.timeout, ask.time_limit or ask.timeout), on_progress)
     with (
         worker_for(ask, worker, on_log, at_once=True) as worker,
         limited(worker, deadline),
-        tokenizer_check(worker, is_alone=bool(ask.rpc) or not ask.is_described) as check,
+        tokenizer_check(worker, is_alone=ask.is_for_one_process) as check,
     ):
         # the worker copies the header that it read last: read the model's after the draft's
         drafts = open_draft(ask.sharing, worker)

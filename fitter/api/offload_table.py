@@ -107,7 +107,7 @@ def offload_table(
 
         counts = layer_counts(params.n_gpu_layers, step, n_units) if names else (0,)
         # as in plan_repository: only one process uses a real device
-        most = _MOST_WORKERS if worker is None and ask.is_described and not ask.rpc else 1
+        most = _MOST_WORKERS if worker is None and not ask.is_for_one_process else 1
         n_workers = max(1, min(processors(), most, len(counts) // LOADS_OF_A_WORKER))
         others = [stack.enter_context(worker_for(ask, None, on_log, at_once=True)) for _ in range(1, n_workers)]
         every = [replace(params, n_gpu_layers=count) for count in counts]

@@ -103,7 +103,7 @@ def repository(
     if not chosen:
         raise UsageError(f"{listing.called} has no other model than the draft model: leave --model-draft out")
     with ExitStack() as stack:
-        several = worker is None and ask.is_described and not ask.rpc
+        several = worker is None and not ask.is_for_one_process
         count = max(1, min(processors(), _MOST_WORKERS, len(chosen))) if several else 1
         workers = [stack.enter_context(worker_for(ask, worker, on_log)) for _ in range(count)]
         for each in workers:

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from fitter.api.questions import Questions
 from fitter.llama.client import Worker
-from fitter.llama.types import Skeleton
 from fitter.machine.machine import Machine
 from fitter.machine.memory_pools import used_by_default
 from fitter.model.header import Model
@@ -68,7 +67,7 @@ def with_own_split(plan: Plan, model: Model, worker: Worker) -> Plan:
 
     def caches() -> list[int]:
         sizes = [0] * model.n_layer
-        for cache in worker.caches(Skeleton(tuple(map(str, model.files))), plan.params).caches:
+        for cache in worker.caches(model.skeleton, plan.params).caches:
             for tensor in cache.tensors:
                 if (layer := cache_layer(tensor.name, -1)) >= 0:
                     sizes[layer] += tensor.row_bytes * tensor.rows * tensor.planes

@@ -269,22 +269,6 @@ class Worker:
         """
         self._ask(type(None), "write_skeleton", skeleton=skeleton, path=os.fspath(path))
 
-    def begin_measure(self, path: str | os.PathLike[str], params: Params, *, reserve: bool = False) -> None:
-        """Start ``measure`` without waiting for the answer, which ``finish_measure`` returns."""
-        self._begin("measure", path=os.fspath(path), params=params, role="measure", reserve=reserve)
-
-    @property
-    def busy(self) -> bool:
-        """Whether an answer to a started question is missing."""
-        self._leave()
-        while self._begun and self._begun[0].child.has_answer():
-            self._take_answer()
-        return bool(self._begun)
-
-    def finish_measure(self) -> Breakdown:
-        """Return the answer to ``begin_measure``. Raises what ``measure`` raises."""
-        return self._guarded(lambda: _decoded(Breakdown, self._finish()))
-
     def measure(
         self,
         path: str | os.PathLike[str] | Skeleton,
@@ -719,10 +703,6 @@ class _Child:
         """Send a request; ``receive`` reports the end of the process. Raises ``_TimeoutError``."""
         if not self._process.send(request.encode() + b"\n", deadline):
             raise _TimeoutError
-
-    def has_answer(self) -> bool:
-        """Return whether ``receive`` would return at once, with an answer or the end of the process."""
-        return b"\n" in self._pending or self._process.answers.is_ready(0)
 
     def receive(self, deadline: float) -> dict[str, Any]:
         """Wait for the answer to the request. Raises ``_TimeoutError`` and ``_EndedError``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -177,10 +178,11 @@ def test_cells_of_a_huge_cache_take_no_memory(directory: Path, params: Params) -
     with Worker(cards(1, 5000, "cuda")) as worker:
         small = worker.measure(model, replace(params, n_ctx=params.n_ctx // 64, n_seq_max=1))
         taken = [share_of(worker)]
-        worker.begin_measure(model, params)
-        while worker.busy:
-            taken.append(share_of(worker))
-        large = worker.finish_measure()
+        with ThreadPoolExecutor(1) as asking:
+            measuring = asking.submit(worker.measure, model, params)
+            while not measuring.done():
+                taken.append(share_of(worker))
+        large = measuring.result()
     assert max(taken) < 130 * MIB
     assert 52 * params.n_ctx > 500 * MIB
 

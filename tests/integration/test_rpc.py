@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -456,6 +457,12 @@ def test_a_busy_server_outlives_who_did_not_wait(dense: Path) -> None:
         rpc_servers.stop(process)
 
 
+def measured(worker: Worker, model: Path, params: Params) -> None:
+    with contextlib.suppress(FitterError):
+        worker.measure(model, params)
+        pytest.fail("it was not ended")
+
+
 def test_a_server_outlives_a_worker_that_is_ended(dense: Path) -> None:
     process, endpoint = rpc_servers.start()
     params = Params(n_ctx=512)
@@ -464,8 +471,10 @@ def test_a_server_outlives_a_worker_that_is_ended(dense: Path) -> None:
             worker.devices()
             # it will answer a question whose asker has gone
             os.kill(process.pid, signal.SIGSTOP)
-            worker.begin_measure(dense, params)
+            asking = threading.Thread(target=measured, args=(worker, dense, params))
+            asking.start()
             time.sleep(0.5)
+        asking.join()
         os.kill(process.pid, signal.SIGCONT)
         with Worker(rpc=endpoint) as worker:
             assert worker.measure(dense, params).on("RPC0").used

@@ -41,6 +41,20 @@ def test_random_machines(asking: Asking, number: int) -> None:
     assert checked.asked > 0 and checked.broken == ()
 
 
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(5000, id="caches on the host have a use for a card that the best plan leaves out"),
+        pytest.param(5120, id="flash attention lets one of two cards have a layer"),
+        pytest.param(5101, id="a small card lacks memory without flash attention", marks=SLOW),
+        pytest.param(5010, id="caches on the host leave room for experts", marks=SLOW),
+    ],
+)
+def test_machines_where_a_kind_of_attention_has_a_use_for_other_devices(asking: Asking, number: int) -> None:
+    checked = check(draw(number, 2).having(n_ubatch=Params.n_ubatch), asking)
+    assert checked.asked > 10 and checked.broken == ()
+
+
 def test_machines_drawn_now(asking: Asking) -> None:
     """Two of the small machines that were asked by ``python -m tools.search.check --first 5000 --cards 2``.
 

@@ -351,12 +351,13 @@ def test_what_was_begun_is_asked_of_a_new_process(worker: Worker, model: Path) -
     os.kill(worker.pid, signal.SIGKILL)
     assert worker.measure(model, params) == whole
     worker.restart()
-    worker.begin_measure(model, Params(n_ctx=512))
-    worker.begin_measure(model, params)
+    worker.begin_tokenizer(model)
+    worker.begin_tokenizer(model)
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGSTOP)
     os.kill(worker.pid, signal.SIGKILL)
-    assert worker.finish_measure() == whole
+    worker.finish_tokenizer()
+    assert worker.measure(model, params) == whole
 
 
 def test_a_worker_that_takes_too_much_memory(sabotage: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -552,7 +553,7 @@ def test_a_fork_leaves_the_process_of_its_parent_alone(model: Path, how: str) ->
     with Worker() as worker:
         build, pid = worker.build(), worker.pid
         if how.endswith("waits"):
-            worker.begin_measure(model, Params(n_ctx=256))
+            worker.begin_tokenizer(model)
         child = os.fork()
         if child == 0:
             status = 1
@@ -565,5 +566,5 @@ def test_a_fork_leaves_the_process_of_its_parent_alone(model: Path, how: str) ->
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         if how.endswith("waits"):
-            assert worker.finish_measure().rows
+            worker.finish_tokenizer()
         assert worker.build() == build and worker.pid == pid

@@ -127,10 +127,7 @@ class _Lent:
         return self._worker.dummy_loads - self._loads
 
     def close(self) -> None:
-        if self._worker.busy:
-            self._worker.close()
-        else:
-            self._workers.idle.append(self._worker)
+        self._workers.idle.append(self._worker)
 
 
 @contextlib.contextmanager

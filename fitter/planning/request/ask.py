@@ -341,6 +341,14 @@ class Ask:
         return bool(self.gpus)
 
     @property
+    def is_for_one_process(self) -> bool:
+        """Whether only one process may use the devices.
+
+        Each process takes some memory of a real device, and an rpc-server has one client.
+        """
+        return not self.is_described or bool(self.rpc)
+
+    @property
     def is_without_devices(self) -> bool:
         """Whether the machine has no device."""
         return self.is_described and not self.virtual and not self.rpc
