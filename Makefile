@@ -63,8 +63,10 @@ $(STAMPS)/venv:
 	@command -v ninja >/dev/null || $(PIP) install -q ninja
 	@touch $@
 
-# The stamp holds the options that llama-cpp-python was built with. One that was there before, of the right version and with
-# RPC, is taken as it is, if it runs here. pip's cache of built wheels does not know about options, so a wheel from it is checked too.
+# Where nobody sets options, llama.cpp is compiled once: llama-cpp-python, whose source is the pinned one, gets the
+# libraries of $(TOOLS). The stamp holds the options that it was built with. One that was there before, of the right version
+# and with RPC, is taken as it is, if it runs here; pip's cache of wheels does not know about options, so it is checked too.
+LIBRARIES := llama mtmd ggml ggml-base ggml-cpu ggml-rpc
 .PHONY: llama-cpp-python
 llama-cpp-python: $(STAMPS)/venv
 	@stamp=$(STAMPS)/llama-cpp-python; options='$(LLAMA_ARGS)'; \
@@ -74,6 +76,17 @@ llama-cpp-python: $(STAMPS)/venv
 	  wanted="$(LLAMA_VERSION) $$options"; \
 	  if [ -f $$stamp ] && [ "$$(cat $$stamp)" = "$$wanted" ] && usable; then exit 0; fi; \
 	  if [ -z '$(CMAKE_ARGS)$(WITH_CUDA)' ] && usable; then [ -f $$stamp ] || echo "$$wanted" >$$stamp; exit 0; fi; \
+	  if [ -z '$(CMAKE_ARGS)$(WITH_CUDA)' ] && [ "$$(uname -s)" = Linux ]; then \
+	    $(MAKE) configured; \
+	    echo "building llama.cpp for llama-cpp-python $(LLAMA_VERSION) in $(TOOLS)/bin: some three minutes on two cores"; \
+	    $(CMAKE) --build $(TOOLS) --target $(LIBRARIES) --parallel $(JOBS) >$(TOOLS)/build.log 2>&1 || { tail -n 40 $(TOOLS)/build.log >&2; exit 1; }; \
+	    CMAKE_ARGS=-DLLAMA_BUILD=OFF $(PIP) install -q --no-binary llama-cpp-python --no-cache-dir --force-reinstall --no-deps llama-cpp-python==$(LLAMA_VERSION); \
+	    $(PIP) install -q llama-cpp-python==$(LLAMA_VERSION); \
+	    lib=$$($(PY) -c 'import importlib.metadata as m; print(m.distribution("llama-cpp-python").locate_file("llama_cpp/lib"))'); \
+	    mkdir -p $$lib; \
+	    for each in $(LIBRARIES); do cp -P $(TOOLS)/bin/lib$$each.so* $$lib/; done; \
+	    usable; echo "$$wanted" >$$stamp; exit 0; \
+	  fi; \
 	  echo "installing llama-cpp-python $(LLAMA_VERSION) with $$options: some four minutes on two cores$(if $(WITH_CUDA), and 25 more for each compute capability)"; \
 	  if [ -z '$(CMAKE_ARGS)$(WITH_CUDA)' ]; then build; fi; \
 	  if [ -n '$(CMAKE_ARGS)$(WITH_CUDA)' ] || ! usable; then build --no-binary llama-cpp-python --no-cache-dir --force-reinstall; fi; \
@@ -91,13 +104,16 @@ install: llama-cpp-python $(STAMPS)/fitter ## fitter, editable, in .venv, with l
 	@# Where Python may not write bytecode, every start would compile fitter anew.
 	@$(PY) -m compileall -q fitter
 
-.PHONY: tools
-tools: $(STAMPS)/venv ## upstream's rpc-server, llama-fit-params and llama-server, with their libllama, in build/llama/bin
+.PHONY: configured
+configured: $(STAMPS)/venv
 	@$(PY) -c 'import scikit_build_core' 2>/dev/null || $(PIP) install -q 'scikit-build-core>=0.10'
 	@mkdir -p $(TOOLS)
 	@$(CMAKE) -S . -B $(TOOLS) -DFITTER_BUILD_LLAMA=ON -DPython3_EXECUTABLE=$(abspath $(PY)) $(LLAMA_ARGS) >$(TOOLS)/configure.log 2>&1 \
 	  || { cat $(TOOLS)/configure.log >&2; exit 1; }
-	@[ -x $(TOOLS)/bin/llama-server ] || echo "building rpc-server, llama-fit-params and llama-server in $(TOOLS)/bin: some five minutes on two cores, the first time"
+
+.PHONY: tools
+tools: configured ## upstream's rpc-server, llama-fit-params and llama-server, with their libllama, in build/llama/bin
+	@[ -x $(TOOLS)/bin/llama-server ] || echo "building rpc-server, llama-fit-params and llama-server in $(TOOLS)/bin: two to five minutes on two cores, the first time"
 	@$(CMAKE) --build $(TOOLS) --target fitter-llama llama-server --parallel $(JOBS) >$(TOOLS)/build.log 2>&1 \
 	  || { tail -n 40 $(TOOLS)/build.log >&2; exit 1; }
 

@@ -52,6 +52,21 @@ def libraries(version: str) -> Path:
     return directory
 
 
+def as_pip_builds_it(version: str) -> Path:
+    """The directory of a version's libraries as pip builds them for a user, without options, made unless it is there.
+
+    Raises ``CompileError``.
+    """
+    directory = PLACE / f"{version}-pip"
+    if not (directory / ".compiled").is_file():
+        with alone(directory):
+            if not (directory / ".compiled").is_file():
+                package = ("--no-binary", "llama-cpp-python", f"llama-cpp-python=={version}")
+                _run(sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(directory), *package)
+                (directory / ".compiled").touch()
+    return directory / "llama_cpp" / "lib"
+
+
 def _compile(version: str, into: Path) -> None:
     place = into / "cmake"
     options = [f"-D{option}" for option in _OPTIONS]

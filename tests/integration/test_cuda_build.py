@@ -85,7 +85,10 @@ def test_what_was_built_with_cuda_is_kept(venv: Path) -> None:
 
 
 WITHOUT_TOOLKIT = {
-    "another meaning of the variable": (["CUDA=/usr/local/cuda"], ["-DGGML_RPC=ON"]),
+    "another meaning of the variable": (
+        ["CUDA=/usr/local/cuda", "CMAKE_ARGS=-DGGML_AVX=OFF"],
+        ["-DGGML_RPC=ON", "-DGGML_AVX=OFF"],
+    ),
     "a compiler with broken AMX": (
         ["BROKEN_AMX=yes", "CMAKE_ARGS=-DGGML_AVX=OFF"],
         ["-DGGML_RPC=ON", "-DGGML_NATIVE=OFF", "-DGGML_AVX=OFF"],

@@ -119,3 +119,16 @@ def test_a_plan_is_loaded(version: str, words: dict[str, Any], model: Path) -> N
 def test_the_command_plans_with_it(version: str, model: Path) -> None:
     done = run(version, "-m", "fitter", model, "--gpu", "8GiB", "-c", "512")
     assert (done.returncode, done.stdout) == (0, "-c 512 -ngl 5 -np 1 -fit off\n"), done.stderr
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.timeout(2400)
+def test_the_libraries_that_pip_builds_plan_the_same(model: Path) -> None:
+    """Those of `make install` are built for the tools as well, with options of their own."""
+    words = ("-m", "fitter", model, "--gpu", "40MiB", "--gpu", "8GiB", "-c", "2048", "--margin", "8", "--json")
+    ours = run(PINNED, *words)
+    built = run(PINNED, *words, "--llama-cpp", llama_python.as_pip_builds_it(PINNED))
+    assert ours.returncode == built.returncode == 0, ours.stderr + built.stderr
+    plan, other = (json.loads(done.stdout) for done in (ours, built))
+    changed = {key for key in plan | other if plan.get(key) != other.get(key)}
+    assert changed <= {"llama_cpp"}, changed
