@@ -74,7 +74,10 @@ def remote_speeds(
         measured, how = stored.get(key), "measured earlier"
         if measured is None:
             measured, how = _measure_device(device, measure), "measured"
-            if measured is not None and measured.bandwidth > 0:
+            if measured is not None and not measured.link > 0:
+                # a busy machine answers late
+                measured = _measure_device(device, measure) or measured
+            if measured is not None and measured.bandwidth > 0 and measured.link > 0:
                 # a result of 0, for example with full memory, may be another next time
                 fresh[key] = measured
         bandwidth_of_user = given[index if len(given) > 1 else 0] if given else None

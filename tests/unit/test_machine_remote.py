@@ -139,6 +139,13 @@ def test_a_part_that_was_not_told_has_a_default() -> None:
     assert 1e12 < speed.compute < 1e14
 
 
+def test_a_network_that_was_not_told_is_measured_again(cache: Path) -> None:
+    measured = Measured(MeasuredSpeed(2e-4, 0.0, 100e9, 40e12))
+    (speed,) = remote_speeds([ONE], [ONE], measured).values()
+    assert len(measured.asked) == 2 and not cache.exists()
+    assert speed.source == "measured; reads 100 GB/s; assumed network: 0.118 GB/s, 0.3 ms round trip"
+
+
 def test_a_server_that_is_lost_is_an_error() -> None:
     with pytest.raises(RemoteError, match="gone"):
         remote_speeds([ONE], [ONE], Measured(RemoteError("gone")))
