@@ -1,4 +1,4 @@
-"""Virtual devices as data; apart from ``types``, so that an early load imports little."""
+"""Virtual devices as data."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from fitter.errors import UsageError
 
 MAX_DEVICES = 16
 """``llama_max_devices()`` of the pinned llama.cpp."""
-
-_USUAL_MARGIN = 1 << 30
-_SURELY_TOO_LARGE = 0.9
 
 
 @dataclass(frozen=True)
@@ -64,8 +61,3 @@ def describe(devices: Sequence[VirtualDevice]) -> str:
         + " ".join(device.description.replace(";", " ").split())
         for device in devices
     )
-
-
-def is_surely_spilled(model_bytes: int, devices: Sequence[VirtualDevice]) -> bool:
-    """Return whether a model of so many bytes is almost certainly too large for ``devices``."""
-    return model_bytes > _SURELY_TOO_LARGE * sum(max(0, device.free - _USUAL_MARGIN) for device in devices)

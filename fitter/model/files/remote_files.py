@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from fitter.errors import FitterError, ModelError
 from fitter.model.files import source, stored_headers
-from fitter.model.files.addresses import Address, addresses, names, shown, without_secrets
+from fitter.model.files.addresses import Address, addresses, shown, without_secrets
 from fitter.model.files.header_length import LONGEST, Damaged, HeaderLength, TooLong
 from fitter.model.files.ranges import FsspecRanges, Patience, Ranges, Unchanged, changed
 from fitter.model.files.stored_headers import Entry, Header
@@ -119,15 +119,6 @@ def _alone(mine: threading.Lock, name: str, patience: Patience, say: Say) -> Ite
         yield
     finally:
         mine.release()
-
-
-def stored_files(url: str) -> tuple[Path, ...]:
-    """Return the files that were last fetched from ``url``, without asking for changes; empty if none.
-
-    Raises ``ModelError`` if it is no address of a file.
-    """
-    entry = stored_headers.newest(names(url))
-    return entry.paths if entry is not None else ()
 
 
 def beginning(url: str, most: int, *, timeout: float | None = None) -> bytes:
