@@ -1,7 +1,7 @@
 """Hold the search to its promises on random machines: make test-search.
 
-    python -m tools.search.check [--machines 1000] [--first 0] [--cards 15] [--mixed] [--jobs 2] [--upstream 4]
-                                 [--output FILE]
+    python -m tools.search.check [--machines 1000] [--first 0] [--cards 15] [--mixed | --remote] [--jobs 2]
+                                 [--upstream 4] [--output FILE]
 
 No card added, no memory freed, no limit raised, no faster host or link, no lever and no slot less makes a plan worse;
 half the context is no slower, and twice of it no faster; a plan with all that it chose set by the user, one after the
@@ -9,7 +9,7 @@ other, stays the same; no option that only narrows a search (-nkvo, -fa, -cmoe, 
 time than the bound; equal cards with other names get the same plan; a plan that leaves a device idle could not use it
 for a layer; no plan is worse than upstream's own that keeps the margins (asked on every fourth machine, for that takes
 most of the time); no plan is beyond twice its bound without the reason. With --mixed, machines have an integrated GPU
-beside their cards, drafts, or both.
+beside their cards, drafts, or both; with --remote, an rpc-server.
 The exit status is 1 where one is not kept.
 """
 
@@ -26,11 +26,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fitter.llama.worker.remembered_loads import RememberingWorker
-from tools.search.machines import Machine, draw, draw_mixed, renamed
+from tools.rpc_servers import servers
+from tools.search.machines import Machine, draw, draw_mixed, draw_remote, renamed
 from tools.search.outcomes import Asking, Outcome, worse
 from tools.search.relations import relations
 
 TWICE = 2.0
+KINDS = {"mixed": "integrated GPUs and drafts", "remote": "an rpc-server"}
+"""Kinds of machines, of which upstream is not asked."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +88,19 @@ def check(machine: Machine, asking: Asking, with_upstream: bool = False) -> Chec
     return Checked(str(machine), plan, asked, tuple(broken))
 
 
-def _checked(task: tuple[list[int], int, int, bool]) -> list[Checked]:
-    numbers, cards, every, is_mixed = task
-    with tempfile.TemporaryDirectory() as directory, RememberingWorker() as worker:
-        asking = Asking(Path(directory), worker)
-        machines = [draw_mixed(number) if is_mixed else draw(number, cards) for number in numbers]
+def _checked(task: tuple[list[int], int, int, str]) -> list[Checked]:
+    numbers, cards, every, kind = task
+    drawn = {"mixed": draw_mixed, "remote": draw_remote}.get(kind, lambda number: draw(number, cards))
+    started = servers(kind == "remote")
+    with tempfile.TemporaryDirectory() as directory, RememberingWorker() as worker, started as endpoints:
+        asking = Asking(Path(directory), worker, *endpoints)
+        machines = map(drawn, numbers)
         return [check(each, asking, bool(every) and each.number % every == 0) for each in machines]
 
 
-def run(numbers: Sequence[int], cards: int, jobs: int, every: int, *, is_mixed: bool = False) -> Iterator[Checked]:
+def run(numbers: Sequence[int], cards: int, jobs: int, every: int, kind: str = "") -> Iterator[Checked]:
     """All machines with these ``numbers`` and at most so many ``cards``, some at once, in no order."""
-    tasks = [(list(numbers[i : i + 10]), cards, every, is_mixed) for i in range(0, len(numbers), 10)]
+    tasks = [(list(numbers[i : i + 10]), cards, every, kind) for i in range(0, len(numbers), 10)]
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         for found in pool.imap_unordered(_checked, tasks):
             yield from found
@@ -127,14 +132,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cards", type=int, default=15, help="most cards of a machine")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--upstream", type=int, default=4, help="ask upstream for every so many; 0 for none")
-    parser.add_argument("--mixed", action="store_true", help="with integrated GPUs and drafts, nothing of upstream's")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument(
+        "--mixed", dest="kind", action="store_const", const="mixed", help="with integrated GPUs and drafts"
+    )
+    kinds.add_argument("--remote", dest="kind", action="store_const", const="remote", help="with an rpc-server")
     parser.add_argument("--output", type=Path, help="write all that was found here, a JSON object a line")
     options = parser.parse_args(arguments)
     every: list[Checked] = []
-    with_upstream = 0 if options.mixed else options.upstream
+    with_upstream = 0 if options.kind else options.upstream
     numbers = range(options.first, options.first + options.machines)
     stream = options.output.open("w") if options.output else None
-    for checked in run(numbers, options.cards, options.jobs, with_upstream, is_mixed=options.mixed):
+    for checked in run(numbers, options.cards, options.jobs, with_upstream, options.kind or ""):
         every.append(checked)
         for said in (*checked.broken, *filter(None, (checked.plan.error,))):
             print(f"{checked.machine}\n    {said}", flush=True)

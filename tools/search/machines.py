@@ -78,7 +78,8 @@ class Card:
 class Machine:
     """A shape on cards, with options of ``fitter.fit``. ``number`` draws it again.
 
-    ``link``: how many times as fast as in the catalogue the cards' link to the host is.
+    ``link``: how many times as fast as in the catalogue the cards' link to the host is. ``server``: free bytes of an
+    rpc-server's device; 0 for no server.
     """
 
     number: int
@@ -86,6 +87,7 @@ class Machine:
     cards: tuple[Card, ...]
     options: dict[str, Any] = field(default_factory=dict)
     link: float = 1.0
+    server: int = 0
 
     @property
     def gpus(self) -> tuple[VirtualDevice, ...]:
@@ -111,7 +113,7 @@ class Machine:
                 words += ["--fit-target", str(value // MIB)]
             else:
                 words += [names[name], f"{value // MIB}MiB" if name == "host_memory" else str(value)]
-        return words
+        return [*words, *(["--rpc", f"({self.server // MIB} MiB)"] if self.server else [])]
 
     def __str__(self) -> str:
         return f"#{self.number} {self.shape} {' '.join(self.arguments)}"
@@ -175,6 +177,12 @@ def draw_mixed(number: int) -> Machine:
     return Machine(number, shape, cards, options)
 
 
+def draw_remote(number: int) -> Machine:
+    """The machine with a ``number`` among those with an rpc-server beside their cards."""
+    rng = random.Random(f"remote {number}")
+    return replace(draw(rng.randrange(1 << 30), 3), number=number, server=rng.randrange(2 * GIB, 48 * GIB) // MIB * MIB)
+
+
 def _card(name: str, rng: random.Random) -> Card:
     kind = rng.random()
     if kind < 0.6:
@@ -218,6 +226,9 @@ def better(machine: Machine) -> list[tuple[str, Machine]]:
     found.append((f"a faster host: {speed} GB/s", machine.having(host_bandwidth=f"{speed}GB/s")))
     link = rng.uniform(1.1, 4.0)
     found.append((f"a faster link: {link:.2f} times", replace(machine, link=link)))
+    if machine.server:
+        more = replace(machine, server=machine.server + rng.randrange(1, 24) * GIB)
+        found.append((f"memory of the server: {more.server // MIB} MiB", more))
     lever = rng.choice(list(LEVERS))
     found.append((f"a lever: {lever}", machine.having(allow=[lever])))
     if machine.slots > 1:

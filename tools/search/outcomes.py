@@ -14,9 +14,10 @@ from unittest import mock
 import fitter
 from fitter.errors import FitterError
 from fitter.llama.client import Worker
-from fitter.llama.types import VirtualDevice
+from fitter.llama.types import RPC, DeviceInfo, VirtualDevice
+from fitter.machine import rpc_devices
 from fitter.machine.machine import device_speeds
-from fitter.machine.speed import DeviceSpeed
+from fitter.machine.speed import REMOTE, DeviceSpeed
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.request.request import DEFAULT_HOST_MARGIN, DEFAULT_MARGIN
 from fitter.planning.speed.cost import Workload
@@ -60,12 +61,20 @@ class Outcome:
         return self.seconds / self.bound
 
 
-class Asking:
-    """Fits machines, one after the other, with a worker that stays."""
+SERVER = DeviceSpeed(400e9, 60e12, 1.25e9, REMOTE, "", "drawn", known=True, round_trip=2e-4)
+"""An rpc-server's device: a middle card at the end of 10 Gbit/s."""
 
-    def __init__(self, directory: Path, worker: Worker) -> None:
+
+class Asking:
+    """Fits machines, one after the other, with a worker that stays.
+
+    ``rpc``: the address of an rpc-server, for machines that have one.
+    """
+
+    def __init__(self, directory: Path, worker: Worker, rpc: str = "") -> None:
         self._directory = directory
         self._worker = worker
+        self._rpc = rpc
 
     def path(self, shape: str) -> Path:
         """The model's file; without tokens, which take most of a load's time and no memory."""
@@ -80,8 +89,10 @@ class Asking:
         started = time.monotonic()
         options = self._words({**machine.options, **more})
         try:
-            with with_links(machine.link):
-                plan = fitter.fit(self.path(machine.shape), gpus=gpus or machine.gpus, worker=self._worker, **options)
+            with with_links(machine.link), with_server(machine.server):
+                rpc = self._rpc if machine.server else None
+                path, gpus = self.path(machine.shape), gpus or machine.gpus
+                plan = fitter.fit(path, gpus=gpus, worker=self._worker, rpc=rpc, **options)
         except FitterError as error:
             return Outcome(error=f"{type(error).__name__}: {error}", wall=time.monotonic() - started)
         params, names = plan.params, plan.params.devices or ()
@@ -181,6 +192,21 @@ def with_links(times: float) -> Iterator[None]:
         return {name: replace(speed, pcie=times * speed.pcie) for name, speed in speeds.items()}
 
     with mock.patch("fitter.api.call_worker.device_speeds", faster):
+        yield
+
+
+@contextmanager
+def with_server(free: int) -> Iterator[None]:
+    """Plan in the block as if an rpc-server's device had so many bytes, and the speed of ``SERVER``."""
+
+    def described(worker: Worker) -> tuple[DeviceInfo, ...]:
+        return tuple(replace(each, total=free, free=free) if each.backend == RPC else each for each in devices(worker))
+
+    def speeds(infos: Sequence[DeviceInfo], *more: object) -> dict[str, DeviceSpeed]:
+        return {info.name: SERVER for info in infos if info.backend == RPC}
+
+    devices = Worker.devices
+    with mock.patch.object(Worker, "devices", described), mock.patch.object(rpc_devices, "remote_speeds", speeds):
         yield
 
 
