@@ -14,7 +14,7 @@ from fitter.errors import FitterError, UsageError
 from fitter.llama.build.build_folder import find
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import Breakdown
-from fitter.output.formats.python import fit_kwargs
+from fitter.output.keywords import fit_kwargs
 from fitter.parameters.table import AnyPath, Fitting
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.ask import Ask

@@ -494,9 +494,9 @@ class _Methods:
         return FLEET.write(fleet)
 
     def format(self, fleet: Fleet, name: str) -> str:
-        from fitter.output.formats.fleets import render
+        from fitter.output.formats import render_fleet
 
-        return render(fleet, name)
+        return render_fleet(fleet, name)
 
 
 provide(Fleet, _Methods())

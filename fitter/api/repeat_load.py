@@ -8,7 +8,7 @@ from typing import Any
 
 from fitter.errors import PlanError
 from fitter.llama.types import Breakdown
-from fitter.output.formats.python import fit_kwargs
+from fitter.output.keywords import fit_kwargs
 from fitter.parameters.table import MachineKeywords, Measuring, RawKeywords, taken_by
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.shared import HOST_NAME, taken

@@ -19,7 +19,7 @@ from fitter.machine import tuned
 from fitter.machine.bandwidth import key_of, this_host
 from fitter.model import location
 from fitter.output.arguments import arguments, command, shell_line
-from fitter.output.formats.format_options import with_absolute_paths
+from fitter.output.option_values import with_absolute_paths
 from fitter.parameters.table import AnyPath as Path
 from fitter.parameters.table import Fitting
 from fitter.planning.checked.tuning import (

@@ -14,7 +14,7 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Array, DeviceInfo, Params
 from fitter.machine.host import host_memory
 from fitter.model.header import Model
-from fitter.output.formats.format_options import with_absolute_paths
+from fitter.output.option_values import with_absolute_paths
 from fitter.planning.checked import server_verification
 from fitter.planning.checked.server_growth import Reading, growth_of
 from fitter.planning.checked.server_verification import DRAFTS, Sizes, compare_rows

@@ -55,9 +55,9 @@ def fleet(
 
         answers.print_json(FLEET.write(planned))
     elif planned.fits and output_format:
-        from fitter.output.formats.fleets import render
+        from fitter.output.formats import render_fleet
 
-        click.echo(render(planned, output_format))
+        click.echo(render_fleet(planned, output_format))
     elif planned.fits:
         from fitter.output.tables.fleet_table import fleet_table
 

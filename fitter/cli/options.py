@@ -19,11 +19,10 @@ from fitter.cli.unknown_options import check_model_option, of_fit, similar_optio
 from fitter.errors import UsageError
 from fitter.llama.worker import process
 from fitter.model.shapes.shape_addresses import CONFIG, DEFAULT_TYPE, SHAPE, named
-from fitter.output.formats import FORMATS
-from fitter.output.formats.fleets import FORMATS as FLEET_FORMATS
 from fitter.parameters import kinds, table
 from fitter.parameters.kinds import Kind
 from fitter.parameters.table import DEVICES, GOAL_HELP, GOALS, OUTPUT, USEFUL_CONTEXT, USEFUL_SPEED, Parameter
+from fitter.parameters.targets import FLEET_FORMATS, FORMATS
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -14,7 +14,8 @@ from fitter.llama.types import Breakdown, LlamaCpp, Params, Row
 from fitter.model.files.source import show
 from fitter.output.documents.document import SCHEMA
 from fitter.parameters.kinds import Flag
-from fitter.parameters.table import PARAMETERS, PROGRAMS, SHARED, of_a_load
+from fitter.parameters.table import PARAMETERS, SHARED, of_a_load
+from fitter.parameters.targets import PROGRAMS
 from fitter.planning.plan.plan import Plan
 from fitter.planning.pricing.pricing import Price, SpeedAt
 from fitter.planning.request.request_limits import check_params

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from fitter.parameters import kinds
 from fitter.parameters.kinds import Described, Flag, Kind, Layers, Number, Seconds, Share, Size, Texts, Tokens, Whole
+from fitter.parameters.targets import PROGRAMS
 from fitter.parameters.values import MAX_DEVICES
 from fitter.text import MIB
 
@@ -106,20 +107,6 @@ GOAL_HELP = (
     "alone, in turns."
 )
 """The help for them."""
-
-PROGRAMS = {
-    "llama-server": "one output per slot, four slots unless -np says otherwise, a prompt cache and context checkpoints",
-    "llama-cli": "llama-server's own code with one slot",
-    "llama-cpp-python": "one output, as plan.load() and fitter.Llama set it",
-    "llama-bench": "an output for every token, one sequence",
-    "ik_llama": "ik_llama.cpp's server: it cuts layers over devices by bytes, and divides the context by its slots",
-    "ollama": "Ollama: it splits by free memory, knows no -ot, and has one batch and one slot",
-    "any": "an output for every token, which holds for all programs",
-}
-"""Programs for ``--for``, with what each sets."""
-
-TEXTS = {"ik_llama": "arguments of ik_llama.cpp on one line", "ollama": "a Modelfile for Ollama"}
-"""Programs in folders of their own (``fitter/programs``), with the help for the format of their name."""
 
 POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 """llama.cpp's number for each way to pool embeddings."""

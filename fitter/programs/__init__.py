@@ -1,4 +1,4 @@
-"""The programs that a plan can be for: what each sets for a load, and the memory that it takes later."""
+"""The programs that a plan can be for: what each sets for a load, and the memory that it takes later; their formats."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ import os
 from importlib import import_module
 
 from fitter.errors import UsageError
-from fitter.parameters import table
+from fitter.parameters.targets import OWN_FORMATS, TARGETS
 from fitter.programs.facts import Facts, facts
-from fitter.programs.llama_bench import LlamaBench
-from fitter.programs.llama_cpp_python import AnyProgram, LlamaCppPython
-from fitter.programs.llama_server import LlamaCli, LlamaServer
+from fitter.programs.llama_cpp_python import LlamaCppPython
+from fitter.programs.llama_server import LlamaServer
 from fitter.programs.program import Asked, Attempt, Program, Shape
 
-_OF_LLAMA_CPP = {each.name: each for each in (LlamaServer(), LlamaCli(), LlamaCppPython(), LlamaBench(), AnyProgram())}
-
 PROGRAMS: dict[str, Program] = {
-    name: import_module(f"fitter.programs.{name}").PROGRAM if name in table.TEXTS else _OF_LLAMA_CPP[name]
-    for name in table.PROGRAMS
+    program.name: program
+    for name, target in TARGETS.items()
+    if target.programs
+    for program in import_module(f"fitter.programs.{name}").PROGRAMS
 }
 
 SERVER = LlamaServer.name
 
 _VARIABLE = "FITTER_PROGRAM"
 
-_FORMATS = {"python": LlamaCppPython.name}
-"""Programs of formats that are not the only ones of theirs."""
+_OF_FORMATS = {name: next(iter(each.programs), SERVER) for each in TARGETS.values() for name in each.formats}
+"""Programs for which formats are if the user names none."""
 
 
 def unless_named(default: str) -> str | None:
@@ -41,16 +40,16 @@ def for_format(name: str | None, given: str | None) -> str | None:
     Raises:
         UsageError: The format is another program's.
     """
-    own = name if name in table.TEXTS else None
+    own = name if name in OWN_FORMATS else None
     if given and own and given != own:
         raise UsageError(f"--format {name} is for {own}, and --for {given} for another program: leave one of them out")
-    return given or own or unless_named(_FORMATS.get(name or "", SERVER))
+    return given or own or unless_named(_OF_FORMATS.get(name or "", SERVER))
 
 
 def own_format(program: str | None) -> str | None:
     """Return the format of plans for ``program``, or for the environment's; ``None`` for llama.cpp's arguments."""
     name = program or chosen(SERVER)
-    return name if name in table.TEXTS else None
+    return name if name in OWN_FORMATS else None
 
 
 def chosen(default: str) -> str:

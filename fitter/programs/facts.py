@@ -90,11 +90,6 @@ def facts(program: str, build: LlamaCpp | None = None, executable: str | None = 
     return defaults if executable is None else with_defaults(defaults, defaults_of(executable))
 
 
-def programs() -> tuple[str, ...]:
-    """Return the names of all known programs."""
-    return tuple(data())
-
-
 def with_defaults(own_defaults: Facts, defaults: Mapping[str, Any]) -> Facts:
     """Replace stored defaults by the defaults in the program's help."""
     names = {each.name for each in fields(Facts)}

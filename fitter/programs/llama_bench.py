@@ -11,3 +11,6 @@ class LlamaBench(Program):
     """llama-bench."""
 
     name: ClassVar[str] = "llama-bench"
+
+
+PROGRAMS = (LlamaBench(),)

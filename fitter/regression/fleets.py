@@ -13,11 +13,11 @@ from fitter.api.plan_fleet import FleetRequest, OnStep, plan_fleet
 from fitter.errors import UsageError
 from fitter.machine.bandwidth import parse_bandwidth
 from fitter.model.files.source import show
-from fitter.output.formats.ini import safe_name
 from fitter.parameters.table import GOALS
 from fitter.parameters.values import shown_in_file
 from fitter.planning.fleet.fleet import Fleet
 from fitter.planning.fleet.members import Member
+from fitter.programs.llama_server.text import safe_name
 from fitter.programs.model_log import last_requests
 from fitter.regression.cases import (
     CASES_FILE,

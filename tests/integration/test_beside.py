@@ -10,7 +10,7 @@ import pytest
 
 import fitter
 from fitter.errors import UsageError
-from fitter.output.formats.python import fit_kwargs
+from fitter.output.keywords import fit_kwargs
 from fitter.output.tables.plan_facts import facts
 from fitter.planning.request.shared import parse_reserve
 from tests.support.command import run_fitter

@@ -16,8 +16,8 @@ import yaml
 import fitter
 from fitter.errors import UsageError
 from fitter.machine.speed import named
-from fitter.output.formats.fleets import FORMATS
-from fitter.output.formats.python import fit_kwargs
+from fitter.output.keywords import fit_kwargs
+from fitter.parameters.targets import FLEET_FORMATS
 from fitter.regression.lockfile import read_lock
 from tests.support.command import run_fitter
 from tools.fleet_cases import FLEETS, FleetExample
@@ -251,7 +251,7 @@ def test_the_command_prints_tables_json_and_every_format(folder: Path) -> None:
     assert "embed (stays)" in table.stdout
     document = json.loads(run_fitter("fleet", "--json", cwd=folder).stdout)
     assert [model["name"] for model in document["models"]] == ["chat", "embed"]
-    for name in FORMATS:
+    for name in FLEET_FORMATS:
         done = run_fitter("fleet", "--format", name, cwd=folder)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout

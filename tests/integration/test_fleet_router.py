@@ -17,7 +17,7 @@ import pytest
 
 import fitter
 from examples.tiny_moe import TinyModel
-from fitter.output.formats.fleets import render
+from fitter.output.formats import render_fleet
 from fitter.planning.fleet.fleet import Fleet
 from fitter.programs.resident import resident
 from tests.support.patience import SECONDS, all_end, is_running, until
@@ -128,7 +128,7 @@ def router(words: list[str], folder: Path) -> Iterator[Router]:
 
 
 def test_the_router_keeps_as_many_models_as_fit(fleet: Fleet, tmp_path: Path) -> None:
-    text = render(fleet, "ini")
+    text = render_fleet(fleet, "ini")
     file = tmp_path / "models.ini"
     file.write_text(text, encoding="utf-8")
     words = text.splitlines()[0].removeprefix("# ").split()

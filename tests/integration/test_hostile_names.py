@@ -17,8 +17,7 @@ import pytest
 
 from fitter.errors import PlanError
 from fitter.llama.types import Params
-from fitter.output.formats import render
-from fitter.output.formats.fleets import render as render_fleet
+from fitter.output.formats import render, render_fleet
 from fitter.planning.plan.plan import Plan
 from fitter.programs.later import Later
 from tests.formats import upstream as server

@@ -29,7 +29,7 @@ from fitter.llama.client import Worker
 from fitter.llama.header.gguf_writer import Tensor, Value, write_file
 from fitter.llama.types import DeviceInfo, Params, VirtualDevice
 from fitter.machine.gpu import parse_gpus
-from fitter.output.formats import FORMATS
+from fitter.parameters.targets import FORMATS
 from fitter.regression import measuring
 from tests.support.command import run_fitter
 

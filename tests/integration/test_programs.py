@@ -24,7 +24,8 @@ import fitter
 from fitter.errors import PlanError, UsageError
 from fitter.output.plan_file import read_plan
 from fitter.output.tables.plan_facts import facts
-from fitter.parameters.table import PARAMETERS, PROGRAMS
+from fitter.parameters.table import PARAMETERS
+from fitter.parameters.targets import PROGRAMS
 from fitter.planning.plan.plan import Plan
 from fitter.programs import facts as program_facts
 from fitter.programs.later import Later

@@ -19,8 +19,8 @@ from fitter.errors import PlanError
 from fitter.installation import install_command
 from fitter.model.shapes.catalogue import published
 from fitter.output.documents.document import dumps
-from fitter.output.formats import FORMATS
 from fitter.output.pages.report_page import plan_page
+from fitter.parameters.targets import FORMATS
 from fitter.planning.plan.plan import Plan
 from fitter.text import printable
 from tests.integration.test_hostile_text import ATTACKS

@@ -16,7 +16,7 @@ from fitter.cli import main
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params
 from fitter.machine.gpu import parse_gpus
-from fitter.output.formats.python import fit_kwargs
+from fitter.output.keywords import fit_kwargs
 from tests.drafting import upstream as drafting
 from tools import shapes
 from tools.shapes import F32, Q4_K, Shape, Tensor

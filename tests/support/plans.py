@@ -8,7 +8,7 @@ from dataclasses import replace
 from fitter.api import Plan
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.output import formats
-from fitter.parameters.table import TEXTS
+from fitter.parameters.targets import OWN_FORMATS
 from fitter.planning.plan.plan import DeviceUse, HostUse, ModelSummary, Problem, Search, SharedUse
 from fitter.planning.pricing.pricing import Price, SpeedAt, SpeedSource
 from fitter.planning.speed.cost import Estimate, Part, Workload
@@ -65,7 +65,7 @@ def make_plan(
 
 def for_format(plan: Plan, name: str) -> Plan:
     """``plan`` for the program of the format ``name``, if that has one of its own."""
-    return replace(plan, program=name, own_split=plan.params.tensor_split or ()) if name in TEXTS else plan
+    return replace(plan, program=name, own_split=plan.params.tensor_split or ()) if name in OWN_FORMATS else plan
 
 
 def render(plan: Plan, name: str, *, anyway: bool = False) -> str:

@@ -15,9 +15,9 @@ from fitter import errors
 from fitter.cli import cli, llama_options
 from fitter.cli.group import DOCUMENTATION
 from fitter.machine import gpu_catalogue
-from fitter.output.formats import FORMATS
 from fitter.parameters import table
 from fitter.parameters.table import LEVERS, PARAMETERS, Parameter, of_a_case, taken_by
+from fitter.parameters.targets import FORMATS
 from fitter.planning.request.request import OBJECTIVES, STRATEGIES
 from fitter.regression import marks, pytest_plugin
 from fitter.storage.data_files import parse_toml

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from fitter.errors import PlanError, UsageError
 from fitter.llama.types import Params, TensorBuftOverride
-from fitter.output.formats.fleets import FORMATS, render
-from fitter.output.formats.format_options import with_absolute_paths
+from fitter.output.formats import render_fleet
+from fitter.output.option_values import with_absolute_paths
+from fitter.parameters.targets import FLEET_FORMATS
 from fitter.planning.fleet.fleet import Fleet
 from fitter.planning.plan.plan import Plan
 from tests.support.fleets import make_fleet, plan_of
@@ -77,32 +78,32 @@ def words_of(plan: Plan) -> list[str]:
 
 
 def test_what_is_no_format() -> None:
-    choices = "choose from llama-swap, llama-swap-groups, ini, compose, systemd"
+    choices = "choose from ini, llama-swap, llama-swap-groups, compose, systemd"
     with pytest.raises(UsageError, match=f"^unknown format 'yaml': {choices}"):
-        render(make_fleet({"a": 1}, 1), "yaml")
+        render_fleet(make_fleet({"a": 1}, 1), "yaml")
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "json"])
+@pytest.mark.parametrize("name", FLEET_FORMATS)
 def test_what_does_not_fit_is_not_written(name: str) -> None:
     fleet = replace(make_fleet({"a": 1}, 1), models=(), sets=(), problems=("'a' does not fit: x", "y"))
     with pytest.raises(PlanError, match=r"^the models do not fit: 'a' does not fit: x$"):
-        render(fleet, name)
+        render_fleet(fleet, name)
 
 
 @pytest.mark.parametrize(
     ("name", "path"),
-    [(name, "/m/a;b" if name == "ini" else "/m/a\nb") for name in FORMATS if name != "json"],
+    [(name, "/m/a;b" if name == "ini" else "/m/a\nb") for name in FLEET_FORMATS],
 )
 def test_a_path_that_a_format_cannot_express(name: str, path: str) -> None:
     with pytest.raises(PlanError, match="rename the file"):
-        render(make_fleet({"a": 1, "b": 1}, 2, plans={"b": plan_of(path)}), name)
+        render_fleet(make_fleet({"a": 1, "b": 1}, 2, plans={"b": plan_of(path)}), name)
 
 
 @pytest.mark.parametrize(("name", "called"), [("ini", "a-b"), ("compose", "a-b"), ("systemd", "llama-a-b")])
 def test_two_names_that_become_the_same(name: str, called: str) -> None:
     message = f"^this format would call both 'a:b' and 'a/b' {called}: rename one of them$"
     with pytest.raises(PlanError, match=message):
-        render(make_fleet({"a": 1, "a:b": 1, "a/b": 1}, 3), name)
+        render_fleet(make_fleet({"a": 1, "a:b": 1, "a/b": 1}, 3), name)
 
 
 # --- llama-swap
@@ -130,7 +131,7 @@ def solve(matrix: Mapping[str, Any], asked: str, running: Collection[str], order
 @given(fleet=fleets())
 @example(fleet=make_fleet(dict.fromkeys("abcdef", 1), 3))
 def test_the_matrix_evicts_as_the_fleet_says(fleet: Fleet) -> None:
-    matrix = read(render(fleet, "llama-swap"), "llama-swap")["matrix"]
+    matrix = read(render_fleet(fleet, "llama-swap"), "llama-swap")["matrix"]
     # llama-swap sorts them before it reads their order
     for order in (list(matrix["sets"]), sorted(matrix["sets"])):
         for swap in fleet.swaps:
@@ -139,7 +140,7 @@ def test_the_matrix_evicts_as_the_fleet_says(fleet: Fleet) -> None:
 
 def test_the_matrix_of_a_fleet() -> None:
     fleet = make_fleet({"chat": 4, "code": 3, "embed": 1}, 5, residents=["embed"])
-    document = read(render(fleet, "llama-swap"), "llama-swap")
+    document = read(render_fleet(fleet, "llama-swap"), "llama-swap")
     costs = [model.evict_cost for model in fleet.models]
     assert document["matrix"] == {
         "vars": {"m1": "chat", "m2": "code", "m3": "embed"},
@@ -160,7 +161,7 @@ def test_the_matrix_of_a_fleet() -> None:
 @pytest.mark.parametrize("path", PATHS)
 def test_llama_swap_reads_every_name_and_path(form: str, path: str) -> None:
     fleet = hostile(path)
-    document = read(render(fleet, form), "llama-swap")
+    document = read(render_fleet(fleet, form), "llama-swap")
     assert list(document["models"]) == [model.name for model in fleet.models]
     assert document["hooks"]["on_startup"]["preload"] == ["chat"]
     for model in fleet.models:
@@ -177,21 +178,21 @@ def test_llama_swap_reads_every_name_and_path(form: str, path: str) -> None:
 def test_llama_swap_reads_any_name(drawn: list[str]) -> None:
     fleet = make_fleet(dict.fromkeys(drawn, 1), 2, residents=drawn[:1])
     for form in ("llama-swap", "llama-swap-groups"):
-        assert list(read(render(fleet, form), "llama-swap")["models"]) == drawn
+        assert list(read(render_fleet(fleet, form), "llama-swap")["models"]) == drawn
 
 
 @pytest.mark.parametrize("form", ["llama-swap", "llama-swap-groups"])
 def test_llama_swap_has_no_escape_for_macros_in_names(form: str) -> None:
     message = r"^llama-swap would take '\$\{' in 'a\$\{b}' for a macro: rename the model$"
     with pytest.raises(PlanError, match=message):
-        render(make_fleet({"a${b}": 1}, 1), form)
+        render_fleet(make_fleet({"a${b}": 1}, 1), form)
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(60.0, None), (60.2, 121)])
 def test_llama_swap_waits_for_slow_loads(seconds: float, expected: int | None) -> None:
     fleet = make_fleet({"a": 1, "b": 1}, 2, loads={"a": seconds, "b": 1.0})
     for form in ("llama-swap", "llama-swap-groups"):
-        assert read(render(fleet, form), "llama-swap").get("healthCheckTimeout") == expected
+        assert read(render_fleet(fleet, form), "llama-swap").get("healthCheckTimeout") == expected
 
 
 # --- llama-swap with groups
@@ -263,7 +264,7 @@ def unsaid(text: str) -> set[frozenset[str]]:
 @example(fleet=make_fleet(dict.fromkeys("abcd", 1), 4, never=[("a", "b"), ("b", "c")]))
 @example(fleet=make_fleet(dict.fromkeys("abcd", 1), 4, never=[("a", "c"), ("a", "d"), ("b", "c"), ("b", "d")]))
 def test_groups_say_all_sets_wherever_groups_can(fleet: Fleet) -> None:
-    text = render(fleet, "llama-swap-groups")
+    text = render_fleet(fleet, "llama-swap-groups")
     models = [model.name for model in fleet.models]
     allowed = largest(read(text, "llama-swap")["groups"], models)
     planned = frozenset(sets_of(fleet))
@@ -284,7 +285,7 @@ def test_groups_unload_only_what_cannot_stay(data: st.DataObject) -> None:
     }
     never = [(a, b) for a, b in combinations(sorted(names), 2) if turn[a][0] == turn[b][0] and turn[a] != turn[b]]
     fleet = make_fleet(dict.fromkeys(sorted(names), 1), 7, never=never)
-    text = render(fleet, "llama-swap-groups")
+    text = render_fleet(fleet, "llama-swap-groups")
     groups = read(text, "llama-swap")["groups"]
     assert largest(groups, names) == frozenset(sets_of(fleet))
     assert not comments(text)[1:]
@@ -295,7 +296,7 @@ def test_groups_unload_only_what_cannot_stay(data: st.DataObject) -> None:
 
 
 def test_groups_list_no_more_sets_than_a_reader_reads() -> None:
-    text = render(make_fleet(dict.fromkeys("abcdef", 1), 3), "llama-swap-groups")
+    text = render_fleet(make_fleet(dict.fromkeys("abcdef", 1), 3), "llama-swap-groups")
     allowed = largest(read(text, "llama-swap")["groups"], "abcdef")
     *listed, last = (line for line in comments(text) if line.startswith("  "))
     assert len(listed) == 12 < 20 - len(allowed)
@@ -307,7 +308,7 @@ def test_groups_list_no_more_sets_than_a_reader_reads() -> None:
 @example(fleet=make_fleet(dict.fromkeys("abcde", 1), 2))
 @example(fleet=make_fleet(dict.fromkeys("abcd", 1), 3, never=[("a", "b")]))
 def test_groups_bring_nothing_together_that_does_not_fit(fleet: Fleet) -> None:
-    groups = read(render(fleet, "llama-swap-groups"), "llama-swap")["groups"]
+    groups = read(render_fleet(fleet, "llama-swap-groups"), "llama-swap")["groups"]
     members = [name for group in groups.values() for name in group["members"]]
     assert sorted(members) == sorted(model.name for model in fleet.models)
     found = states(groups, members)
@@ -322,7 +323,7 @@ def test_groups_bring_nothing_together_that_does_not_fit(fleet: Fleet) -> None:
 
 
 def groups_of(fleet: Fleet) -> dict[str, tuple[str, ...]]:
-    text = render(fleet, "llama-swap-groups")
+    text = render_fleet(fleet, "llama-swap-groups")
     groups = read(text, "llama-swap")["groups"]
     kinds = {
         "stay": (False, False, True),
@@ -374,7 +375,7 @@ def test_groups_load_no_more_than_one_group_of_all(fleet: Fleet) -> None:
         "stay": {"swap": False, "exclusive": False, "persistent": True, "members": sorted(stay)},
         "turns": {"swap": True, "exclusive": True, "persistent": False, "members": others},
     }
-    chosen = read(render(fleet, "llama-swap-groups"), "llama-swap")["groups"]
+    chosen = read(render_fleet(fleet, "llama-swap-groups"), "llama-swap")["groups"]
     for asked, running in ((a, b) for a in others for b in states(single, [*stay, *others]) if a not in b):
         assert unloaded(chosen, asked, running) <= unloaded(single, asked, running)
 
@@ -405,7 +406,7 @@ def comments(text: str) -> list[str]:
 
 
 def test_a_preset() -> None:
-    text = render(make_fleet({"chat": 2, "code": 2, "embed": 1}, 3, residents=["embed"]), "ini")
+    text = render_fleet(make_fleet({"chat": 2, "code": 2, "embed": 1}, 3, residents=["embed"]), "ini")
     assert text.splitlines()[:10] == [
         "# llama-server --models-preset FILE --models-max 1",
         "# Some two of these models do not fit together, so it has only one in memory.",
@@ -428,7 +429,7 @@ def test_a_preset() -> None:
 
 
 def test_a_preset_of_models_that_all_fit() -> None:
-    text = render(make_fleet({"a": 1, "b": 1}, 2, residents=["a", "b"]), "ini")
+    text = render_fleet(make_fleet({"a": 1, "b": 1}, 2, residents=["a", "b"]), "ini")
     assert comments(text) == ["llama-server --models-preset FILE --models-max 2", "All models fit together."]
     assert [each.get("load-on-startup") for each in preset(text).values()] == [None, "true", "true"]
 
@@ -437,14 +438,14 @@ def test_a_preset_loads_no_more_at_the_start_than_it_may_have() -> None:
     # llama-server would not start
     fleet = make_fleet({"a": 1, "b": 1, "big": 4, "huge": 5}, 7, residents=["a", "b"])
     assert fleet.any_together == 1
-    text = render(fleet, "ini")
+    text = render_fleet(fleet, "ini")
     assert comments(text)[-1] == "It loads 1 of 2 models at the start, because it may have no more."
     assert [name for name, each in preset(text).items() if "load-on-startup" in each] == ["a"]
 
 
 @pytest.mark.parametrize(("room", "most"), [(2, 2), (3, 3), (4, 4)])
 def test_a_preset_says_how_many(room: int, most: int) -> None:
-    text = render(make_fleet(dict.fromkeys("abcd", 1), room), "ini")
+    text = render_fleet(make_fleet(dict.fromkeys("abcd", 1), room), "ini")
     assert comments(text)[0] == f"llama-server --models-preset FILE --models-max {most}"
 
 
@@ -454,7 +455,7 @@ def test_a_preset_says_how_many(room: int, most: int) -> None:
 @example(drawn=["#c", "a:b", "模型", "d[e"])
 def test_a_preset_has_a_section_for_any_name(drawn: list[str]) -> None:
     fleet = make_fleet(dict.fromkeys(drawn, 1), 2)
-    sections = preset(render(fleet, "ini"))
+    sections = preset(render_fleet(fleet, "ini"))
     assert list(sections) == ["default", *(re.sub(r"[^\w.+-]+", "-", name) for name in drawn)]
     assert [each["model"] for each in list(sections.values())[1:]] == [model.plan.model.path for model in fleet.models]
 
@@ -468,7 +469,7 @@ def services(text: str) -> dict[str, Any]:
 
 
 def test_compose_starts_all_that_fit_together() -> None:
-    text = render(make_fleet({"chat": 2, "embed": 1}, 3), "compose")
+    text = render_fleet(make_fleet({"chat": 2, "embed": 1}, 3), "compose")
     found = services(text)
     assert list(found) == ["chat", "embed"] and comments(text) == []
     assert [each["ports"] for each in found.values()] == [["127.0.0.1:8080:8080"], ["127.0.0.1:8081:8080"]]
@@ -479,7 +480,7 @@ def test_compose_starts_all_that_fit_together() -> None:
 
 
 def test_compose_starts_what_stays() -> None:
-    text = render(make_fleet({"chat": 2, "c": 2, "embed": 1}, 3, residents=["embed"]), "compose")
+    text = render_fleet(make_fleet({"chat": 2, "c": 2, "embed": 1}, 3, residents=["embed"]), "compose")
     assert {name: each.get("profiles") for name, each in services(text).items()} == {
         "chat": ["chat"],
         "model-c": ["model-c"],
@@ -495,7 +496,7 @@ def test_compose_starts_what_stays() -> None:
 
 
 def test_compose_starts_nothing_where_nothing_stays() -> None:
-    text = render(make_fleet({"chat": 2, "code": 2}, 3), "compose")
+    text = render_fleet(make_fleet({"chat": 2, "code": 2}, 3), "compose")
     assert all("profiles" in each for each in services(text).values())
     assert comments(text) == [
         "docker compose up -d NAME starts another model, and docker compose stop NAME ends one.",
@@ -504,7 +505,7 @@ def test_compose_starts_nothing_where_nothing_stays() -> None:
 
 
 def test_compose_says_that_any_two_fit() -> None:
-    text = render(make_fleet(dict.fromkeys("abc", 1), 2), "compose")
+    text = render_fleet(make_fleet(dict.fromkeys("abc", 1), 2), "compose")
     assert comments(text)[1:] == ["Compose ends none by itself. Any 2 of them fit together, and no more."]
 
 
@@ -512,7 +513,7 @@ def test_compose_says_that_any_two_fit() -> None:
 def test_compose_reads_every_name_and_path(path: str) -> None:
     needs = dict.fromkeys(("true", "1.5", "a:b", "$HOME", "'q'", "-x", "..", "models/é.gguf"), 1)
     fleet = make_fleet(needs, 1, plans={name: plan_of(path) for name in needs})
-    found = services(render(fleet, "compose"))
+    found = services(render_fleet(fleet, "compose"))
     assert list(found) == ["true", "1.5", "a-b", "HOME", "q-", "model-x", "model", "models-.gguf"]
     for each in found.values():
         assert each["volumes"][0]["source"] == path.replace("$", "$$")
@@ -555,7 +556,7 @@ def command(line: str) -> list[str]:
 
 
 def test_a_unit() -> None:
-    text = render(make_fleet({"chat": 2, "code": 2, "embed": 1}, 3, residents=["embed"]), "systemd")
+    text = render_fleet(make_fleet({"chat": 2, "code": 2, "embed": 1}, 3, residents=["embed"]), "systemd")
     assert comments(text)[:5] == [
         "Save each unit in ~/.config/systemd/user, in a file with the name above it, and then:",
         "systemctl --user daemon-reload",
@@ -586,7 +587,7 @@ def test_a_unit() -> None:
 def test_units_stop_those_that_they_do_not_fit_with(fleet: Fleet) -> None:
     found = {
         name.removeprefix("llama-").removesuffix(".service"): settings_of(unit)
-        for name, unit in units(render(fleet, "systemd")).items()
+        for name, unit in units(render_fleet(fleet, "systemd")).items()
     }
     assert list(found) == [model.name for model in fleet.models]
     listed = {key: {name: each.get(key, "").split() for name, each in found.items()} for key in ("Conflicts", "After")}
@@ -622,13 +623,13 @@ def test_units_stop_those_that_they_do_not_fit_with(fleet: Fleet) -> None:
     ],
 )
 def test_units_say_what_pairs_cannot_express(fleet: Fleet, expected: list[str]) -> None:
-    said = [line for line in comments(render(fleet, "systemd")) if " although " in line]
+    said = [line for line in comments(render_fleet(fleet, "systemd")) if " although " in line]
     named = [re.sub(r"\b([a-d])\b", r"llama-\1", each) for each in expected]
     assert said == [f"{each}: systemd stops none of them, so stop one yourself." for each in named]
 
 
 def test_units_that_all_fit_stop_none() -> None:
-    text = render(make_fleet({"a": 1, "b": 1}, 2), "systemd")
+    text = render_fleet(make_fleet({"a": 1, "b": 1}, 2), "systemd")
     assert "Conflicts=" not in text
     assert comments(text)[2:4] == [
         "systemctl --user start llama-a.service",
@@ -638,7 +639,7 @@ def test_units_that_all_fit_stop_none() -> None:
 
 
 def test_units_say_no_more_than_a_reader_reads() -> None:
-    said = comments(render(make_fleet(dict.fromkeys("abcdef", 1), 2), "systemd"))
+    said = comments(render_fleet(make_fleet(dict.fromkeys("abcdef", 1), 2), "systemd"))
     assert len([line for line in said if " although " in line]) == 12
     assert "8 more such groups are not listed: 'fitter fleet' lists what fits together." in said
 
@@ -646,7 +647,7 @@ def test_units_say_no_more_than_a_reader_reads() -> None:
 @pytest.mark.parametrize("path", PATHS)
 def test_systemd_reads_every_name_and_path(path: str) -> None:
     fleet = hostile(path)
-    found = units(render(fleet, "systemd"))
+    found = units(render_fleet(fleet, "systemd"))
     assert len(found) == len(fleet.models)
     for number, (model, unit) in enumerate(zip(fleet.models, found.values(), strict=True)):
         each = settings_of(unit)
@@ -658,7 +659,7 @@ def test_systemd_reads_every_name_and_path(path: str) -> None:
 @given(path=printable_paths | st.text(" \\\"'$%;a", min_size=1).map(lambda name: f"/m/{name}"))
 def test_systemd_reads_any_path(path: str) -> None:
     plan = plan_of(path)
-    (unit,) = units(render(make_fleet({"a": 1}, 1, plans={"a": plan}), "systemd")).values()
+    (unit,) = units(render_fleet(make_fleet({"a": 1}, 1, plans={"a": plan}), "systemd")).values()
     assert command(settings_of(unit)["ExecStart"]) == ["llama-server", *words_of(plan), "--port", "8080"]
 
 
@@ -682,6 +683,6 @@ def verify(tmp_path: Path) -> Iterator[Callable[[Mapping[str, str]], str]]:
 
 def test_systemd_accepts_the_units(verify: Callable[[Mapping[str, str]], str]) -> None:
     for path in (PATHS[1], PATHS[2], PATHS[3], PATHS[5], "/m/%Q %h;.gguf"):
-        assert verify(units(render(hostile(path), "systemd"))) == ""
-    unit = units(render(hostile("/m/%Q.gguf"), "systemd"))["llama-chat.service"]
+        assert verify(units(render_fleet(hostile(path), "systemd"))) == ""
+    unit = units(render_fleet(hostile("/m/%Q.gguf"), "systemd"))["llama-chat.service"]
     assert "Failed to resolve unit specifiers" in verify({"llama-chat.service": unit.replace("%%Q", "%Q")})

@@ -16,13 +16,12 @@ import yaml
 
 from fitter.errors import PlanError, UsageError
 from fitter.llama.types import Params, TensorBuftOverride
-from fitter.output import formats
-from fitter.output.formats import FORMATS, format_options
-from fitter.output.formats.ini import section
-from fitter.parameters.table import TEXTS
+from fitter.output import formats, option_values
+from fitter.parameters.targets import FORMATS, OWN_FORMATS
 from fitter.planning.placing.host_flags import host_overrides
 from fitter.planning.plan.plan import Plan, Problem
 from fitter.programs.later import Later
+from fitter.programs.llama_server.text import section
 from tests.formats import ik_llama, modelfile
 from tests.support.plans import make_plan, render, shared_use
 
@@ -201,7 +200,7 @@ def test_what_no_words_of_ik_llama_place(arguments: tuple[str, ...], message: st
 
 
 def test_a_format_of_one_program_is_of_plans_for_it() -> None:
-    for name in TEXTS:
+    for name in OWN_FORMATS:
         with pytest.raises(PlanError, match=f"are for {name}, and the plan is for any: fit with --for {name}$"):
             formats.render(make_plan(), name)
         with pytest.raises(PlanError, match="the plan does not say how many layers the model has"):
@@ -247,7 +246,7 @@ def test_a_pattern_that_llama_cpp_would_cut_is_refused(name: str) -> None:
 
 
 def test_an_argument_that_no_table_knows_is_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(format_options, "arguments", lambda plan: ["-c", "512", "--surprise", "1"])
+    monkeypatch.setattr(option_values, "arguments", lambda plan: ["-c", "512", "--surprise", "1"])
     for name in ("ini", "env", "ik_llama", "llama-swap", "compose", "ollama"):
         with pytest.raises(PlanError, match="this format cannot express --surprise"):
             render(make_plan(), name)
@@ -256,7 +255,7 @@ def test_an_argument_that_no_table_knows_is_not_left_out(monkeypatch: pytest.Mon
 def test_other_files_have_whole_paths_too(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        format_options, "arguments", lambda plan: ["-md", "draft.gguf", "--lora-scaled", "a.gguf:2,/b.gguf:1"]
+        option_values, "arguments", lambda plan: ["-md", "draft.gguf", "--lora-scaled", "a.gguf:2,/b.gguf:1"]
     )
     lines = render(plan_at("model.gguf"), "ini").splitlines()
     assert f"model-draft = {tmp_path}/draft.gguf" in lines

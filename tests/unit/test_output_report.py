@@ -13,7 +13,7 @@ import pytest
 
 from fitter.llama.types import TensorBuftOverride
 from fitter.output.documents.document import dumps
-from fitter.output.formats import FORMATS, is_unquoted
+from fitter.output.formats import is_unquoted
 from fitter.output.pages.report_page import (
     NAMELESS,
     check_page,
@@ -26,6 +26,7 @@ from fitter.output.pages.report_page import (
 from fitter.output.pictures.curves import charts, tokens
 from fitter.output.pictures.drawing import BOLD, NARROW, WIDE
 from fitter.output.pictures.moves_picture import moves_svg
+from fitter.parameters.targets import FORMATS
 from fitter.planning.plan.alternative import Alternative
 from fitter.planning.plan.context_points import ContextPoint, contexts_to_try, point_of
 from fitter.planning.plan.layer_map import HOST_NAME, LayerMap, MapCell

@@ -29,7 +29,7 @@ from fitter.output.arguments import arguments
 from fitter.output.documents.document import dumps
 from fitter.output.documents.plan_document import to_dict
 from fitter.output.formats import render
-from fitter.output.formats.python import fit_kwargs
+from fitter.output.keywords import fit_kwargs
 from fitter.output.plan_file import read_plan
 from fitter.parameters import kinds
 from fitter.parameters.kinds import Flag, Kind, Size, Whole

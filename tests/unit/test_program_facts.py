@@ -15,7 +15,7 @@ from fitter.errors import UsageError
 from fitter.llama.types import LlamaCpp
 from fitter.programs import facts as facts_of
 from fitter.programs import program_help
-from fitter.programs.facts import Facts, data, programs, with_defaults
+from fitter.programs.facts import Facts, data, with_defaults
 
 
 def build(ggml: str) -> LlamaCpp:
@@ -73,7 +73,7 @@ def test_a_way_to_draft_that_came_later() -> None:
 
 
 def test_an_unknown_program() -> None:
-    message = f"unknown program 'llama': give one of {', '.join(programs())}"
+    message = f"unknown program 'llama': give one of {', '.join(data())}"
     with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
         facts_of("llama")
 

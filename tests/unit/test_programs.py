@@ -17,10 +17,10 @@ from fitter import programs
 from fitter.errors import UsageError
 from fitter.llama.types import LlamaCpp, Params
 from fitter.model.header import Model
-from fitter.parameters import table
+from fitter.parameters import table, targets
 from fitter.planning.request.ask import Ask
 from fitter.programs import PROGRAMS, Asked, Facts, Shape, chosen, facts, unless_named
-from fitter.programs.facts import programs as known_programs
+from fitter.programs.facts import data
 from fitter.programs.ik_llama.layers import LayerSizes, cut, shares
 
 SERVER, CLI, PYTHON, BENCH, ANY = "llama-server", "llama-cli", "llama-cpp-python", "llama-bench", "any"
@@ -33,8 +33,8 @@ def build(ggml: str) -> LlamaCpp:
 
 
 def test_a_program_is_called_the_same_everywhere() -> None:
-    assert list(PROGRAMS) == list(table.PROGRAMS)
-    assert PROGRAMS.keys() <= set(known_programs())
+    assert list(PROGRAMS) == list(targets.PROGRAMS)
+    assert PROGRAMS.keys() <= data().keys()
 
 
 SHAPES: dict[str, tuple[str, Asked, Shape]] = {

@@ -9,9 +9,10 @@ from fitter.errors import PlanError
 from fitter.llama.types import Breakdown, Params, Row, TensorBuftOverride
 from fitter.machine import gpu, gpu_catalogue
 from fitter.machine.gpu_catalogue import CatalogueGpu, capability_text
-from fitter.output.formats import FORMATS, render
+from fitter.output.formats import render
 from fitter.parameters.kinds import Choice, DeviceNames, Flag, Kind, Layers, Overrides, Shares, Size, Whole
-from fitter.parameters.table import LEVERS, PARAMETERS, SHARED, SPECULATION, TEXTS, Parameter
+from fitter.parameters.table import LEVERS, PARAMETERS, SHARED, SPECULATION, Parameter
+from fitter.parameters.targets import FORMATS, OWN_FORMATS
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.summary import DeviceUse, HostUse, ModelSummary, Search, SharedUse
 from fitter.programs.later import Later
@@ -119,7 +120,7 @@ def formats_page() -> str:
 def _refusal(each: Parameter, name: str) -> str:
     """What a format says of a plan with ``each``; empty if it can express it."""
     plan = _plan(each)
-    program = name if name in TEXTS else "llama-server"
+    program = name if name in OWN_FORMATS else "llama-server"
     try:
         render(replace(plan, program=program, own_split=plan.params.tensor_split or ()), name)
     except PlanError as error:

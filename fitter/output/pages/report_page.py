@@ -16,7 +16,7 @@ from fitter.model.location import download
 from fitter.model.shapes import shape_addresses
 from fitter.output.arguments import arguments, command, command_line, placeholder, shell_line
 from fitter.output.documents.plan_document import to_dict
-from fitter.output.formats import FORMATS, is_unquoted, words
+from fitter.output.formats import is_unquoted, words
 from fitter.output.pages.page import fragment, page, pictures
 from fitter.output.pictures import bars, drawing, layer_picture
 from fitter.output.pictures.drawing import WIDE
@@ -25,6 +25,7 @@ from fitter.output.tables.plan_facts import full_context, in_use_text, turns_war
 from fitter.output.tables.plan_table import later_text, parameter_lines, shared_text, work_text
 from fitter.output.tables.pool_lines import pool_lines
 from fitter.output.units import dummy_loads, duration, speed
+from fitter.parameters.targets import FORMATS
 from fitter.planning.plan.context_points import ContextPoint
 from fitter.planning.plan.layer_map import HOST_NAME, LayerMap
 from fitter.planning.plan.plan import Alternative, Plan, resolved

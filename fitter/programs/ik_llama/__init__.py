@@ -66,4 +66,4 @@ class IkLlama(LlamaServer):
         return computed_weights(model)
 
 
-PROGRAM = IkLlama()
+PROGRAMS = (IkLlama(),)

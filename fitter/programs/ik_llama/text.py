@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from fitter.errors import PlanError
 from fitter.llama.types import TensorBuftOverride
-from fitter.output.arguments import check_line
-from fitter.output.formats.format_options import OptionValue, check_is_for, option_values
+from fitter.output.option_values import OptionValue, check_is_for, option_values
 from fitter.parameters.table import PARAMETERS
 from fitter.planning.plan.layer_map import placement_of
 from fitter.planning.plan.plan import Plan
@@ -25,7 +24,7 @@ _EVERY_LAYER = 999
 _DEVICE = re.compile(r"none|(CUDA|ROCm|Vulkan)\d+")
 
 
-def words(plan: Plan) -> list[str]:
+def ik_llama_words(plan: Plan) -> list[str]:
     """Write the arguments of ``plan`` for ik_llama.cpp.
 
     What the fork always does needs no option: caches of whole size, and no fitting of its own.
@@ -46,7 +45,6 @@ def words(plan: Plan) -> list[str]:
             )
         args += write(argument, plan)
     args += [*_overrides(plan), *_drafting(options), "-fa", _flash_attn(plan)]
-    check_line(args)
     return args
 
 

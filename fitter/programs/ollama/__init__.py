@@ -107,4 +107,4 @@ def _with_images(model: Model, free: Mapping[str, int], words: Mapping[str, Any]
     ]
 
 
-PROGRAM = Ollama()
+PROGRAMS = (Ollama(),)

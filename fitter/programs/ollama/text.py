@@ -12,19 +12,17 @@ from dataclasses import replace
 
 from fitter.errors import PlanError
 from fitter.output.arguments import check_line
-from fitter.output.formats.format_options import (
+from fitter.output.option_values import (
     OptionValue,
     check_is_for,
     option_values,
     split_files,
     with_absolute_paths,
 )
-from fitter.output.formats.ini import section
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.shared import DRAFT_MAX
+from fitter.programs.llama_server.text import section
 from fitter.programs.ollama import HEADROOM, LARGE_IMAGES
-
-IS_PARTIAL = True
 
 _VERSION = "0.30.0"
 """First version that runs every GGUF model with llama-server."""
@@ -34,16 +32,21 @@ _VISIBLE = {"CUDA": "CUDA_VISIBLE_DEVICES", "ROCm": "ROCR_VISIBLE_DEVICES", "Vul
 """Variables that limit Ollama to some devices of a backend, by their numbers."""
 
 
-def text(plan: Plan, *, anyway: bool = False) -> str:
+def ollama_text(plan: Plan) -> str:
     """Write instructions for the plan, and comments with the variables of Ollama's server that it needs.
 
-    Args:
-        plan: The plan.
-        anyway: Whether to leave out what Ollama cannot be told, with a comment; Ollama then places the layers.
-
     Raises:
-        PlanError: The plan is for another program, or Ollama cannot be told a parameter and ``anyway`` is false.
+        PlanError: The plan is for another program, or Ollama cannot be told a parameter.
     """
+    return _modelfile(plan, anyway=False)
+
+
+def ollama_anyway(plan: Plan) -> str:
+    """Write the same without what Ollama cannot be told, which a comment says; Ollama then places the layers."""
+    return _modelfile(plan, anyway=True)
+
+
+def _modelfile(plan: Plan, *, anyway: bool) -> str:
     check_is_for(plan, "ollama", "instructions of a Modelfile")
     instructions, variables, missing = [f"REQUIRES {_VERSION}"], list[str](), list[str]()
     # Ollama chooses among all devices that it sees

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fitter.errors import PlanError
-from fitter.output.formats.compose import PORT, Container, container
-from fitter.output.formats.yaml_text import documents, escaped
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.pod_claim import PodClaim, pod_claim
+from fitter.programs.compose import PORT, Container, container
 from fitter.programs.server_process import ENVIRONMENT
 
 _HEALTH = {"httpGet": {"path": "/health", "port": "http"}}
@@ -20,7 +22,7 @@ _PROBES = {
 }
 
 
-def text(plan: Plan) -> str:
+def kubernetes_text(plan: Plan) -> str:
     """Write a Deployment whose pod has requests and limits, and a Service. The files are mounted from the node.
 
     Raises:
@@ -59,12 +61,9 @@ def _pod(claim: PodClaim, made: Container) -> dict[str, Any]:
     for target in made.files.values():
         if ":" in target:
             raise PlanError(f"Kubernetes mounts no file with a colon in its name, such as {target}: rename it")
-    volumes = [
-        {"name": f"file-{number}", "hostPath": {"path": file, "type": "File"}} for number, file in _numbered(made)
-    ]
-    mounts = [
-        {"name": f"file-{number}", "mountPath": made.files[file], "readOnly": True} for number, file in _numbered(made)
-    ]
+    named = {f"file-{number}": file for number, file in enumerate(made.files)}
+    volumes = [{"name": name, "hostPath": {"path": file, "type": "File"}} for name, file in named.items()]
+    mounts = [{"name": name, "mountPath": made.files[file], "readOnly": True} for name, file in named.items()]
     server = {
         "name": "llama-server",
         "image": made.image,
@@ -78,5 +77,28 @@ def _pod(claim: PodClaim, made: Container) -> dict[str, Any]:
     return {"enableServiceLinks": False, "containers": [server], "volumes": volumes}
 
 
-def _numbered(made: Container) -> list[tuple[int, str]]:
-    return list(enumerate(made.files))
+def documents(*objects: Mapping[str, Any]) -> str:
+    """Write several objects of Kubernetes into one file."""
+    return "\n---\n".join("\n".join(_yaml(each)) for each in objects)
+
+
+def escaped(word: str) -> str:
+    """Escape an argument of a container, in which Kubernetes takes ``$(NAME)`` for a variable and ``$$`` for ``$``."""
+    return re.sub(r"\$(?=[$(])", "$$", word)
+
+
+def _yaml(value: Mapping[str, Any] | Sequence[Any]) -> Iterator[str]:
+    entries = value.items() if isinstance(value, Mapping) else [("-", each) for each in value]
+    for key, each in entries:
+        mark = key if key == "-" else f"{key}:"
+        if isinstance(each, str) or not isinstance(each, (Mapping, Sequence)):
+            yield f"{mark} {json.dumps(each, ensure_ascii=False)}"
+        elif not each:
+            yield f"{mark} {'{}' if isinstance(each, Mapping) else '[]'}"
+        elif key == "-":
+            first, *rest = _yaml(each)
+            yield f"- {first}"
+            yield from (f"  {line}" for line in rest)
+        else:
+            yield mark
+            yield from (f"  {line}" for line in _yaml(each))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from fitter.errors import PlanError
-from fitter.planning.fleet.fleet import Fleet
+
+if TYPE_CHECKING:
+    from fitter.planning.fleet.fleet import Fleet
 
 MOST_SAID = 12
 """Most sets of models that a comment lists."""
@@ -34,8 +37,3 @@ def distinct(fleet: Fleet, safe: Callable[[str], str]) -> dict[str, str]:
 def file_name(name: str) -> str:
     """Replace every character but ASCII letters, digits, ``_``, ``.`` and ``-``; begin with a letter or digit."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).lstrip("_.-") or "model"
-
-
-def listed(words: Sequence[str]) -> str:
-    """Join words for a sentence: ``a``, ``a and b``, ``a, b and c``."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -1,4 +1,4 @@
-"""Write a plan as a compose file that starts llama-server in a container, with an image of llama.cpp's own.
+"""Write a plan or a fleet as a compose file that starts llama-server in containers, with an image of llama.cpp's own.
 
 The images and the devices that each needs are those of llama.cpp's ``docs/docker.md``.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from fitter.errors import PlanError
 from fitter.output.arguments import check_line
-from fitter.output.formats.format_options import OptionValue, split_files, with_absolute_paths
+from fitter.output.fleet_names import distinct, file_name
+from fitter.output.option_values import OptionValue, split_files, with_absolute_paths
+from fitter.planning.fleet.fleet import Fleet
 from fitter.planning.plan.plan import Plan
 
 _IMAGE = "ghcr.io/ggml-org/llama.cpp:server"
@@ -41,9 +43,50 @@ _DEVICES = ("-dev", "-devd", "-mmdev")
 """Options whose values are devices."""
 
 
-def text(plan: Plan) -> str:
-    """Write a file with one service. Raises :class:`PlanError` as ``service``."""
-    return "\n".join(["services:", "  llama-server:", *(f"    {line}" for line in service(plan))])
+def compose_text(plan: Plan) -> str:
+    """Write a file with one service. Raises :class:`PlanError` as ``_service``."""
+    return "\n".join(["services:", "  llama-server:", *(f"    {line}" for line in _service(plan))])
+
+
+def compose_fleet(fleet: Fleet) -> str:
+    """Write the services, each with a port of its own.
+
+    If not all models fit together, only those that are loaded at the start run without being asked for. The others have
+    a profile each, and a comment lists the sets that fit together.
+
+    Raises :class:`PlanError` if no image has a plan's devices, and for two names that would be the same.
+    """
+    names = distinct(fleet, _service_name)
+    is_one_set = len(fleet.sets[0].models) == len(fleet.models)
+    lines = [] if is_one_set else [f"# {line}" for line in _comments(fleet, names)]
+    lines.append("services:")
+    for number, each in enumerate(fleet.models):
+        name = json.dumps(names[each.name])
+        own = _service(each.plan, PORT + number)
+        if not is_one_set and not each.is_resident:
+            own.append(f"profiles: [{name}]")
+        lines += [f"  {name}:", *(f"    {line}" for line in own)]
+    return "\n".join(lines)
+
+
+def _service_name(name: str) -> str:
+    """Name a service: its profile must have two characters at least."""
+    safe = file_name(name)
+    return safe if len(safe) > 1 else f"model-{safe}"
+
+
+def _comments(fleet: Fleet, names: Mapping[str, str]) -> Iterator[str]:
+    first = [names[each.name] for each in fleet.models if each.is_resident]
+    if first:
+        yield f"docker compose up -d starts {', '.join(first)}."
+    yield "docker compose up -d NAME starts another model, and docker compose stop NAME ends one."
+    if len(fleet.sets[0].models) == fleet.any_together:
+        many = f"Any {fleet.any_together} of them fit together" if fleet.any_together > 1 else "One of them fits"
+        yield f"Compose ends none by itself. {many}, and no more."
+        return
+    yield "Compose ends none by itself. These fit together:"
+    for each in fleet.sets:
+        yield f"  {', '.join(names[name] for name in each.models)}"
 
 
 @dataclass(frozen=True)
@@ -63,15 +106,11 @@ class Container:
     devices: tuple[str, ...]
 
 
-def service(plan: Plan, port: int = PORT) -> list[str]:
+def _service(plan: Plan, port: int = PORT) -> list[str]:
     """Write a service with the image for the plan's devices, each file of the model mounted, and the plan's arguments.
 
-    Args:
-        plan: The plan.
-        port: The port on this machine. In the container it is always ``PORT``, where the image checks the health.
-
-    Raises:
-        PlanError: No image has the plan's devices.
+    ``port`` is on this machine. In the container it is always ``PORT``, where the image checks the health. Raises
+    :class:`PlanError` if no image has the plan's devices.
     """
     made = container(plan)
     return [

@@ -29,12 +29,4 @@ class LlamaCppPython(Program):
         return n_seq_max
 
 
-class AnyProgram(LlamaCppPython):
-    """Any program: every token of a batch has an output, the most that a program can use."""
-
-    name: ClassVar[str] = "any"
-    has_slots: ClassVar[bool] = True
-    reads_logits: ClassVar[bool] = False
-
-    def outputs(self, asked: Asked, facts: Facts, n_seq_max: int) -> int:
-        return 0
+PROGRAMS = (LlamaCppPython(),)

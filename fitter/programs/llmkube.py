@@ -12,12 +12,11 @@ from typing import Any
 
 from fitter.errors import PlanError
 from fitter.model import location
-from fitter.output.formats.compose import PORT, container
-from fitter.output.formats.format_options import MODEL, OptionValue, split_files, with_absolute_paths
-from fitter.output.formats.kubernetes import variables
-from fitter.output.formats.yaml_text import documents, escaped
+from fitter.output.option_values import MODEL, OptionValue, split_files, with_absolute_paths
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.pod_claim import PodClaim, pod_claim
+from fitter.programs.compose import PORT, container
+from fitter.programs.kubernetes import documents, escaped, variables
 from fitter.text import printable
 
 _API = "inference.llmkube.dev/v1alpha1"
@@ -54,7 +53,7 @@ _FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
 """Field of an option, and its value; ``None`` where the field does not take it."""
 
 
-def text(plan: Plan) -> str:
+def llmkube_text(plan: Plan) -> str:
     """Write both objects.
 
     Raises:

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
 from fitter.output.arguments import check_line
-from fitter.output.formats.compose import PORT
-from fitter.output.formats.fleets.names import MOST_SAID, distinct, file_name, listed
-from fitter.output.formats.format_options import with_absolute_paths
+from fitter.output.fleet_names import MOST_SAID, distinct, file_name
+from fitter.output.option_values import with_absolute_paths
 from fitter.planning.fleet.fleet import Fleet, FleetModel
+from fitter.programs.compose import PORT
 
 _SMALL_WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
-def text(fleet: Fleet) -> str:
+def systemd_fleet(fleet: Fleet) -> str:
     """Write the units one after the other, each after a comment with its file's name.
 
     Raises :class:`PlanError` for a value that cannot be on one line, and for two names that would be the same.
@@ -44,7 +44,7 @@ def _comments(fleet: Fleet, names: Mapping[str, str]) -> Iterator[str]:
     for each in unsaid[:MOST_SAID]:
         fewer = _SMALL_WORDS[len(each) - 2]
         yield (
-            f"{listed([names[name] for name in each])} do not fit together, although any {fewer} of them do: "
+            f"{_listed([names[name] for name in each])} do not fit together, although any {fewer} of them do: "
             "systemd stops none of them, so stop one yourself."
         )
     if len(unsaid) > MOST_SAID:
@@ -101,3 +101,8 @@ def _quoted(word: str) -> str:
         return word
     escaped = word.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
+
+
+def _listed(words: Sequence[str]) -> str:
+    """Join words for a sentence: ``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -78,3 +78,6 @@ class LlamaCli(LlamaServer):
         if asked.kv_unified:
             raise UsageError(f"{self.name} has no -kvu: leave it out, or plan for llama-server")
         return super().sequences(asked, facts)
+
+
+PROGRAMS = (LlamaServer(), LlamaCli())

@@ -1,6 +1,6 @@
 """A plan's arguments as pairs of an option of llama.cpp and its value.
 
-Other formats are made from ``fitter.output.arguments``, so that none can leave an argument out.
+Formats are made from ``fitter.output.arguments``, so that none can leave an argument out.
 """
 
 from __future__ import annotations

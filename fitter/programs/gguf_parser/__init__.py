@@ -1,7 +1,8 @@
 """The document that gguf-parser prints, which schedulers read: GPUStack's, for one. Bytes.
 
 ``uma`` is what llama.cpp takes; ``nonuma`` adds what a platform takes of the host and of each device. With the file
-mapped, weights on the host count as nothing, since their pages can be given back.
+mapped, weights on the host count as nothing, since their pages can be given back. A plan becomes a document with one
+row, without the memory of other processes.
 """
 
 from __future__ import annotations
@@ -13,9 +14,16 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from fitter.errors import UsageError
-from fitter.planning.tables.offload_rows import OffloadPlace, OffloadRow, OffloadTable
+from fitter.output.documents.document import dumps
+from fitter.parameters.table import MAPPED, PARAMETERS
+from fitter.planning.placing.placement import llama_placement
+from fitter.planning.plan.plan import Plan
+from fitter.planning.tables.offload_rows import OffloadPlace, OffloadRow, OffloadTable, offload_row
 from fitter.storage.data_files import read_data
 from fitter.text import MIB, human, mib
+
+OPTIONS = read_data(__file__, "options.toml")
+"""Its options, and what each is."""
 
 
 class Footprint(NamedTuple):
@@ -27,10 +35,31 @@ class Footprint(NamedTuple):
 
 def footprint(text: str | None) -> Footprint:
     """Parse ``--platform-footprint``, MiB of the host and of a device. Raises ``UsageError``."""
-    text = str(read_data(__file__)["platform_footprint"]) if text is None else text
+    text = str(OPTIONS["platform_footprint"]) if text is None else text
     if not (match := re.fullmatch(r"(\d{1,7}),(\d{1,7})", text, re.ASCII)):
         raise UsageError(f"--platform-footprint is '{text}': give MiB of the host and of a device, such as 150,250")
     return Footprint(int(match[1]) * MIB, int(match[2]) * MIB)
+
+
+def gguf_parser_text(plan: Plan) -> str:
+    """Write the document of ``fitter gguf-parser`` for the placement of ``plan``."""
+    params, names = plan.params, plan.breakdown.devices
+    free = [device.free for device in plan.devices if device.name in names]
+    placement = llama_placement(plan.n_layer + 1, params.n_gpu_layers, params.tensor_split, free)
+    own = [row for use in plan.shared if not use.is_of_others for row in use.rows]
+    table = OffloadTable(
+        plan.model.architecture,
+        plan.breakdown.n_ctx,
+        bool(plan.breakdown.flash_attn),
+        params.n_batch,
+        params.n_ubatch,
+        params.embeddings,
+        False,
+        (offload_row(placement, plan.breakdown.most, own),),
+    )
+    n_remote = sum(name.startswith("RPC") for name in names)
+    is_mapped = params.of_parameter(PARAMETERS["load_mode"]) in MAPPED
+    return dumps(document(table, footprint(None), n_remote=n_remote, is_mapped=is_mapped))
 
 
 def document(table: OffloadTable, platform: Footprint, *, n_remote: int = 0, is_mapped: bool = False) -> dict[str, Any]:
