@@ -23,6 +23,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "experts on the host": (EXPERTS, {"gpus": "rtx-3060"}, "none"),
+    "experts on the host, in Vulkan": (EXPERTS, {"gpus": "vulkan:8GiB"}, "none"),
+    "layers on the host, in Vulkan": (DENSE, {"gpus": "2x vulkan:3GiB"}, "none"),
+    "for ik_llama.cpp": (EXPERTS, {"gpus": "vulkan:8GiB", "program": "ik_llama"}, "none"),
+    "for Ollama": (EXPERTS, {"gpus": "vulkan:8GiB", "program": "ollama"}, "none"),
+    "the user's word stands, in Vulkan": (EXPERTS, {"gpus": "vulkan:8GiB", "load_mode": "mmap"}, "mmap"),
+    "and is no slower on the card": (DENSE, {"gpus": "vulkan:24GiB", "load_mode": "mmap"}, "mmap"),
     "layers on the host": (DENSE, {"gpus": "4GiB"}, "none"),
     "all on the card": (DENSE, {"gpus": "rtx-4090"}, "auto"),
     "the user's word stands": (EXPERTS, {"gpus": "rtx-3060", "load_mode": "mmap"}, "mmap"),
@@ -54,6 +60,18 @@ def test_the_mode_of_a_plan(models: dict[str, Path], model: str, keywords: dict[
     assert plan.fits
     args = plan.arguments()
     assert (args[args.index("-lm") + 1] if "-lm" in args else "auto") == mode == plan.to_dict()["params"]["load_mode"]
+    note = f"with --load-mode {mode} prompts are slower, since devices copy weights from the mapped file: leave it out"
+    is_slower = keywords.get("load_mode") == "mmap" and model == EXPERTS
+    assert is_slower == (note in plan.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("args", " -lm none "), ("ik_llama", " --no-mmap "), ("ollama", "\nPARAMETER use_mmap false\n")],
+)
+def test_what_each_program_is_told(models: dict[str, Path], name: str, words: str) -> None:
+    program = "llama-server" if name == "args" else name
+    assert words in fitter.fit(models[EXPERTS], gpus="vulkan:8GiB", n_ctx=4096, program=program).format(name)
 
 
 @pytest.mark.parametrize("name", every())

@@ -23,6 +23,8 @@ _WORTH = 32 * MIB
 def with_its_mode(plan: Plan, request: Request, model: Model, *, is_free: bool) -> Plan:
     """Set the load mode that ``plan`` needs, or the fastest one if the user and the build leave it open (``is_free``).
 
+    A note says where the user's is slower.
+
     Raises:
         UsageError: The user's load mode maps weights that the plan has no room for.
     """
@@ -36,7 +38,10 @@ def with_its_mode(plan: Plan, request: Request, model: Model, *, is_free: bool) 
                 "room: leave it out"
             )
         return plan if has != "auto" else _with_mode(plan, "none")
-    return _with_mode(plan, "none") if is_free and _copies(plan, request, model) else plan
+    if not (is_free or has in MAPPED) or not _copies(plan, request, model):
+        return plan
+    note = f"with --load-mode {has} prompts are slower, since devices copy weights from the mapped file: leave it out"
+    return _with_mode(plan, "none") if is_free else replace(plan, notes=(*plan.notes, note))
 
 
 def _pages_where_nothing_is_mapped(plan: Plan, request: Request) -> bool:
