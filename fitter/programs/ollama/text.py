@@ -77,7 +77,7 @@ def _modelfile(plan: Plan, *, anyway: bool) -> str:
 def _refused(argument: OptionValue, _: Plan) -> list[str]:
     raise PlanError(
         f"Ollama has no parameter like llama.cpp's {argument.option.name}, which this plan needs: use another format, "
-        "or --anyway to have Ollama place the layers"
+        "or --anyway (in Python: anyway=True) to have Ollama place the layers"
     )
 
 
