@@ -192,7 +192,7 @@ NO_SENSE: dict[str, str] = {
     ),
     "--gpu 24GiB -sm row": (
         "split mode 'row' cannot be fitted: llama.cpp's programs list it, but its CUDA, ROCm, Vulkan and Metal "
-        "backends load it as 'layer'. Use 'tensor', which splits every tensor over all devices, or 'layer'"
+        "backends load no model with it. Use 'tensor', which splits every tensor over all devices, or 'layer'"
     ),
     "--gpu 24GiB -sm none -mg 1": "main GPU 1 does not exist: the number of devices is 1, counted from 0",
     "--gpu 24GiB -ts -1,1": "tensor_split (-ts) has a share below 0: give each device a share of 0 or more",

@@ -139,7 +139,7 @@ def check_split_mode(split_mode: str) -> None:
     if split_mode == "row":
         raise UsageError(
             "split mode 'row' cannot be fitted: llama.cpp's programs list it, but its CUDA, ROCm, Vulkan and Metal "
-            "backends load it as 'layer'. Use 'tensor', which splits every tensor over all devices, or 'layer'"
+            "backends load no model with it. Use 'tensor', which splits every tensor over all devices, or 'layer'"
         )
 
 
