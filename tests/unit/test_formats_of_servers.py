@@ -319,7 +319,7 @@ REFUSED = {
     "a split": ({"tensor_split": (1.0, 2.0)}, "no parameter like llama.cpp's -ts", "-ts"),
     "no offload": ({"offload_kqv": False}, "no parameter like llama.cpp's -nkvo", "-nkvo"),
     "rows": ({"split_mode": "row"}, "no parameter like llama.cpp's -sm", "-sm"),
-    "one cache": ({"n_seq_max": 2, "kv_unified": True}, "this plan shares one (-kvu): plan with -np 1", "-kvu"),
+    "one cache": ({"n_seq_max": 2, "kv_unified": True}, "no parameter like llama.cpp's -kvu", "-kvu"),
     "two types": ({"type_k": "q8_0"}, "this plan has -ctk q8_0: plan with one of them for -ctk and -ctv", "-ctk"),
     "another type": ({"type_k": "q5_1", "type_v": "q5_1"}, "this plan has -ctk q5_1", "-ctk"),
     "two backends": ({"devices": ("CUDA0", "Vulkan0")}, "no parameter like llama.cpp's -dev", "-dev"),

@@ -49,15 +49,11 @@ def ik_llama_words(plan: Plan) -> list[str]:
 
 
 def _unchanged(argument: OptionValue, _: Plan) -> list[str]:
-    return [argument.option.name, argument.value]
+    return argument.words
 
 
 def _named(name: str) -> Callable[[OptionValue, Plan], list[str]]:
     return lambda argument, _: [name, argument.value]
-
-
-def _flag(argument: OptionValue, _: Plan) -> list[str]:
-    return [argument.option.name]
 
 
 def _nothing(_: OptionValue, __: Plan) -> list[str]:
@@ -186,8 +182,7 @@ _WRITERS: dict[str, Callable[[OptionValue, Plan], list[str]]] = {
         ("-c", "-mg", "-b", "-ub", "-ctk", "-ctv", "-np", "--pooling", "-cram", "--mmproj", "-md", "-ctkd", "-ctvd"),
         _unchanged,
     ),
-    **dict.fromkeys(("--image-min-tokens", "--image-max-tokens", "-sm"), _unchanged),
-    **dict.fromkeys(("-nkvo", "--embedding"), _flag),
+    **dict.fromkeys(("--image-min-tokens", "--image-max-tokens", "-sm", "-nkvo", "--embedding"), _unchanged),
     **dict.fromkeys(("-fa", "-fit", "--swa-full", "-ot", "-cmoe", "-ncmoe", "-ncffn", "--spec-type"), _nothing),
     **dict.fromkeys((option for _, _, option in _STAGES.values() if option), _nothing),
     "-dev": _device,

@@ -149,10 +149,6 @@ def _num_parallel(argument: OptionValue, _: Plan) -> list[str]:
     return [] if argument.value == "1" else [f"OLLAMA_NUM_PARALLEL={argument.value}"]
 
 
-def _kv_unified(_: OptionValue, __: Plan) -> list[str]:
-    raise PlanError("Ollama has a KV cache for each slot, and this plan shares one (-kvu): plan with -np 1")
-
-
 def _inherited(argument: OptionValue, _: Plan) -> list[str]:
     """Write a variable that Ollama's llama-servers inherit, for an option that Ollama does not set."""
     return [f"{argument.option.env}={argument.value}"]
@@ -213,7 +209,6 @@ _INSTRUCTIONS: dict[str, _Writer] = {
     "-mg": _nothing,
     "-b": _nothing,
     "-ub": _nothing,
-    "-kvu": _kv_unified,
     "-lm": _use_mmap,
     "--embedding": _nothing,
     "--mmproj": _from,
