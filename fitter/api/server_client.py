@@ -23,7 +23,7 @@ from fitter.errors import (
     UsageError,
     WorkerError,
 )
-from fitter.output.plan_file import plan_of
+from fitter.output.documents.plan_document import plan_of
 from fitter.parameters.table import PARAMETERS
 from fitter.parameters.values import shown
 from fitter.planning.plan.plan import Plan

@@ -52,7 +52,7 @@ def other_plans(paths: Sequence[str], devices: Sequence[DeviceInfo], rpc: Sequen
     """
     if not paths:
         return ()
-    from fitter.output.plan_file import read_plan
+    from fitter.output.documents.plan_document import read_plan
 
     known = {device.name: device for device in devices}
     uses = []

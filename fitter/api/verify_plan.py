@@ -92,7 +92,7 @@ def verify(
     elif others := [name for name in parameters if name not in _WITH_PLAN]:
         raise UsageError(f"the plan already sets every parameter: leave {', '.join(others)} out")
     if not isinstance(plan, Plan):
-        from fitter.output.plan_file import read_plan
+        from fitter.output.documents.plan_document import read_plan
 
         plan = read_plan(path("plan", plan))
     check_is_here(plan if model is None else replace(plan, model=replace(plan.model, path=os.fsdecode(model))))

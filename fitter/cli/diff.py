@@ -79,7 +79,7 @@ def _diff_of_plans(files: tuple[str, ...], as_json: bool | None, as_markdown: bo
     if as_markdown or others:
         names = [*(f"--{PARAMETERS[name].long}" for name in others), *(["--markdown"] if as_markdown else [])]
         raise UsageError(f"two plans are compared as they are: leave {', '.join(names)} out")
-    from fitter.output.plan_file import read_plan
+    from fitter.output.documents.plan_document import read_plan
     from fitter.regression import check_report, plans
 
     differences = plans.diff(*map(read_plan, files))

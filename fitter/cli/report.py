@@ -67,7 +67,7 @@ def report(
 
 
 def _read_plan(file: str, words: dict[str, Any]) -> Plan:
-    from fitter.output.plan_file import read_plan
+    from fitter.output.documents.plan_document import read_plan
 
     if words:
         listed = ", ".join(f"--{PARAMETERS[name].long}" for name in words)

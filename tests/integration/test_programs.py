@@ -22,7 +22,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 import fitter
 from fitter.errors import PlanError, UsageError
-from fitter.output.plan_file import read_plan
+from fitter.output.documents.plan_document import read_plan
 from fitter.output.tables.plan_facts import facts
 from fitter.parameters.table import PARAMETERS
 from fitter.parameters.targets import PROGRAMS

@@ -27,10 +27,9 @@ from fitter.llama.processes import wire
 from fitter.llama.types import Params
 from fitter.output.arguments import arguments
 from fitter.output.documents.document import dumps
-from fitter.output.documents.plan_document import to_dict
+from fitter.output.documents.plan_document import read_plan, to_dict
 from fitter.output.formats import render
 from fitter.output.keywords import fit_kwargs
-from fitter.output.plan_file import read_plan
 from fitter.parameters import kinds
 from fitter.parameters.kinds import Flag, Kind, Size, Whole
 from fitter.parameters.table import CONTEXT, PARAMETERS, Parameter

@@ -13,8 +13,7 @@ from fitter.errors import UsageError
 from fitter.llama.types import Lora, Params, TensorBuftOverride
 from fitter.output.arguments import arguments
 from fitter.output.documents.document import dumps
-from fitter.output.documents.plan_document import to_dict
-from fitter.output.plan_file import read_plan
+from fitter.output.documents.plan_document import read_plan, to_dict
 from fitter.planning.plan.plan import Problem, resolved
 from fitter.planning.plan.real_load import with_real_load
 from fitter.planning.pricing.pricing import SpeedAt
@@ -170,6 +169,24 @@ def test_what_an_earlier_version_did_not_say(tmp_path: Path) -> None:
     assert found.params == Params(**{**vars(make_plan().params), "devices": found.params.devices})
 
 
+def test_a_plan_of_the_first_version_that_could_read_plans() -> None:
+    path = Path(__file__).parents[1] / "data/first_plan.json"
+    old, found = json.loads(path.read_text()), read_plan(path)
+    assert found.params == Params(
+        n_ctx=8192, n_gpu_layers=17, tensor_split=(20.0, 13.0), n_seq_max=1, devices=("CUDA0", "CUDA1")
+    )
+    new = to_dict(found)
+
+    def kept(now: Any, then: Any) -> Any:
+        """Leave only the keys that the file has."""
+        if isinstance(then, dict):
+            return {key: kept(now[key], value) for key, value in then.items()}
+        return list(map(kept, now, then)) if isinstance(then, list) else now
+
+    same = {key: value for key, value in old.items() if key != "arguments"}
+    assert kept(new, same) == same
+
+
 def test_a_plan_that_was_read_says_all_that_it_has(tmp_path: Path) -> None:
     plan = make_plan(Params(n_ctx=4096, n_gpu_layers=17, devices=("CUDA0", "CUDA1")), estimate=make_price())
     (tmp_path / "plan.json").write_text(plan.format("json"))
@@ -225,7 +242,7 @@ WRONG: dict[str, tuple[Callable[[Any], None], str]] = {
     ),
     "a text for a list": (_set("params", "devices", to="CUDA0"), "'params.devices' is \"CUDA0\", not a list"),
     "a list for an object": (_set("model", to=[]), "'model' is [], not an object"),
-    "negative bytes": (_set("memory", 2, "model", to=-1), "'memory[2].model' is -1, not a number of bytes"),
+    "negative bytes": (_set("memory", 2, "model", to=-1), "'memory[2].model' is -1, not a whole number of 0 or more"),
     "bytes missing": (_without("memory", 0, "compute"), "'memory[0].compute' is missing"),
     "no memory": (_without("memory"), "'memory' is missing"),
     "a device without a margin": (_without("devices", 1, "margin"), "'devices[1].margin' is missing"),
@@ -241,7 +258,7 @@ WRONG: dict[str, tuple[Callable[[Any], None], str]] = {
         _set("problems", to=[{"device": "host", "missing": 1, "message": ""}]),
         "'fits' and 'problems' contradict each other",
     ),
-    "long": (_set("model", "bytes", to="x" * 1000), f"'model.bytes' is \"{'x' * 39}…, not a number of bytes"),
+    "long": (_set("model", "bytes", to="x" * 1000), f"'model.bytes' is \"{'x' * 39}…, not a whole number"),
 }
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from fitter.output.documents.plan_document import to_dict
-from fitter.output.plan_file import read_plan
+from fitter.output.documents.plan_document import read_plan, to_dict
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.summary import PoolUse, Problem
 from fitter.regression import check_report, plans

@@ -1,16 +1,21 @@
 """Declare JSON documents: keys in a stable order, sizes in bytes, versioned by ``schema``.
 
-The writer (``Document.write``) and the reference pages (``tools/docs/of_json.py``) read the same declaration.
+The writer (``Document.write``), the reader (``Document.read``) and the reference pages (``tools/docs/of_json.py``) use
+the same declaration.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from operator import attrgetter
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal
+
+from fitter.output.documents.entry import Entry
 
 SCHEMA = 1
 
@@ -27,6 +32,7 @@ class Key:
         hint: The type of the value in the reference; by default the field's.
         about: The meaning of the value in the reference, or the name of a field with it; by default the field's
             docstring.
+        read: Makes the field's value from the key's; by default, the type of the field decides.
     """
 
     name: str
@@ -35,6 +41,7 @@ class Key:
     change: Callable[[Any], Any] | None = None
     hint: Any = None
     about: str = ""
+    read: Callable[[Entry], Any] | None = None
 
     def value(self, owner: Any) -> Any:
         """Return the key's value of ``owner``, as JSON has it."""
@@ -56,6 +63,19 @@ class Document:
         """Write ``value``, an object of ``kind`` or one with the same attributes."""
         version = {"schema": SCHEMA} if self.title else {}
         return {**version, **{key.name: key.value(value) for key in self.keys}}
+
+    def read(self, entry: Entry, **known: Any) -> Any:
+        """Read an object of ``kind``: its fields from their keys, but those that are ``known``.
+
+        Other keys are ignored. A key whose field has a default may be missing, as in files of earlier versions.
+        """
+        hints, needed = _fields(self.kind)
+        for key in self.keys:
+            field = key.field or key.name
+            if field in hints and field not in known and (field in needed or key.name in entry):
+                value = entry[key.name]
+                known[field] = key.read(value) if key.read else _read(value, hints[field], key.of)
+        return self.kind(**known)
 
 
 def document(kind: type, *keys: str | Key, title: str = "") -> Document:
@@ -86,3 +106,27 @@ def _plain(value: Any, of: Document | None) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     return str(value) if isinstance(value, PurePath) else value
+
+
+_PLAIN_READERS = {str: Entry.shown, int: Entry.count, float: Entry.number, bool: Entry.flag}
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[dict[str, Any], frozenset[str]]:
+    """Return the type of each field of ``kind``, and the names of those without a default."""
+    hints, declared = typing.get_type_hints(kind), fields(kind)
+    needed = (each.name for each in declared if each.default is MISSING and each.default_factory is MISSING)
+    return {each.name: hints[each.name] for each in declared}, frozenset(needed)
+
+
+def _read(entry: Entry, hint: Any, of: Document | None) -> Any:
+    """Read a value of the type ``hint``; texts are made safe to show."""
+    inner = typing.get_args(hint)
+    if type(None) in inner:
+        [hint] = (each for each in inner if each is not type(None))
+        return entry.maybe(lambda value: _read(value, hint, of))
+    if typing.get_origin(hint) is tuple:
+        return entry.each(lambda value: _read(value, inner[0], of))
+    if typing.get_origin(hint) is Literal:
+        return entry.one_of(*inner)
+    return _PLAIN_READERS[hint](entry) if of is None else of.read(entry)
