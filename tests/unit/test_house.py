@@ -151,6 +151,21 @@ def test_no_import_runs_up() -> None:
     assert upward(arrows(sources("fitter"))) - set(ALLOWED) == set()
 
 
+def answers() -> dict[str, tuple[Path, str]]:
+    """Each "where is ..." of CONTRIBUTING.md: a file, and what it declares."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("\n## Where is")[2].partition("\n## ")[0]
+    return {row[1]: (ROOT / row[2], row[3]) for row in re.finditer(r"\| (.+) \| `(.+)` \| `(.+)` \|", text)}
+
+
+def test_a_newcomer_has_ten_answers() -> None:
+    assert len(answers()) >= 10
+
+
+@pytest.mark.parametrize(("file", "name"), answers().values(), ids=answers())
+def test_an_answer_is_where_a_newcomer_is_sent(file: Path, name: str) -> None:
+    assert re.search(rf"(?m)^(def |class |\[)?{re.escape(name)}\b", file.read_text(encoding="utf-8"))
+
+
 SEAMS = ("fitter.system", "fitter.llama.processes.supervisor", "fitter.llama.build.linking")
 """Packages with a module for each kind of system."""
 
