@@ -32,7 +32,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'fitter.api' has no attribute '{name}'")
     from importlib import import_module
 
-    import_module("fitter.api.plan_methods")
     return getattr(import_module(_HOMES[name]), name)
 
 

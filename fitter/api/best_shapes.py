@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from fitter import programs
@@ -25,9 +24,7 @@ from fitter.model.shapes import listing
 from fitter.model.shapes.mapping import header_of
 from fitter.model.shapes.shape_addresses import as_converted
 from fitter.model.shapes.shape_files import PACKED
-from fitter.output.documents.file_documents import SHAPE_PLANS
 from fitter.parameters.table import USEFUL_SPEED, Fitting
-from fitter.planning.plan.result_methods import provide
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.request import DEFAULT_MARGIN, Progress
 from fitter.planning.tables.quantization_rows import Quantization, quantization
@@ -44,8 +41,6 @@ from fitter.system import processors
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-provide(ShapePlans, SimpleNamespace(to_dict=SHAPE_PLANS.write))
 
 MOST = 12
 """Default of the models to find."""

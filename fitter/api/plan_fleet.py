@@ -29,7 +29,6 @@ from fitter.planning.fleet.assignment import assign
 from fitter.planning.fleet.fleet import Disk, Fleet, FleetModel, PlaceUse, ResidentSet, Swap
 from fitter.planning.fleet.members import Member, Room, Way
 from fitter.planning.fleet.residency import MOST_MODELS, Residency, Rules, Runs, models_of
-from fitter.planning.plan.result_methods import provide
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.request.shared import HOST_NAME
 from fitter.system import processors
@@ -478,25 +477,3 @@ def _swaps(residency: Residency, names: Sequence[str]) -> tuple[Swap, ...]:
         if load.share > _UNUSED
     ]
     return tuple(sorted(swaps, key=lambda swap: -swap.share))
-
-
-class _Methods:
-    """The methods of a fleet; each imports only the modules that it needs."""
-
-    def text(self, fleet: Fleet) -> str:
-        from fitter.output.tables.fleet_table import fleet_text
-
-        return fleet_text(fleet)
-
-    def to_dict(self, fleet: Fleet) -> dict[str, Any]:
-        from fitter.output.documents.fleet_document import FLEET
-
-        return FLEET.write(fleet)
-
-    def format(self, fleet: Fleet, name: str) -> str:
-        from fitter.output.formats import render_fleet
-
-        return render_fleet(fleet, name)
-
-
-provide(Fleet, _Methods())

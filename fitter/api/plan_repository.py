@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from fitter import api, programs
@@ -26,9 +25,7 @@ from fitter.model.files import header_cache
 from fitter.model.header import open_model
 from fitter.model.location import is_address, local_name, model_files
 from fitter.model.repository_models import Listed, Listing, SideFile
-from fitter.output.documents.file_documents import REPOSITORY
 from fitter.parameters.table import AnyPath, Fitting
-from fitter.planning.plan.result_methods import provide
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.request import Progress
 from fitter.planning.tables.repository_rows import Repository, RepositoryFile, best_file, ordered
@@ -36,8 +33,6 @@ from fitter.system import processors
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-provide(Repository, SimpleNamespace(to_dict=REPOSITORY.write))
 
 _AT_ONCE = 4
 """Models whose headers are fetched at the same time, and files fetched at the same time for each."""

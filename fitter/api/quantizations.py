@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from fitter import api, programs
@@ -18,10 +17,8 @@ from fitter.llama.client import Worker
 from fitter.model.file_types import source_type
 from fitter.model.header import Model, open_model
 from fitter.model.shapes.shape_addresses import as_converted, type_name, unknown_type, wanted
-from fitter.output.documents.file_documents import QUANTIZATIONS
 from fitter.parameters.table import AnyPath, Fitting
 from fitter.parameters.values import shown
-from fitter.planning.plan.result_methods import provide
 from fitter.planning.request.ask import Ask
 from fitter.planning.request.request import Progress
 from fitter.planning.request.request_limits import own_context
@@ -44,8 +41,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from fitter.planning.plan.plan import Plan
-
-provide(Quantizations, SimpleNamespace(to_dict=QUANTIZATIONS.write))
 
 _NEVER = ("F32",)
 """Types that are not planned: F32 doubles the bytes of the published weights."""

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-import fitter.api.plan_repository
 from fitter.llama.types import Params
 from fitter.model.repository_models import SideFile
+from fitter.output.documents.file_documents import REPOSITORY
 from fitter.output.tables.plan_table import print_to
 from fitter.output.tables.repository_table import commands, repository_table
 from fitter.planning.plan.plan import Problem
@@ -142,5 +142,5 @@ def test_names_of_files_cannot_write_to_a_terminal() -> None:
 
 def test_it_is_written() -> None:
     found = Repository("hf://org/repo", (DEVICE, FAILED), BESIDE, DEVICE, 1)
-    assert found.to_dict() == fitter.api.plan_repository.REPOSITORY.write(found)
+    assert found.to_dict() == REPOSITORY.write(found)
     assert bool(found) and not Repository("x", (FAILED,), (), None)

@@ -10,7 +10,6 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from fitter import api, executors, programs, system
@@ -27,11 +26,8 @@ from fitter.model.files import header_cache
 from fitter.model.files.source import with_addresses
 from fitter.model.header import Model, open_model
 from fitter.model.shapes.shape_addresses import unknown_type
-from fitter.output.documents.exploration_document import EXPLORATION
-from fitter.output.pages.exploration_page import exploration_fragment
 from fitter.parameters.table import AnyPath
 from fitter.parameters.values import shown
-from fitter.planning.plan.result_methods import provide
 from fitter.planning.tables.exploration import (
     Exploration,
     ExploredAnswer,
@@ -44,8 +40,6 @@ from fitter.planning.tables.exploration import (
 from fitter.planning.tables.quantization_rows import check_source, quantization
 from fitter.storage.temporary import Directory
 from fitter.text import LONGEST_NAME, printable
-
-provide(Exploration, SimpleNamespace(to_dict=EXPLORATION.write, to_html=exploration_fragment))
 
 MAX_CELLS = 2000
 """Default limit of the cells in a grid."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fitter.planning.plan.plan import Plan
-from fitter.planning.plan.result_methods import methods_of
 from fitter.text import LONGEST_NAME, printable
 
 
@@ -136,12 +135,15 @@ class Fleet:
         return self.fits
 
     def __str__(self) -> str:
-        return str(methods_of(self).text(self))
+        from fitter.api import result_methods
+
+        return result_methods.fleet_text(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fleet for JSON, schema 1. Bytes and seconds."""
-        document: dict[str, Any] = methods_of(self).to_dict(self)
-        return document
+        from fitter.api import result_methods
+
+        return result_methods.fleet_document(self)
 
     def format(self, name: str) -> str:
         """Write the fleet as ``fitter fleet --format`` does.
@@ -152,7 +154,9 @@ class Fleet:
         Raises:
             PlanError: The models do not fit, or the format has no word for something of a plan.
         """
-        return str(methods_of(self).format(self, name))
+        from fitter.api import result_methods
+
+        return result_methods.fleet_formatted(self, name)
 
     def model(self, name: str) -> FleetModel:
         """Return the model of this name. Raises ``KeyError``."""

@@ -1,6 +1,6 @@
 """A plan: parameters, and the memory that llama.cpp measured for them. Bytes.
 
-``result_methods`` calls the functions that write, load or verify a plan; they are above this package.
+``fitter.api.result_methods`` has the methods that write, load or verify a plan.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from fitter.model import location
 from fitter.parameters.table import DEFAULTS, AnyPath
 from fitter.planning.plan.alternative import Alternative
 from fitter.planning.plan.drafting import Drafting
-from fitter.planning.plan.result_methods import methods_of
 from fitter.planning.plan.turns import Turns
 from fitter.planning.pricing.pricing import Price
 from fitter.planning.request.summary import (
@@ -157,11 +156,15 @@ class Plan:
         return self.fits
 
     def __str__(self) -> str:
-        return str(methods_of(self).text(self, as_html=False))
+        from fitter.api import result_methods
+
+        return result_methods.plan_text(self)
 
     def _repr_html_(self) -> str:
         """Draw the plan for a notebook."""
-        return str(methods_of(self).text(self, as_html=True))
+        from fitter.api import result_methods
+
+        return result_methods.plan_html(self)
 
     def __repr__(self) -> str:
         names = ", ".join(printable(name) for name in self.breakdown.devices) or "the host"
@@ -178,15 +181,17 @@ class Plan:
         Raises:
             PlanError: The plan does not fit, or llama.cpp has no argument for one of its parameters.
         """
+        from fitter.api import result_methods
+
         if not anyway:
             check_fits(self, "arguments(anyway=True)")
-        words: list[str] = methods_of(self).arguments(self)
-        return words
+        return result_methods.arguments(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan for JSON, schema 1. Bytes."""
-        document: dict[str, Any] = methods_of(self).to_dict(self)
-        return document
+        from fitter.api import result_methods
+
+        return result_methods.plan_document(self)
 
     def format(self, name: str, *, anyway: bool = False) -> str:
         """Write the plan as ``fitter fit --format`` does.
@@ -200,13 +205,17 @@ class Plan:
         Raises:
             PlanError: The plan does not fit, or the format has no word for one of its parameters.
         """
-        return str(methods_of(self).format(self, name, anyway))
+        from fitter.api import result_methods
+
+        return result_methods.formatted(self, name, anyway)
 
     def explain(self) -> str:
         """Explain the plan: the steps of its time, the runner-up of each choice, and the proven distance to the best
         plan.
         """
-        return str(methods_of(self).explain(self))
+        from fitter.api import result_methods
+
+        return result_methods.explanation(self)
 
     def llama_kwargs(self) -> dict[str, Any]:
         """Return keyword arguments for ``llama_cpp.Llama``.
@@ -214,8 +223,9 @@ class Plan:
         Raises:
             PlanError: The plan does not fit, or ``Llama`` has no keyword for one of its parameters.
         """
-        keywords: dict[str, Any] = methods_of(self).llama_kwargs(self)
-        return keywords
+        from fitter.api import result_methods
+
+        return result_methods.llama_kwargs(self)
 
     def load(self, **kwargs: Any) -> Llama:
         """Load the plan as a ``llama_cpp.Llama``, with all parameters and overrides.
@@ -234,8 +244,9 @@ class Plan:
             RemoteError: An rpc-server failed.
             LlamaCppError: llama.cpp cannot load the model; ``LlamaCppCrashError`` where it would end the process.
         """
-        llama: Llama = methods_of(self).load(self, kwargs)
-        return llama
+        from fitter.api import result_methods
+
+        return result_methods.load(self, kwargs)
 
     def verify(
         self,
@@ -247,6 +258,8 @@ class Plan:
         prompts: int | None = None,
     ) -> Verification:
         """Load the plan for real in a worker process or by a llama-server, and compare; see ``fitter.verify``."""
+        from fitter.api import result_methods
+
         keywords = {
             "tolerance": tolerance,
             "timeout": timeout,
@@ -255,8 +268,7 @@ class Plan:
             "prompts": prompts,
         }
         keywords = {name: value for name, value in keywords.items() if value is not None}
-        verification: Verification = methods_of(self).verify(self, keywords)
-        return verification
+        return result_methods.verify(self, keywords)
 
 
 def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:

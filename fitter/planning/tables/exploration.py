@@ -13,7 +13,6 @@ from fitter.errors import UsageError
 from fitter.parameters.table import USEFUL_CONTEXT
 from fitter.parameters.values import parse_tokens, shown
 from fitter.planning.plan.plan import Plan
-from fitter.planning.plan.result_methods import methods_of
 from fitter.planning.tables.type_choice import TypeFigures, best_type
 
 
@@ -202,12 +201,15 @@ class Exploration:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of ``fitter explore --json``."""
-        document: dict[str, Any] = methods_of(self).to_dict(self)
-        return document
+        from fitter.api import result_methods
+
+        return result_methods.exploration_document(self)
 
     def _repr_html_(self) -> str:
         """Write the grid as a sortable table for a notebook."""
-        return str(methods_of(self).to_html(self.to_dict()))
+        from fitter.api import result_methods
+
+        return result_methods.exploration_html(self)
 
 
 def marked(cells: Sequence[ExploredCell], cost: str) -> tuple[ExploredCell, ...]:

@@ -16,7 +16,6 @@ from fitter.model.files.source import show
 from fitter.model.header import Model
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.plan_or_error import Planned
-from fitter.planning.plan.result_methods import methods_of
 from fitter.planning.request.summary import ModelSummary
 from fitter.planning.tables.type_choice import FULL, TypeFigures, best_type
 from fitter.text import LONGEST_NAME, printable
@@ -88,8 +87,9 @@ class Quantizations:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it for JSON, schema 1. Bytes."""
-        document: dict[str, Any] = methods_of(self).to_dict(self)
-        return document
+        from fitter.api import result_methods
+
+        return result_methods.quantizations_document(self)
 
 
 def check_source(model: Model) -> None:

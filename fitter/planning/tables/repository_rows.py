@@ -9,7 +9,6 @@ from typing import Any
 from fitter.model.repository_models import SideFile
 from fitter.planning.plan.plan import Plan
 from fitter.planning.plan.plan_or_error import Planned
-from fitter.planning.plan.result_methods import methods_of
 from fitter.planning.tables.type_choice import TypeFigures, best_type, is_useful
 from fitter.text import LONGEST_NAME, printable
 
@@ -86,8 +85,9 @@ class Repository:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it for JSON, schema 1. Bytes."""
-        document: dict[str, Any] = methods_of(self).to_dict(self)
-        return document
+        from fitter.api import result_methods
+
+        return result_methods.repository_document(self)
 
 
 def ordered(files: Iterable[RepositoryFile]) -> tuple[RepositoryFile, ...]:

@@ -12,7 +12,6 @@ from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.model.file_types import data
 from fitter.model.shapes.listing import ShapeInfo
 from fitter.model.tensors import is_expert, stays_on_host
-from fitter.planning.plan.result_methods import methods_of
 from fitter.planning.speed.cost import token_seconds
 from fitter.planning.tables.quantization_rows import Quantization, best_of, figures_of
 from fitter.planning.tables.type_choice import is_useful
@@ -53,8 +52,9 @@ class ShapePlans:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it for JSON, schema 1. Bytes."""
-        document: dict[str, Any] = methods_of(self).to_dict(self)
-        return document
+        from fitter.api import result_methods
+
+        return result_methods.shapes_document(self)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,141 @@
+"""Methods of results that write, load and verify them, each by the modules that it needs.
+
+The classes of results stand below, in planning, and import this module when a method is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fitter.planning.fleet.fleet import Fleet
+    from fitter.planning.plan.plan import Llama, Plan
+    from fitter.planning.plan.verified import Verification
+    from fitter.planning.tables.exploration import Exploration
+    from fitter.planning.tables.quantization_rows import Quantizations
+    from fitter.planning.tables.repository_rows import Repository
+    from fitter.planning.tables.shape_rows import ShapePlans
+
+
+def plan_text(plan: Plan) -> str:
+    """Write the table of ``fitter MODEL``."""
+    from fitter.output.tables.plan_table import plan_text
+
+    return plan_text(plan)
+
+
+def plan_html(plan: Plan) -> str:
+    """Draw ``plan`` for a notebook."""
+    from fitter.output.pages.report_page import plan_fragment
+
+    return plan_fragment(plan)
+
+
+def arguments(plan: Plan) -> list[str]:
+    """Return llama.cpp's arguments, also of a plan that does not fit."""
+    from fitter.output.arguments import arguments
+
+    return arguments(plan)
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """Write the document of ``fitter MODEL --json``."""
+    from fitter.output.documents.plan_document import to_dict
+
+    return to_dict(plan)
+
+
+def formatted(plan: Plan, name: str, anyway: bool) -> str:
+    """Write ``plan`` in the format ``name``."""
+    from fitter.output.formats import render
+
+    return render(plan, name, anyway=anyway)
+
+
+def explanation(plan: Plan) -> str:
+    """Explain ``plan``."""
+    from fitter.output.tables.explanation import explanation
+
+    return explanation(plan)
+
+
+def llama_kwargs(plan: Plan) -> dict[str, Any]:
+    """Return keyword arguments for ``llama_cpp.Llama``."""
+    from fitter.api.measure_load import measure
+    from fitter.api.repeat_load import with_every_output
+    from fitter.output.keywords import llama_kwargs
+
+    return llama_kwargs(with_every_output(plan, measure))
+
+
+def load(plan: Plan, kwargs: Mapping[str, Any]) -> Llama:
+    """Load ``plan`` as a ``llama_cpp.Llama``."""
+    from fitter.api.fit_model import fit
+    from fitter.api.load_plan import load
+
+    loaded: Llama = load(plan, kwargs, fit)  # type: ignore[assignment]
+    return loaded
+
+
+def verify(plan: Plan, keywords: Mapping[str, Any]) -> Verification:
+    """Load ``plan`` for real, and compare."""
+    from fitter.api.verify_plan import verify
+
+    return verify(plan=plan, **keywords)
+
+
+def fleet_text(fleet: Fleet) -> str:
+    """Write the table of ``fitter fleet``."""
+    from fitter.output.tables.fleet_table import fleet_text
+
+    return fleet_text(fleet)
+
+
+def fleet_document(fleet: Fleet) -> dict[str, Any]:
+    """Write the document of ``fitter fleet --json``."""
+    from fitter.output.documents.fleet_document import FLEET
+
+    return FLEET.write(fleet)
+
+
+def fleet_formatted(fleet: Fleet, name: str) -> str:
+    """Write ``fleet`` in the format ``name``."""
+    from fitter.output.formats.fleets import render
+
+    return render(fleet, name)
+
+
+def exploration_document(exploration: Exploration) -> dict[str, Any]:
+    """Write the document of ``fitter explore --json``."""
+    from fitter.output.documents.exploration_document import EXPLORATION
+
+    return EXPLORATION.write(exploration)
+
+
+def exploration_html(exploration: Exploration) -> str:
+    """Write the grid as a sortable table for a notebook."""
+    from fitter.output.pages.exploration_page import exploration_fragment
+
+    return exploration_fragment(exploration_document(exploration))
+
+
+def quantizations_document(quantizations: Quantizations) -> dict[str, Any]:
+    """Write the document of ``fitter quants --json``."""
+    from fitter.output.documents.file_documents import QUANTIZATIONS
+
+    return QUANTIZATIONS.write(quantizations)
+
+
+def repository_document(repository: Repository) -> dict[str, Any]:
+    """Write the document of ``fitter hf://org/repo --json``."""
+    from fitter.output.documents.file_documents import REPOSITORY
+
+    return REPOSITORY.write(repository)
+
+
+def shapes_document(shapes: ShapePlans) -> dict[str, Any]:
+    """Write the document of ``fitter shapes --gpu SPEC --json``."""
+    from fitter.output.documents.file_documents import SHAPE_PLANS
+
+    return SHAPE_PLANS.write(shapes)
