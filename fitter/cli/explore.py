@@ -27,7 +27,7 @@ Examples:
   fitter explore *.gguf --gpu rtx-4090 --resume cells.jsonl -o grid.csv
 
 Exit status: 0 a cell fits, or with --answer a machine does it; 1 none; 2 usage error; 3 no model can be read,
-llama.cpp failed, or the executor was lost; 5 a file cannot be written.
+or llama.cpp failed; 5 a file cannot be written.
 """
 _GRID = "Grid (every combination is a plan)"
 _WHERE = "Where cells are planned"
@@ -174,14 +174,6 @@ def _axis_option(name: str, text: str) -> Callable[..., Any]:
 )
 @options.grid_option(
     _WHERE,
-    "executor",
-    "--executor",
-    metavar="WHERE",
-    brief="",
-    help="Plan the cells on a Dask cluster: dask://HOST:PORT.",
-)
-@options.grid_option(
-    _WHERE,
     "resume",
     "--resume",
     type=click.Path(path_type=Path),
@@ -207,7 +199,6 @@ def explore(
     models: tuple[str, ...],
     machines: tuple[str, ...],
     types: tuple[str, ...] | None,
-    executor: str | None,
     resume: Path | None,
     output: Path | None,
     page_file: Path | None,
@@ -222,7 +213,7 @@ def explore(
     names is confirmed on the model itself. Marked are the best trade-offs: plans that no other one beats in context,
     speed and price.
     """
-    from fitter import executors, programs
+    from fitter import programs
     from fitter.api.explore import explore_grid
     from fitter.cli import report_file
     from fitter.output import progress
@@ -232,8 +223,6 @@ def explore(
         raise click.UsageError("no model is given: name one, such as model.gguf or --shape llama-3.1-8b")
     if not machines:
         raise click.UsageError("no machine is given: name one with --gpu, such as rtx-4090 or '2x rtx-3090'")
-    if executor is not None:
-        executors.check_executor(executor)
     if output is not None:
         exploration_table.check_output(output)
         report_file.check_place("-o", output)
@@ -255,7 +244,6 @@ def explore(
                 models,
                 machines,
                 types=[word for text in types for word in text.split(",")] if types else None,
-                executor=executor,
                 resume=resume,
                 on_cell=tell,
                 **options.given(given),

@@ -10,12 +10,12 @@ import os
 import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,13 +24,11 @@ import psutil
 import pytest
 
 import fitter
-from fitter import executors
 from fitter.api.explore import explore_grid, plan_cell
 from fitter.api.explore.explore_grid import explore
 from fitter.api.explore.plan_cell import Task, figures_of
 from fitter.cli import main
 from fitter.errors import LibraryError, UsageError
-from fitter.installation import install_command
 from fitter.llama.client import Worker
 from fitter.planning.tables.exploration import Exploration, ExploredCell
 from tests.support.patience import SECONDS, TooLateError, in_time
@@ -126,112 +124,17 @@ def test_a_process_that_is_lost_is_said(model: Path, tmp_path: Path) -> None:
     )
 
 
-@pytest.fixture
-def scheduler() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """The address of the scheduler of a Dask cluster without a worker, and its process."""
-    pytest.importorskip("distributed")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    command = ["distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", address.partition(":")[2]]
-    process = subprocess.Popen([sys.executable, "-m", *command, "--no-dashboard"], stderr=subprocess.DEVNULL)
-    yield address, process
-    process.kill()
-    process.wait()
+def test_a_worker_with_another_fitter_is_said(model: Path) -> None:
+    class Older(ThreadPoolExecutor):
+        def submit(self, run: Any, /, task: Task) -> Any:  # type: ignore[override]
+            return super().submit(run, replace(task, fitter="0.0.1"))
 
-
-def dask_worker(address: str, folder: Path, **environment: str) -> subprocess.Popen[bytes]:
-    command = ["distributed.cli.dask_worker", f"tcp://{address}", "--nthreads", "1", "--no-dashboard", "--no-nanny"]
-    return subprocess.Popen(
-        [sys.executable, "-m", *command, "--local-directory", str(folder)],
-        cwd=folder,
-        env={**os.environ, **environment},
-        stderr=subprocess.DEVNULL,
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lost", ["scheduler", "worker"])
-def test_a_dask_cluster_that_is_lost_is_said(
-    model: Path,
-    tmp_path: Path,
-    scheduler: tuple[str, subprocess.Popen[bytes]],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    lost: str,
-) -> None:
-    address, process = scheduler
-    monkeypatch.setattr(executors, "LOST_SECONDS", 2.0)
-    root = str(Path(fitter.__file__).parents[1])
-    worker = dask_worker(address, tmp_path, PYTHONPATH=root)
-    killed = process if lost == "scheduler" else worker
-
-    def kill(cell: ExploredCell, done: int, total: int) -> None:
-        if done == 2:
-            killed.kill()
-
-    try:
-        with pytest.raises(LibraryError) as caught:
-            explore(model, executor=f"dask://{address}", resume=tmp_path / "cells", on_cell=kill, **FEW)
-    finally:
-        worker.kill()
-        worker.wait()
-    said = {
-        "scheduler": "the executor was lost (CancelledError): start it again, and go on with --resume",
-        "worker": f"the Dask scheduler at {address} has no worker: start one with 'dask worker tcp://{address}', and "
-        "go on with --resume",
-    }
-    assert str(caught.value) == said[lost]
-    assert len((tmp_path / "cells").read_text().splitlines()) >= 3
-    assert capfd.readouterr().err == ""
-
-
-@pytest.mark.slow
-def test_a_dask_worker_without_fitter_is_said(
-    model: Path, tmp_path: Path, scheduler: tuple[str, subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    address, _ = scheduler
-    (tmp_path / "fitter").mkdir()
-    (tmp_path / "fitter" / "__init__.py").touch()
-    (tmp_path / "fitter" / "version.py").write_text("VERSION = '0.0.1'\n")
-    # what an editable installation finds would come before it
-    (tmp_path / "sitecustomize.py").write_text(
-        "import sys\nsys.meta_path[:] = [each for each in sys.meta_path if '_editable' not in type(each).__module__]\n"
-    )
-    worker = dask_worker(address, tmp_path, PYTHONPATH=str(tmp_path))
-    try:
-        with pytest.raises(LibraryError) as caught:
-            explore(model, executor=f"dask://{address}", **FEW)
-    finally:
-        worker.kill()
-        worker.wait()
-    assert re.fullmatch(
-        rf"the Dask worker tcp://\S+ has llama-fitter 0\.0\.1, and this machine {re.escape(fitter.__version__)}: "
-        r"install the same on both, with 'llama-fitter\[dask\]'",
-        str(caught.value),
-    )
-
-
-def test_who_is_no_dask_scheduler_is_not_waited_for(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("distributed")
-    monkeypatch.setattr(executors, "PATIENCE", 0.5)
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(LibraryError) as caught:
-            explore(model, executor=f"dask://{address}", **FEW)
+    with Older(1) as executor, pytest.raises(LibraryError) as caught:
+        explore(model, executor=executor, **FEW)
     assert str(caught.value) == (
-        f"the Dask scheduler at {address} does not answer (nothing that a scheduler says in 0.5 s): start one with "
-        "'dask scheduler', or name another one with --executor"
+        f"a worker of the executor has llama-fitter {fitter.__version__}, and this machine 0.0.1: install the same "
+        "on both"
     )
-
-
-def test_a_package_that_is_missing_is_said_before_a_model_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(LibraryError) as caught:
-        explore("missing.gguf", "24GiB", executor="dask://127.0.0.1:1")
-    assert str(caught.value) == f"a Dask cluster needs the package distributed: {install_command('dask')}"
 
 
 @pytest.mark.slow
@@ -245,6 +148,7 @@ def test_a_dask_cluster_plans_the_same_though_one_of_its_processes_is_killed(
         # how long it looks for the process that is gone
         dask.config.set({"distributed.comm.timeouts.connect": "3s"}),
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
     ):
 
         def kill(cell: ExploredCell, done: int, total: int) -> None:
@@ -252,8 +156,7 @@ def test_a_dask_cluster_plans_the_same_though_one_of_its_processes_is_killed(
                 killed.append(next(iter(cluster.workers.values())).pid)
                 os.kill(killed[0], signal.SIGKILL)
 
-        address = cluster.scheduler_address.removeprefix("tcp://")
-        whole = explore(model, executor=f"dask://{address}", on_cell=kill, **GRID)
+        whole = explore(model, executor=client.get_executor(pure=False, retries=3), on_cell=kill, **GRID)
     assert of(whole) == of(explored)
     assert killed and not psutil.pid_exists(killed[0])
 
@@ -437,17 +340,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "jobs": ({"jobs": 0}, "jobs (--jobs) is 0: give a whole number above 0"),
     "jobs of an executor": (
-        {"jobs": 2, "executor": "dask://host:1"},
-        "jobs (--jobs) are of this machine, and executor (--executor) plans elsewhere: leave one out",
+        {"jobs": 2, "executor": ThreadPoolExecutor(1)},
+        "jobs (--jobs) are of this machine, and executor plans elsewhere: leave one out",
     ),
     "a function that is none": ({"on_cell": 7}, "on_cell is 7: give a function"),
     "an executor that is none": (
-        {"executor": 7},
-        "executor is 7: give a concurrent.futures.Executor, or a text such as dask://host:8786",
-    ),
-    "an executor of another kind": (
         {"executor": "ray://host:1"},
-        "--executor 'ray://host:1': name the scheduler of a Dask cluster, such as dask://host:8786",
+        "executor is 'ray://host:1': give a concurrent.futures.Executor",
     ),
 }
 

@@ -26,7 +26,6 @@ ROOMS = (
     "fitter",
     "fitter.api.explore",
     "fitter.api",
-    "fitter.executors",
     "fitter.early_start",
     "fitter.output.pages",
     "fitter.output.pictures",

@@ -44,7 +44,7 @@ _PLAIN = {
     "watts": "The watts of a card by its name, in place of its price.",
     "answer": "What a machine has to do, such as `32k context at 20 t/s`: the cheapest that does is named.",
     "resume": "The path of a file that gets every cell that is done, and whose cells are not planned again.",
-    "executor": "Where cells are planned: a `concurrent.futures.Executor`, or `dask://HOST:PORT`.",
+    "executor": "Where cells are planned: a `concurrent.futures.Executor`, such as a cluster's.",
     "jobs": "How many cells are planned at the same time, without an executor; by default one for each processor.",
     "max_cells": "The most cells of a grid.",
     "on_cell": "Is called with each cell that is done, how many are done, and how many there are.",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fitter import api, executors, programs, system
+from fitter import api, programs, system
 from fitter.api.call_worker import fetch
 from fitter.api.checked_call import naming_addresses
 from fitter.api.explore import plan_cell
@@ -48,7 +48,7 @@ OnCell = Callable[[ExploredCell, int, int], None]
 """Called with each finished cell, the number of finished cells, and the number of all cells."""
 
 _LOOK_SECONDS = 1.0
-"""Seconds between two checks that an executor is still there."""
+"""Seconds of one wait for a cell."""
 _LAST_SECONDS = 30.0
 """Seconds to wait for running cells when an exploration ends early."""
 
@@ -62,7 +62,7 @@ def explore(
     watts: Mapping[str, float] | None = None,
     answer: str | None = None,
     resume: AnyPath | None = None,
-    executor: Executor | str | None = None,
+    executor: Executor | None = None,
     jobs: int | None = None,
     max_cells: int = MAX_CELLS,
     on_cell: OnCell | None = None,
@@ -83,8 +83,7 @@ def explore(
         answer: A requirement such as ``32k context at 20 t/s``. The cheapest machine that meets it (by price, watts, or
             else memory) is confirmed on the model itself.
         resume: File that stores finished cells, one per line; stored cells are not planned again.
-        executor: Plans the cells: a ``concurrent.futures.Executor``, or ``dask://HOST:PORT``. By default, threads with
-            a process of llama.cpp each.
+        executor: Plans the cells, here or on a cluster. By default, threads with a process of llama.cpp each.
         jobs: Number of those threads; one for each processor by default.
         max_cells: Limit of the cells in the grid.
         on_cell: Called after each cell.
@@ -93,7 +92,7 @@ def explore(
 
     Raises:
         UsageError: The grid is empty or too large, or a parameter makes no sense.
-        LibraryError: The executor cannot be reached, or was lost.
+        LibraryError: The executor was lost.
         FitterError: As ``fit`` raises it, where no model can be read.
     """
     started = time.monotonic()
@@ -120,22 +119,13 @@ def explore(
 
 
 def _check_how(executor: object, jobs: object, on_cell: object) -> None:
-    """Check the executor, the number of jobs and the callback.
-
-    Raises:
-        UsageError: One of them is not valid.
-        LibraryError: The executor's package is missing.
-    """
-    if isinstance(executor, str):
-        executors.check_executor(executor)
-    elif executor is not None and not isinstance(executor, Executor):
-        raise UsageError(
-            f"executor is {shown(executor)}: give a concurrent.futures.Executor, or a text such as dask://host:8786"
-        )
+    """Check the executor, the number of jobs and the callback. Raises ``UsageError``."""
+    if executor is not None and not isinstance(executor, Executor):
+        raise UsageError(f"executor is {shown(executor)}: give a concurrent.futures.Executor")
     if jobs is not None and (not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1):
         raise UsageError(f"jobs (--jobs) is {shown(jobs)}: give a whole number above 0")
     if jobs is not None and executor is not None:
-        raise UsageError("jobs (--jobs) are of this machine, and executor (--executor) plans elsewhere: leave one out")
+        raise UsageError("jobs (--jobs) are of this machine, and executor plans elsewhere: leave one out")
     if on_cell is not None and not callable(on_cell):
         raise UsageError(f"on_cell is {shown(on_cell)}: give a function")
 
@@ -274,7 +264,7 @@ class _Done:
 
 
 def _plan(
-    cells: Sequence[ExploredCell], headers: _Headers, executor: Executor | str | None, jobs: int | None, done: _Done
+    cells: Sequence[ExploredCell], headers: _Headers, executor: Executor | None, jobs: int | None, done: _Done
 ) -> None:
     """Plan ``cells``, and report each as soon as it is finished."""
     waiting = []
@@ -286,7 +276,7 @@ def _plan(
             waiting.append((cell, Task(header, headers.called(cell), headers.keywords(cell), headers.build.version)))
     if not waiting:
         return
-    with _executor(executor, jobs, len(waiting)) as (pool, check):
+    with _executor(executor, jobs, len(waiting)) as pool:
         futures: _Futures = {}
         ready: queue.SimpleQueue[Future[tuple[dict[str, Any], bool]]] = queue.SimpleQueue()
         try:
@@ -297,9 +287,9 @@ def _plan(
                 future.add_done_callback(ready.put)
             while futures:
                 try:
+                    # a wait without an end could not be interrupted on Windows
                     future = ready.get(timeout=_LOOK_SECONDS)
                 except queue.Empty:
-                    check()
                     continue
                 with _naming_loss():
                     figures, is_lasting = future.result()
@@ -349,21 +339,15 @@ def _naming_loss() -> Iterator[None]:
 
 
 @contextmanager
-def _executor(
-    given: Executor | str | None, jobs: int | None, most: int
-) -> Iterator[tuple[Executor, Callable[[], None]]]:
-    """Return the executor of the cells, and a check that raises ``LibraryError`` where it is gone."""
-    if isinstance(given, str):
-        with executors.executor_of(given) as executor:
-            yield executor
-        return
+def _executor(given: Executor | None, jobs: int | None, most: int) -> Iterator[Executor]:
+    """Return the executor of the cells."""
     if given is not None:
-        yield given, lambda: None
+        yield given
         return
     try:
         with ThreadPoolExecutor(min(jobs or system.processors(), most)) as pool:
             try:
-                yield pool, lambda: None
+                yield pool
             finally:
                 pool.shutdown(cancel_futures=True)
     finally:

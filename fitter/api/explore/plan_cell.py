@@ -25,6 +25,7 @@ from fitter.planning.plan.plan import Plan
 from fitter.planning.tables.exploration import ExploredCell
 from fitter.storage.files import replacing
 from fitter.storage.temporary import Directory
+from fitter.version import VERSION
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,14 @@ class Task:
         called: The model's name in messages.
         keywords: Keywords of ``fit``.
         version: The llama.cpp that must plan the cell.
+        fitter: The version of llama-fitter that must plan it.
     """
 
     header: CellHeader
     called: str
     keywords: Mapping[str, Any]
     version: str
+    fitter: str = VERSION
 
 
 def run(task: Task) -> tuple[dict[str, Any], bool]:
@@ -84,8 +87,13 @@ def run(task: Task) -> tuple[dict[str, Any], bool]:
         llama.cpp becomes the cell's problem.
 
     Raises:
-        LibraryError: llama.cpp is missing here, or is another version.
+        LibraryError: llama.cpp is missing here, or it or llama-fitter is another version.
     """
+    if task.fitter != VERSION:
+        raise LibraryError(
+            f"a worker of the executor has llama-fitter {VERSION}, and this machine {task.fitter}: install the same "
+            "on both"
+        )
     with _workers.one(task) as worker:
         version = worker.build().version
         if version != task.version:
