@@ -56,6 +56,12 @@ class SyntheticModel:
         return [*found, ("output.weight", self.output)]
 
 
+DENSE = SyntheticModel()
+MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB))
+MOE_AFTER_DENSE = replace(MOE, dense_lead=1)
+"""Its first layer has no experts."""
+
+
 @dataclass
 class SyntheticLlama:
     """Answers ``measure`` and ``record`` for one model on one machine, and counts how often it was asked."""

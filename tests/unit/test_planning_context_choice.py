@@ -28,7 +28,9 @@ from fitter.planning.search.search_order import search
 from fitter.planning.search.search_state import Callbacks, SearchState
 from tests.support.synthetic import (
     CARD,
+    DENSE,
     MIB,
+    MOE,
     SLOW_CARD,
     SyntheticLlama,
     SyntheticModel,
@@ -36,9 +38,6 @@ from tests.support.synthetic import (
     priced,
     request,
 )
-
-DENSE = SyntheticModel()
-MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB))
 
 
 def known_of(asked: Request, model: SyntheticModel, llama: SyntheticLlama | None = None) -> SearchState:

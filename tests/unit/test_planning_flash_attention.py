@@ -13,9 +13,8 @@ from fitter.llama.types import Breakdown, Params
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.search.search_order import search
 from fitter.planning.speed.explain import Choice
-from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, priced, request
+from tests.support.synthetic import DENSE, MIB, SyntheticLlama, SyntheticModel, limits, priced, request
 
-DENSE = SyntheticModel()
 EXPERTS = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB))
 
 

@@ -21,10 +21,9 @@ from fitter.planning.search.best_plan import fit
 from fitter.planning.search.levers import Candidate, apply, changes, concessions, expert_caches, improve
 from fitter.planning.speed.cost import Estimate, Workload
 from tests.support.synthetic import CARD as SPEED
-from tests.support.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, load_calls, priced, request
+from tests.support.synthetic import DENSE, MIB, SyntheticLlama, SyntheticModel, limits, load_calls, priced, request
+from tests.support.synthetic import MOE_AFTER_DENSE as MOE
 
-DENSE = SyntheticModel()
-MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)
 ALL = frozenset(LEVERS)
 CARD = limits(1000)
 

@@ -28,10 +28,8 @@ from fitter.planning.request.shared_margin import (
 from fitter.planning.request.summary import DeviceUse, HostUse, PoolUse, SharedUse
 from fitter.planning.search.load_reserve import reserve_for, with_reserve
 from fitter.planning.search.search_order import search
-from tests.support.synthetic import CARD, MIB, SyntheticLlama, SyntheticModel, limits, priced, request
-
-DENSE = SyntheticModel()
-MOE = SyntheticModel(ffn=(30 * MIB, 30 * MIB, 40 * MIB), experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)
+from tests.support.synthetic import CARD, DENSE, MIB, SyntheticLlama, SyntheticModel, limits, priced, request
+from tests.support.synthetic import MOE_AFTER_DENSE as MOE
 
 
 def pool(free: int, margin: int = 0, system: str = "cuda", *names: str, carved: int = 0) -> PoolLimit:

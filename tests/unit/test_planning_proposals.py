@@ -29,7 +29,9 @@ from fitter.planning.search.room import Room
 from fitter.planning.speed.cost import Workload
 from tests.support.synthetic import (
     CARD,
+    DENSE,
     MIB,
+    MOE,
     REMOTE_CARD,
     SLOW_CARD,
     SyntheticLlama,
@@ -39,8 +41,6 @@ from tests.support.synthetic import (
     request,
 )
 
-DENSE = SyntheticModel()
-MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB))
 CACHES = SyntheticModel(cache=65536)
 N_CTX = 4096
 SPLIT = ("tensor_split",)

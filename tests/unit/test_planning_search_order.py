@@ -17,10 +17,8 @@ from fitter.planning.placing.host_flags import merge_overrides
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request.request import DeviceLimit
 from fitter.planning.search.search_order import search
-from tests.support.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
-
-DENSE = SyntheticModel()
-MOE = SyntheticModel(ffn=(30 * MIB, 30 * MIB, 40 * MIB), experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)
+from tests.support.synthetic import CARD, DENSE, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
+from tests.support.synthetic import MOE_AFTER_DENSE as MOE
 
 
 def run(model: SyntheticModel, devices: tuple[DeviceLimit, ...], **kwargs: object) -> tuple[Trial, SyntheticLlama]:

@@ -33,6 +33,7 @@ from fitter.planning.search.best_plan import fit
 from tests.support.plans import shared_use
 from tests.support.synthetic import (
     CARD,
+    DENSE,
     DESKTOP,
     MIB,
     SLOW_CARD,
@@ -43,9 +44,8 @@ from tests.support.synthetic import (
     priced,
     request,
 )
+from tests.support.synthetic import MOE_AFTER_DENSE as MOE
 
-DENSE = SyntheticModel()
-MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)
 SUMMARY = ModelSummary("model.gguf", "model", "llama", 0)
 MACHINES = {
     "everything fits": limits(8000),

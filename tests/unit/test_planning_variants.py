@@ -29,9 +29,8 @@ from fitter.planning.search.variants import (
 )
 from fitter.planning.speed.cost import Workload
 from fitter.planning.speed.explain import Choice
-from tests.support.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
+from tests.support.synthetic import CARD, DENSE, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
-DENSE = SyntheticModel()
 MOE = SyntheticModel(experts=(90 * MIB, 90 * MIB, 90 * MIB))
 
 
