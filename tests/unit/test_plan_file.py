@@ -187,6 +187,14 @@ def test_a_plan_of_the_first_version_that_could_read_plans() -> None:
     assert kept(new, same) == same
 
 
+def test_texts_of_a_file_cannot_write_to_a_terminal(tmp_path: Path) -> None:
+    document = to_dict(replace(make_plan(), notes=("a note",)))
+    document["model"]["name"] = document["notes"][0] = "a\x1b[2J"
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    found = read_plan(tmp_path / "plan.json")
+    assert (found.model.name, found.notes) == ("a\\x1b[2J", ("a\\x1b[2J",))
+
+
 def test_a_plan_that_was_read_says_all_that_it_has(tmp_path: Path) -> None:
     plan = make_plan(Params(n_ctx=4096, n_gpu_layers=17, devices=("CUDA0", "CUDA1")), estimate=make_price())
     (tmp_path / "plan.json").write_text(plan.format("json"))
@@ -257,6 +265,10 @@ WRONG: dict[str, tuple[Callable[[Any], None], str]] = {
     "fits, with problems": (
         _set("problems", to=[{"device": "host", "missing": 1, "message": ""}]),
         "'fits' and 'problems' contradict each other",
+    ),
+    "an option that no plan has": (
+        _set("shared", to=[{"kind": "draft", "name": "d", "memory": [], "arguments": ["--path", "/"]}]),
+        '\'shared[0].arguments\' is ["--path", "/"], not options that a plan has, each with a value',
     ),
     "long": (_set("model", "bytes", to="x" * 1000), f"'model.bytes' is \"{'x' * 39}…, not a whole number"),
 }
