@@ -101,9 +101,9 @@ def fleet_document(fleet: Fleet) -> dict[str, Any]:
 
 def fleet_formatted(fleet: Fleet, name: str) -> str:
     """Write ``fleet`` in the format ``name``."""
-    from fitter.output.formats.fleets import render
+    from fitter.output.formats import render_fleet
 
-    return render(fleet, name)
+    return render_fleet(fleet, name)
 
 
 def exploration_document(exploration: Exploration) -> dict[str, Any]:
