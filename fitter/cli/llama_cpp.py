@@ -18,8 +18,9 @@ Examples:
 
 @click.command("llama-cpp", cls=options.Command, epilog=_EPILOG)
 @click.argument("where", nargs=-1)
+@options.parameter("llama_cpp", multiple=True, brief="", help="The same as WHERE. Repeatable.")
 @options.json_option
-def llama_cpp(where: tuple[str, ...], as_json: bool | None, **_: Any) -> int:
+def llama_cpp(where: tuple[str, ...], llama_cpp: tuple[str, ...], as_json: bool | None, **_: Any) -> int:
     """Show the builds of llama.cpp on this machine, and whether fitter knows how to talk to them.
 
     They are the installed llama-cpp-python's, or else the one in fitter's wheel, that of the llama-server on the PATH,
@@ -29,6 +30,7 @@ def llama_cpp(where: tuple[str, ...], as_json: bool | None, **_: Any) -> int:
     from fitter.llama.build import inspect_build
     from fitter.output.tables import builds_table
 
+    where = (*where, *llama_cpp)
     reports = inspect_build.look_around(where)
     if as_json:
         answers.print_json(builds_table.builds_to_dict(reports))

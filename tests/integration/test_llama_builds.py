@@ -137,6 +137,12 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     printed = capsys.readouterr().out
     assert "0.25.3" in printed
     assert f"there is no libllama.so in {tmp_path}" in printed
+    # the option of the other commands, alone and beside the argument
+    assert main(["llama-cpp", "--llama-cpp", str(tmp_path), "--json"]) == 3
+    assert [each["where"] for each in json.loads(capsys.readouterr().out)["builds"]] == ["python", str(tmp_path)]
+    assert main(["llama-cpp", str(tmp_path), "--llama-cpp", "/nowhere", "--llama-cpp", "python", "--json"]) == 3
+    named = [each["where"] for each in json.loads(capsys.readouterr().out)["builds"]]
+    assert named == ["python", str(tmp_path), "/nowhere"]
 
 
 def test_the_command_with_a_server_on_the_path(

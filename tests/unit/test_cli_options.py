@@ -363,3 +363,10 @@ def test_the_file_of_the_cases_has_one_name(words: list[str], capsys: pytest.Cap
     assert main([words[0], "--help"]) == 0
     shown = capsys.readouterr().out
     assert "--cases FILE" in shown and "--file" not in shown
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_takes_a_build(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help-all"]) == 0
+    # the program of `backend` brings its own llama.cpp
+    assert ("--llama-cpp" in capsys.readouterr().out) == (name != "backend")
