@@ -5,6 +5,7 @@ from __future__ import annotations
 from fitter.errors import (
     AnswerError,
     CancelledError,
+    ExpertCacheError,
     FitterError,
     LibraryError,
     LlamaCppCrashError,
@@ -197,6 +198,7 @@ __all__ = [
     "Disk",
     "Drafting",
     "Estimate",
+    "ExpertCacheError",
     "Exploration",
     "ExploredAnswer",
     "ExploredCell",

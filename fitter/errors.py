@@ -6,6 +6,7 @@ from fitter.text import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import ClassVar
 
 EXIT_FITS = 0
@@ -55,6 +56,17 @@ class LlamaCppError(FitterError):
 
 class LlamaCppCrashError(LlamaCppError):
     """llama.cpp ended its process by an abort or fault, twice for the same question."""
+
+
+class ExpertCacheError(LlamaCppCrashError):
+    """llama.cpp ends its process because a device has no buffer as large as a tensor of the cache of experts.
+
+    ``largest()`` searches the largest ``moe_cache_size`` that this placement loads, in MiB, by dummy loads.
+    """
+
+    def __init__(self, message: str, largest: Callable[[], int], log: tuple[str, ...] = ()) -> None:
+        super().__init__(message, log)
+        self.largest = largest
 
 
 class WorkerError(FitterError):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fitter.api.tokenizer_check import tokenizer_check
+from fitter.errors import ExpertCacheError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Layout, Params, VirtualDevice
 from fitter.machine.machine import Machine, check_main_gpu, choose, described, device_speeds, speed_of_host
@@ -21,6 +22,7 @@ from fitter.planning.request.ask import Ask
 from fitter.planning.request.constraints import check_split_devices, for_model
 from fitter.planning.request.request import Progress
 from fitter.planning.request.request_limits import check_context
+from fitter.text import MIB
 
 if TYPE_CHECKING:
     from fitter.llama.build.cuda_library import Answering
@@ -94,20 +96,38 @@ def worker_for(
         given: The caller's worker, if any.
         on_log: Called with every line of llama.cpp's log.
         at_once: Start a new worker's process now instead of with the first question.
+
+    Raises ``UsageError`` with the largest cache of experts in place of ``ExpertCacheError``.
     """
     llama_cpp = ask.llama_cpp if given is None else given.llama_cpp_for(ask.llama_cpp)
     answer = answering(ask.virtual, ask.profile, llama_cpp)
     library = answer.library if answer else None
     if given is not None:
         given.configure(ask.virtual, library, ask.rpc, ask.llama_cpp)
-        yield given
+        with _cache_limits(ask):
+            yield given
         return
     with Worker(
         ask.virtual, library=library, timeout=ask.timeout, on_log=on_log, rpc=ask.rpc, llama_cpp=ask.llama_cpp
     ) as worker:
         if at_once:
             worker.start()
-        yield worker
+        with _cache_limits(ask):
+            yield worker
+
+
+@contextmanager
+def _cache_limits(ask: Ask) -> Iterator[None]:
+    """Say the largest cache of experts that loads where the one that was asked for ends llama.cpp's process."""
+    try:
+        yield
+    except ExpertCacheError as error:
+        largest = error.largest()
+        remedy = f"give --moe-cache-mib {largest} or less" if largest else "leave --moe-cache-mib out"
+        raise UsageError(
+            f"a cache of {ask.load.moe_cache_size // MIB} MiB for experts needs a larger buffer than a device has: "
+            f"{remedy}"
+        ) from None
 
 
 @contextmanager

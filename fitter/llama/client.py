@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fitter import errors
-from fitter.errors import FitterError, LlamaCppCrashError, LlamaCppError, RemoteError, TimeLimitError, WorkerError
+from fitter.errors import (
+    ExpertCacheError,
+    FitterError,
+    LlamaCppCrashError,
+    LlamaCppError,
+    RemoteError,
+    TimeLimitError,
+    WorkerError,
+)
 from fitter.llama.processes import memory_limit, wire, worker_environment
 from fitter.llama.processes.worker_exit import OUT_OF_MEMORY_STATUS, WorkerExit
 from fitter.llama.types import (
@@ -36,7 +45,7 @@ from fitter.llama.types import (
 )
 from fitter.llama.worker import process
 from fitter.parameters.table import DEFAULTS, AnyPath
-from fitter.text import printable
+from fitter.text import MIB, printable
 
 if TYPE_CHECKING:
     from fitter.llama.build.cuda_library import CudaLibrary
@@ -48,6 +57,8 @@ DEFAULT_TIMEOUT: float = DEFAULTS["timeout"]
 
 _STDERR_LINES = 60
 
+_TOO_LARGE_CACHE = "pre-allocated tensor (moe_cache."
+"""How llama.cpp's last words begin where no operation of a device takes a tensor as large as that of the cache."""
 _DROPPED = "Remote RPC server crashed"
 _ASKED_ONCE = frozenset({"load"})
 """Commands that are not repeated in a new process: a real load takes the memory that may have run out."""
@@ -288,8 +299,30 @@ class Worker:
         Raises:
             UsageError: A name is unknown.
             ModelError: An adapter cannot be read, or belongs to another model.
+            ExpertCacheError: The cache of experts needs a larger buffer than a device has.
         """
-        return self._ask(Breakdown, "measure", path=_model(path), params=params, role=role, reserve=reserve)
+        try:
+            return self._ask(Breakdown, "measure", path=_model(path), params=params, role=role, reserve=reserve)
+        except LlamaCppCrashError as error:
+            if _TOO_LARGE_CACHE not in str(error):
+                raise
+            raise ExpertCacheError(
+                str(error), lambda: self._largest_expert_cache(_model(path), params, role), error.log
+            ) from None
+
+    def _largest_expert_cache(self, path: str | Skeleton, params: Params, role: str) -> int:
+        """Search the largest ``moe_cache_size`` that llama.cpp loads, in MiB, by dummy loads."""
+
+        def ends(mib: int) -> bool:
+            smaller = replace(params, moe_cache_size=mib * MIB)
+            try:
+                self._ask(Breakdown, "measure", path=path, params=smaller, role=role, reserve=False)
+            except LlamaCppError as error:
+                # it only refuses one that is too small
+                return isinstance(error, LlamaCppCrashError)
+            return False
+
+        return bisect.bisect_left(range(1, params.moe_cache_size // MIB), True, key=ends)
 
     def model_info(self, path: str | os.PathLike[str] | Skeleton, params: Params) -> ModelInfo:
         """Ask llama.cpp for facts about the model; ``measure`` with the same ``params`` does not load it again."""

@@ -12,9 +12,11 @@ import fitter
 from fitter import Plan
 from fitter.planning.request.request import LEVERS, Progress
 from tests.support.command import run_fitter
+from tests.support.llama_builds import NEWEST, where
 from tools import shapes
 
 HOST = "60GB/s"
+GPT_OSS = "shape://gpt-oss-120b"
 SHAPES = ("llama-3.1-8b", "gemma3-12b", "deepseek-v3.1")
 
 CACHE = {"gpus": ["8GiB"], "host_memory": "2GiB", "n_ctx": 32768}
@@ -155,3 +157,29 @@ def test_a_lever_that_this_llama_cpp_lacks_has_no_effect(models: dict[str, Path]
     ]
     with pytest.raises(fitter.UsageError, match="moe_cache_size is not a parameter"):
         fit(models["deepseek-v3.1"], moe_cache_size="2GiB", **EXPERTS)
+
+
+@pytest.mark.parametrize("n_cards", [1, 2])
+def test_a_cache_of_experts_that_no_buffer_holds(n_cards: int) -> None:
+    """llama.cpp would end its process: a card on Mesa's RADV has no buffer above 4 GiB."""
+    asked: dict[str, Any] = {"gpus": ["vulkan:30GiB"] * n_cards, "n_ctx": 4096, "llama_cpp": where(NEWEST)}
+    asked |= {"cpu_moe": True, "n_gpu_layers": 99, "tensor_split": [1] * n_cards}
+    refused = "a cache of {} MiB for experts needs a larger buffer than a device has: give --moe-cache-mib {} or less"
+    # three tensors with as many slots on each card
+    with pytest.raises(fitter.UsageError) as error:
+        fitter.measure(GPT_OSS, moe_cache_size="28GiB", **asked)
+    most = int(str(error.value).split()[-3])
+    assert str(error.value) == refused.format(28672, most)
+    assert most == pytest.approx(n_cards * 3 * 4096, rel=0.01)
+    loaded = fitter.measure(GPT_OSS, moe_cache_size=f"{most}MiB", **asked)
+    assert sum(loaded.on(f"Vulkan{i}").context for i in range(n_cards)) > n_cards * 11.9 * 2**30
+    assert fitter.fit(GPT_OSS, moe_cache_size=f"{most}MiB", **asked).fits
+    for ask in (fitter.fit, fitter.measure):
+        with pytest.raises(fitter.UsageError, match=refused.format(most + 1, most)):
+            ask(GPT_OSS, moe_cache_size=f"{most + 1}MiB", **asked)
+
+
+def test_a_fit_goes_on_where_one_card_has_no_buffer_for_a_cache_of_experts() -> None:
+    asked: dict[str, Any] = {"gpus": ["vulkan:30GiB"] * 2, "n_ctx": 4096, "llama_cpp": where(NEWEST), "cpu_moe": True}
+    plan = fitter.fit(GPT_OSS, moe_cache_size="20000MiB", **asked)
+    assert plan.fits and plan.params.tensor_split == pytest.approx((19, 18))
