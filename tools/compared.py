@@ -115,6 +115,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--oracle", nargs=3, action="append", default=[], metavar=("NAME", "LLAMA_CPP", "LIBRARY"), help="another one"
     )
+    parser.add_argument(
+        "--library", nargs=2, action="append", default=[], metavar=("NAME", "LLAMA_CPP"), help="one with libggml-cuda"
+    )
     parser.add_argument("--count", type=int, default=250, help="loads to draw (250)")
     parser.add_argument("--seed", type=int, default=14, help="what they are drawn with (14)")
     parser.add_argument("--moe-cache", action="store_true", help="with caches of experts, from b11549 on")
@@ -123,10 +126,9 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     status = 0
     try:
-        if not (options.oracle and not options.names):
-            subjects = [packaged(name) for name in options.names or llama_builds.cuda()]
-        else:
-            subjects = []
+        is_named = options.names or options.oracle or options.library
+        subjects = [packaged(name) for name in (options.names if is_named else llama_builds.cuda())]
+        subjects += [Subject(name, where, Path(where), OWN) for name, where in options.library]
         subjects += [Subject(name, where, Path(library), ORACLE) for name, where, library in options.oracle]
         models = [name for name, shape in shapes.SHAPES.items() if not options.moe_cache or shape.is_moe]
         rows = draw(models, options.count, options.seed)
