@@ -89,7 +89,7 @@ _CONTEXT_TYPES = {"default": 0, "mtp": 1}
 
 LEVERS = {
     "no-op-offload": "devices do not compute with weights on the host: no buffer for them, slower prompts",
-    "moe-cache": "a cache on CUDA or ROCm for experts on the host, in llama.cpp b11549 and newer: slower prompts",
+    "moe-cache": "a cache on CUDA or ROCm for experts on the host, in llama.cpp b11480 and newer: slower prompts",
     "kv-q8_0": "a KV cache of that type, if llama.cpp then uses flash attention",
     "kv-q4_0": "a KV cache of that type, if llama.cpp then uses flash attention",
     "context": "a context below -c, but not below --fit-ctx",
@@ -549,7 +549,7 @@ class LoadKeywords(TypedDict, total=False):
             "LLAMA_ARG_MOE_CACHE_MIB",
             PLACEMENT,
             "Memory of the devices for a cache of the expert weights that are in host memory; 0 for none. llama.cpp "
-            "b11549 and newer have it.",
+            "b11480 and newer have it.",
             unset="0",
         ),
     ]
