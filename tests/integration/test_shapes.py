@@ -216,6 +216,14 @@ def test_a_shape_is_that_of_the_known_header(name: str, worker: Worker, tmp_path
     compare_bytes(header, written, known.tensors, worker, tmp_path)
 
 
+def test_qwen3_coder_has_the_tensors_of_the_known_qwen3() -> None:
+    """It is the same model with a longer context."""
+    header = header_of(dict(catalogue.published("qwen3-coder-30b-a3b").config), "qwen3-coder-30b-a3b")
+    known = shapes.SHAPES["qwen3-30b-a3b"]
+    compare(header, known.tensors, known.n_layer)
+    assert header.number("context_length") == 262144
+
+
 def compare(header: Header, tensors: tuple[shapes.Tensor, ...], n_layer: int) -> None:
     """Names and shapes are equal, and so are the types of what is never quantized."""
     assert header.number("block_count") == n_layer
