@@ -14,7 +14,7 @@ from fitter.llama.types import Breakdown, Params, Skeleton
 from fitter.planning.speed.cost import Workload
 from tools.search import depths
 from tools.search.check import check
-from tools.search.machines import MIB, Card, Machine, draw, draw_mixed
+from tools.search.machines import MIB, Card, Machine, better, draw, draw_mixed
 from tools.search.outcomes import Asking, Outcome, worse
 
 SLOW = pytest.mark.slow
@@ -53,6 +53,22 @@ def test_random_machines(asking: Asking, number: int) -> None:
 def test_machines_where_a_kind_of_attention_has_a_use_for_other_devices(asking: Asking, number: int) -> None:
     checked = check(draw(number, 2).having(n_ubatch=Params.n_ubatch), asking)
     assert checked.asked > 10 and checked.broken == ()
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(7013, id="Qwen3 30B-A3B: 14 % slower"),
+        pytest.param(7005, id="gpt-oss 120B on five cards: 32 % slower", marks=SLOW),
+        pytest.param(7017, id="GLM 4.5 Air on five cards: 14 % slower", marks=SLOW),
+    ],
+)
+def test_a_small_card_without_a_use_costs_no_micro_batch(asking: Asking, number: int) -> None:
+    # it was left out of the plan, but its room still decided on the micro batch
+    one = draw(number)
+    (what, more), *_ = better(one)
+    assert what.startswith("a small card")
+    assert not worse(asking.fit(more), asking.fit(one))
 
 
 def test_machines_drawn_now(asking: Asking) -> None:

@@ -495,7 +495,7 @@ def _useless(devices: tuple[DeviceLimit, ...], trial: Trial) -> list[DeviceLimit
     Such a device would still cost its context, and take part in every graph.
     """
     lacking = {name for name, _ in trial.missing}
-    idle = [devices[d] for d in trial.placement.idle if devices[d].name in (trial.params.devices or ())]
+    idle = [devices[d] for d in trial.placement.idle]
     useless = idle or [device for device in devices if device.name in lacking]
     if useless and len(idle) == len(devices):
         # all devices are idle: fewer of them need smaller compute buffers, and may be of use
