@@ -55,8 +55,8 @@ def check(machine: Machine, asking: Asking, with_upstream: bool = False) -> Chec
         asked += 1
         other = asking.fit(relation.machine)
         is_excused = relation.is_excused and other.compute > plan.compute
-        # no estimate knows the pipeline of several devices, which a set context finds first
-        is_excused |= relation.is_held and other.is_pipelined and not plan.is_pipelined
+        # no estimate knows the pipeline of several devices, which is kept where it fits
+        is_excused |= other.is_pipelined and not plan.is_pipelined
         if relation.is_free and not is_excused and (said := worse(other, relation.plan)):
             broken.append(f"{relation.what}: {said}")
         if relation.is_held and (said := worse(relation.plan, other)):
