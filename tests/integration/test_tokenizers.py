@@ -109,14 +109,19 @@ def test_a_tokenizer_that_llama_cpp_refuses_is_refused_always(known: Path, tmp_p
 
 @pytest.mark.parametrize(
     ("key", "change"),
-    {
-        "tokenizer.ggml.model": b"gpt9",
-        "tokenizer.ggml.pre": b"what",
-        "tokenizer.ggml.tokens": b"",
-        "tokenizer.ggml.token_type": b"",
-        "tokenizer.ggml.merges": b"",
-    }.items(),
-    ids=lambda each: str(each).rpartition(".")[2] if isinstance(each, str) else "",
+    [
+        ("tokenizer.ggml.model", b"gpt9"),
+        ("tokenizer.ggml.model", b"bert"),
+        ("tokenizer.ggml.model", b"rwkv"),
+        ("tokenizer.ggml.model", b"\xff\xfe\x00\x01"),
+        ("tokenizer.ggml.model", b""),
+        ("tokenizer.ggml.pre", b"what"),
+        ("tokenizer.ggml.pre", b""),
+        ("tokenizer.ggml.tokens", b""),
+        ("tokenizer.ggml.token_type", b""),
+        ("tokenizer.ggml.merges", b""),
+    ],
+    ids=lambda each: each.decode("latin-1") or "renamed" if isinstance(each, bytes) else each.rpartition(".")[2],
 )
 def test_a_damaged_tokenizer_is_refused_as_llama_cpp_refuses_it(
     base: Path, tmp_path: Path, key: str, change: bytes
