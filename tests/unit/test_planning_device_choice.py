@@ -203,9 +203,9 @@ STEPS: dict[str, tuple[SyntheticModel, tuple[int, ...], tuple[DeviceSpeed, ...],
         *(MODEL, (750, 750, 900, 950), (CARD, SLOW_CARD, CARD, NARROW), "request", 32768),
         (ALL_FOUR, ("CUDA0", "CUDA2", "CUDA3"), ("CUDA0", "CUDA2", "CUDA3")),
     ),
-    "one of two leaves where the others have nothing": (
+    "one of two leaves, and one that had nothing has a use": (
         *(LARGE_BUFFERS, (400, 1400, 950, 1300), (CARD, SLOW_CARD, SLOW_CARD, CARD), "prompt", 4096),
-        (("CUDA1", "CUDA3"), ("CUDA3",), ("CUDA3",)),
+        (("CUDA1", "CUDA3"), ("CUDA3",), ("CUDA0", "CUDA3")),
     ),
     "a fast one comes first": (
         *(LARGE_BUFFERS, (550, 600), (CARD, SLOW_CARD), "generation", 8192),

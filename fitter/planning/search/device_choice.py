@@ -73,7 +73,8 @@ def with_fewer_remotes(variants: Variants) -> Iterator[Variant]:
         tested.add(group)
         variants.price_best()
         before = variants.best.trial
-        variant = variants.here._replace(devices=tuple(each for each in before.devices if each not in group))
+        # a device that the plan has no use for may have one without them
+        variant = variants.here._replace(devices=tuple(each for each in variants.devices if each not in group))
         yield variant
         chosen, other = variants.best.trial, before
         if chosen is before:

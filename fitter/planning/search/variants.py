@@ -30,7 +30,7 @@ from fitter.planning.request.given import (
     pinned_devices,
     user_chose_devices,
 )
-from fitter.planning.request.request import DeviceLimit
+from fitter.planning.request.request import DeviceLimit, Request
 from fitter.planning.search.capacity import is_too_large
 from fitter.planning.search.compute_buffers import Buffers
 from fitter.planning.search.corrections import best_at
@@ -147,6 +147,7 @@ class Variants:
             if before != answer.state.open:
                 # on other devices only its own compute buffers are known
                 self._measured[self.here] = answer.trial
+                self._states.setdefault(self.here, answer.state)
         return is_better
 
     def price_best(self) -> None:
@@ -170,7 +171,7 @@ class Variants:
         # the best answer has a use for all of its devices
         is_settled = variant.rule or user_chose_devices(self.request) or (self._best and variant[2] == self.here[2])
         while answer.state.devices and not is_settled:
-            useless = _useless(answer.state.devices, answer.trial)
+            useless = _useless(self.request, answer.state.devices, answer.trial)
             useful = self.first_of_equal(each for each in answer.state.devices if each not in useless)
             if not useless or (not useful and needs_devices(self.request)):
                 break
@@ -297,7 +298,7 @@ class Variants:
                 found.append(devices)
                 if trial := self._measured.get(Variant(kind, here.n_ubatch, devices)):
                     used = trial.used[0]
-                    useless = _useless(used, trial) if used == devices else []
+                    useless = _useless(self.request, used, trial) if used == devices else []
                     devices = self.first_of_equal(device for device in used if device not in useless)
         return found
 
@@ -489,15 +490,21 @@ def _first_placement(state: SearchState) -> Placement | None:
     return state.place_partial(state.situation(n_ctx, is_whole=False))
 
 
-def _useless(devices: tuple[DeviceLimit, ...], trial: Trial) -> list[DeviceLimit]:
+def _useless(request: Request, devices: tuple[DeviceLimit, ...], trial: Trial) -> list[DeviceLimit]:
     """List devices on which ``trial`` has nothing, or which cannot hold even their compute buffer.
 
     Such a device would still cost its context, and take part in every graph.
     """
     lacking = {name for name, _ in trial.missing}
-    idle = [devices[d] for d in trial.placement.idle]
+    # those that are not named, too: their room decides on other micro batches; remote ones leave on their own
+    named, idle = trial.params.devices or (), [devices[d] for d in trial.placement.idle]
+    idle = [each for each in idle if each.name in named or not _is_remote(request, each)]
     useless = idle or [device for device in devices if device.name in lacking]
     if useless and len(idle) == len(devices):
         # all devices are idle: fewer of them need smaller compute buffers, and may be of use
         return sorted(idle, key=lambda device: device.target)[: (len(idle) + 1) // 2]
     return useless if trial.fits or not useless else [min(useless, key=lambda device: device.target)]
+
+
+def _is_remote(request: Request, device: DeviceLimit) -> bool:
+    return device.name in request.speeds and request.speeds[device.name].is_remote
