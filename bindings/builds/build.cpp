@@ -34,6 +34,7 @@ int32_t fitter_configure_build(const fitter_build_t * build) {
         is.cuda_keeps_topk_moe            = build->cuda_keeps_topk_moe;
         is.cuda_branches_on_many_devices  = build->cuda_branches_on_many_devices;
         is.cuda_groups_shared_experts     = build->cuda_groups_shared_experts;
+        is.cuda_unary_of_any_strides      = build->cuda_unary_of_any_strides;
         is.metal_adds_to_products         = build->metal_adds_to_products;
         is.metal_attends_by_size          = build->metal_attends_by_size;
         return n_unknown;

@@ -19,6 +19,7 @@ struct build {
     bool cuda_keeps_topk_moe            = true;
     bool cuda_branches_on_many_devices  = true;
     bool cuda_groups_shared_experts     = false;
+    bool cuda_unary_of_any_strides      = false;
     bool metal_adds_to_products         = false;
     bool metal_attends_by_size          = false;
 };

@@ -677,7 +677,8 @@ bool is_known_build() {
                                     has("cuda_gets_rows_of_super_blocks"), has("cuda_attention_has_room"),
                                     has("cuda_attention_of_any_types"), has("cuda_keeps_topk_moe"),
                                     has("cuda_branches_on_many_devices"), has("cuda_groups_shared_experts"),
-                                    has("metal_adds_to_products"), has("metal_attends_by_size")};
+                                    has("cuda_unary_of_any_strides"), has("metal_adds_to_products"),
+                                    has("metal_attends_by_size")};
             return fitter_configure_build(&build) >= 0;
         }
     }

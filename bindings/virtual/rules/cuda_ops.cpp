@@ -54,7 +54,7 @@ bool unary(const description &, const ggml_tensor * op) {
     if (kind > GGML_UNARY_OP_TRUNC || (kind == GGML_UNARY_OP_XIELU && type_of(op, 0) == GGML_TYPE_BF16)) {
         return false;
     }
-    return ggml_is_contiguous(op->src[0]);
+    return loaded_build().cuda_unary_of_any_strides ? floats.hold(type_of(op, 0)) : ggml_is_contiguous(op->src[0]);
 }
 
 bool glu(const description &, const ggml_tensor * op) {
