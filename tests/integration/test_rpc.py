@@ -218,12 +218,17 @@ def test_a_remote_device_is_used_where_it_is_worth_it(
 
 
 @pytest.mark.parametrize(
-    ("bandwidth", "host_memory", "used"),
-    [(SLOW, "64GiB", ("CUDA0",)), (FAST, "64GiB", ("RPC0",)), (SLOW, "3GiB", ("RPC0", "CUDA0"))],
+    ("bandwidth", "host_memory", "n_ctx", "used"),
+    [
+        (SLOW, "64GiB", None, ("CUDA0",)),
+        # what is free on the server is this machine's memory
+        (FAST, "64GiB", 8192, ("RPC0",)),
+        (SLOW, "3GiB", None, ("RPC0", "CUDA0")),
+    ],
     ids=["slower than the host", "faster than the host", "the host is full"],
 )
 def test_beside_a_card_that_is_too_small(
-    two: tuple[str, ...], tmp_path: Path, bandwidth: str, host_memory: str, used: tuple[str, ...]
+    two: tuple[str, ...], tmp_path: Path, bandwidth: str, host_memory: str, n_ctx: int | None, used: tuple[str, ...]
 ) -> None:
     """A server that is slower than the host is not used for a longer context either."""
     model = shapes.write("llama-3.1-8b", tmp_path, vocab=False)
@@ -233,6 +238,7 @@ def test_beside_a_card_that_is_too_small(
         rpc=two[0],
         rpc_bandwidth=bandwidth,
         host_memory=host_memory,
+        n_ctx=n_ctx,
         objective="generation",
     )
     assert plan.fits
