@@ -30,6 +30,9 @@ def begin(args: Sequence[str]) -> bool:
         for _ in range(min(system.processors(), _MOST_WORKERS)):
             process.prestart()
         return False
+    if system.CAN_FORK:
+        # this process and both forks need it
+        import fitter.llama.types  # noqa: F401
     process.prestart()
     process.prestart(is_asleep=True)
     return True

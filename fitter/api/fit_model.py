@@ -43,6 +43,9 @@ from fitter.planning.speed import cost
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_LATER = (partial(import_module, "fitter.llama.build.compared"), gpu_catalogue.gpus, cost.default)
+"""What the first plan of a process needs after its first load."""
+
 
 @checked_worker_call(Fitting)
 def fit(
@@ -104,10 +107,8 @@ def fit(
     first: dict[str, Any] = {"split_mode": MODES[0]} if is_split_open else {}
     ask, is_given = Ask.of(cast(Fitting, {**parameters, **first})), worker is not None
     deadline = None if ask.time_limit is None else started + ask.time_limit
-    # imported, and data files parsed, while the process waits for llama.cpp
-    process.meanwhile(partial(import_module, "fitter.llama.build.compared"))
-    process.meanwhile(gpu_catalogue.gpus)
-    process.meanwhile(cost.default)
+    for function in _LATER:
+        process.meanwhile(function)
     ask = fetch_all(ask, model, min(ask.timeout, ask.time_limit or ask.timeout), on_progress)
     with (
         worker_for(ask, worker, on_log, at_once=True) as worker,

@@ -739,7 +739,7 @@ class _Child:
 
     def receive(self, deadline: float) -> dict[str, Any]:
         """Wait for the answer to the request. Raises ``_TimeoutError`` and ``_EndedError``."""
-        process.use_wait()
+        process.use_wait(self._process.answers)
         # an answer may have many megabytes: join once
         pieces = [self._pending]
         while b"\n" not in pieces[-1]:

@@ -133,7 +133,6 @@ class Kind:
         raise UsageError(f"{called} is a string, and no field of llama.cpp's structs is one")
 
 
-@dataclass(frozen=True)
 class Flag(Kind):
     """True or false."""
 
@@ -203,7 +202,6 @@ class Whole(Kind):
         return int(value)
 
 
-@dataclass(frozen=True)
 class Amount(Whole):
     """A whole number, or a text with a number and a unit."""
 
@@ -228,7 +226,6 @@ class Amount(Whole):
             return value
 
 
-@dataclass(frozen=True)
 class Tokens(Amount):
     """A number of tokens; ``32k`` is 32 times 1024."""
 
@@ -236,7 +233,6 @@ class Tokens(Amount):
         return parse_tokens(word)
 
 
-@dataclass(frozen=True)
 class TokenCounts(Tokens):
     """A number of tokens, or a list of one or more."""
 
@@ -494,7 +490,6 @@ AUTO = "auto"
 """A margin of the measured bytes, however small."""
 
 
-@dataclass(frozen=True)
 class Margin(Size):
     """Bytes that must stay free, one number for all devices or several; or ``auto``."""
 
@@ -705,7 +700,6 @@ class PlanFiles(Paths):
     commas: bool = False
 
 
-@dataclass(frozen=True)
 class Adapters(Paths):
     """Files with LoRA adapters; ``Params`` has each with its scale."""
 
@@ -765,7 +759,6 @@ class Gpus(Texts):
         return tuple(gpus)
 
 
-@dataclass(frozen=True)
 class Function(Kind):
     """A function, for Python only."""
 

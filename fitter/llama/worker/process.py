@@ -173,8 +173,8 @@ _early: list[Process] = []
 
 _owner = 0
 
-_meanwhile: list[Callable[[], object]] = []
-"""Functions to call during the next wait."""
+_meanwhile: dict[Callable[[], object], None] = {}
+"""Functions to call during a wait, the last one first."""
 
 
 def prestart(variables: Mapping[str, str] | None = None, *, is_asleep: bool = False) -> None:
@@ -220,16 +220,16 @@ def take(variables: Mapping[str, str], like: Process | None = None) -> Process:
 
 
 def meanwhile(function: Callable[[], object]) -> None:
-    """Call ``function`` during the next wait for an answer; for imports that the answer will need."""
-    _meanwhile.append(function)
+    """Call ``function`` during a wait for an answer; for imports and data files that are needed later."""
+    _meanwhile[function] = None
 
 
-def use_wait() -> None:
-    """Call the functions for a wait."""
-    while _meanwhile:
+def use_wait(answers: system.Reader) -> None:
+    """Call the functions for a wait, until there is something to read in ``answers``."""
+    while _meanwhile and not answers.is_ready(0.0):
         try:
-            function = _meanwhile.pop()
-        except IndexError:
+            function, _ = _meanwhile.popitem()
+        except KeyError:
             # another thread was quicker
             break
         function()
