@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from fitter.errors import PlanError
-from fitter.llama.build.versions import numbers_of
 from fitter.model import location
 from fitter.parameters.kinds import Flag
 from fitter.parameters.table import PARAMETERS, SHARED, Parameter, of_a_load
 from fitter.planning.placing.host_flags import flags_among
 from fitter.planning.plan.plan import Plan
 from fitter.planning.request.summary import SharedUse
+from fitter.version import numbers_of
 
 _LOAD_MODE = (0, 19, 0)
 """First version of ggml whose programs have ``--load-mode`` in place of ``_OLDER_MODES``."""

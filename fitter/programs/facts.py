@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from fitter.errors import UsageError
-from fitter.llama.build.versions import numbers_of
 from fitter.llama.types import LlamaCpp
 from fitter.programs.program_help import defaults_of
 from fitter.storage.data_files import read_data
+from fitter.version import numbers_of
 
 
 @dataclass(frozen=True)

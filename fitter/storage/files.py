@@ -37,6 +37,15 @@ def read_text(path: Path) -> str:
     return data.decode()
 
 
+def identity(path: str) -> tuple[int, ...]:
+    """Return a value that changes with the file; empty if there is no file."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return (status.st_mtime_ns, status.st_size, status.st_dev, status.st_ino)
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Write a file that replaces the file at ``path`` when the block ends. Raises ``OSError``.

@@ -7,9 +7,9 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-from fitter.llama.header.file_identity import identity
 from fitter.model import location
 from fitter.model.files import header_cache
+from fitter.storage.files import identity
 
 MOST = 64 << 20
 """Most bytes of all answers."""

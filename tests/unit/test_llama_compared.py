@@ -12,8 +12,8 @@ from fitter.llama.build import compared
 from fitter.llama.build.compared import Compared, around, said_of
 from fitter.llama.build.cuda_library import Answering, CudaLibrary
 from fitter.llama.build.epochs import backend_rules, epochs
-from fitter.llama.build.versions import numbers_of
 from fitter.llama.virtual import VirtualDevice
+from fitter.version import numbers_of
 from tools.load_answers import read_table
 
 DATA = Path(__file__).resolve().parents[1] / "data"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fitter.llama.build import epochs, layouts
-from fitter.llama.build.versions import numbers_of
+from fitter.version import numbers_of
 from tools import llama_builds
 from tools.follow import facts as known_facts
 from tools.follow.facts import DEFAULTS, OPERATIONS, Facts

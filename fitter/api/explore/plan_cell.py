@@ -18,7 +18,7 @@ from typing import Any
 
 from fitter import api, system
 from fitter.errors import FitterError, LibraryError, LlamaCppCrashError, TimeLimitError, WorkerError
-from fitter.llama.processes.resource_errors import is_resource_error
+from fitter.llama.processes.worker_exit import is_resource_error
 from fitter.llama.worker.remembered_loads import RememberingWorker
 from fitter.output.arguments import arguments
 from fitter.planning.plan.plan import Plan

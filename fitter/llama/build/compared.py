@@ -15,7 +15,7 @@ from typing import Any
 
 from fitter.llama.build.cuda_library import Answering
 from fitter.llama.build.functions import same_commit
-from fitter.llama.build.versions import numbers_of
+from fitter.version import numbers_of
 from fitter.llama.virtual import VirtualDevice
 
 SIMULATED = "the cards were simulated by"

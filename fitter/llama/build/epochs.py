@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fitter.errors import LibraryError
 from fitter.llama.build.layouts import data
-from fitter.llama.build.versions import numbers_of
+from fitter.version import numbers_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

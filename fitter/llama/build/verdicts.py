@@ -17,7 +17,7 @@ from fitter.llama.build import stored_answers
 from fitter.llama.build.linking import binaries
 from fitter.llama.processes import interpreter, worker_environment
 from fitter.llama.build.build_folder import Build
-from fitter.llama.processes.resource_errors import is_resource_error
+from fitter.llama.processes.worker_exit import is_resource_error
 from fitter.storage import folders
 
 _PATIENCE = 120.0

@@ -12,8 +12,8 @@ from fitter.errors import LlamaCppError, ModelError
 from fitter.llama.build import library as native
 from fitter.llama.build.log import captured_log, reason
 from fitter.llama.header import limits
-from fitter.llama.header.file_identity import identity
 from fitter.llama.types import Array, Header, MetadataValue, Skeleton, TensorInfo
+from fitter.storage.files import identity
 
 MAX_ARRAY_VALUES = 4096
 """Longest array of numbers whose values are read."""

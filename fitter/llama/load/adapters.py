@@ -11,10 +11,10 @@ from typing import Any
 from fitter.errors import ModelError
 from fitter.llama.build import library as native
 from fitter.llama.build.log import captured_log, reason
-from fitter.llama.header.file_identity import identity
 from fitter.llama.header.read_header import read_header
 from fitter.llama.load.allocations import counted
 from fitter.llama.types import Lora, Row
+from fitter.storage.files import identity
 
 _ADAPTER_PREFIX = re.compile(r"^(\w+: )*(failed to apply lora adapter: )?(\w+: )*")
 

@@ -23,7 +23,7 @@ from fitter.llama.load.backend_devices import register_virtual, registry
 from fitter.llama.load.loader import Loader
 from fitter.llama.load.real_load import RealLoad
 from fitter.llama.processes import worker_environment
-from fitter.llama.processes.resource_errors import is_resource_error
+from fitter.llama.processes.worker_exit import is_resource_error
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride, VirtualDevice, describe
 from fitter.storage.temporary import Directory
 from fitter.system import DESCRIPTORS

@@ -8,10 +8,10 @@ from typing import Any
 
 from fitter.errors import UsageError
 from fitter.llama.build import library as native
-from fitter.llama.header.file_identity import identity
 from fitter.llama.load.backend_devices import Device, Registry, registry, select
 from fitter.llama.types import MAX_USED_DEVICES, Params, Skeleton
 from fitter.parameters.table import of_a_struct
+from fitter.storage.files import identity
 
 _POINTERS = ("devices", "tensor_split", "tensor_buft_overrides")
 """Parameters that are pointers in llama.cpp's struct."""

@@ -1,12 +1,16 @@
-"""The exit of a worker's process, and whether the load that it was asked for caused it."""
+"""The exit of a worker's process: was it the load that was asked for, or a lack of memory, disk space or files?"""
 
 from __future__ import annotations
 
 import errno
+import os
+import re
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fitter.llama.processes.resource_errors import is_out_of_memory
+from fitter import system
+from fitter.errors import FitterError
 
 OUT_OF_MEMORY_STATUS = errno.ENOMEM
 """Exit status of a worker that has run out of memory."""
@@ -60,3 +64,32 @@ class WorkerExit:
             return lines[-1]
         errors = [line for line in lines if "GGML_ASSERT" in line or "error" in line.lower()]
         return (errors or lines or [""])[-1]
+
+
+_SCARCE = (
+    *(errno.EAGAIN, errno.EDQUOT, errno.EFBIG, errno.EINTR, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    errno.ENOSPC,
+)
+_WORDS = "|".join(re.escape(os.strerror(number)) for number in _SCARCE)
+_SAYS = re.compile(
+    rf"bad_alloc|MemoryError|out of memory|failed to map segment|{_WORDS}"
+    r"|(?:fail|unable|cannot|could not|not enough)[^\n]*(?:\balloc|memory)",
+    re.IGNORECASE,
+)
+
+_OUT_OF_MEMORY = ("std::bad_alloc", "insufficient memory", "Cannot allocate memory", "cannot allocate memory")
+"""Messages of C++, ggml (``ggml_aligned_malloc``) and the C library without host memory."""
+_OUT_OF_ADDRESSES = ("failed to allocate", "unable to allocate")
+"""Messages of llama.cpp without a buffer: a refusal, unless this process's addresses are limited."""
+
+
+def is_resource_error(said: str | FitterError) -> bool:
+    """Return whether an error, its log or a program's output means that the machine lacked a resource."""
+    lines = said if isinstance(said, str) else "\n".join((str(said), *getattr(said, "log", ())))
+    return _SAYS.search(lines) is not None
+
+
+def is_out_of_memory(lines: Iterable[str]) -> bool:
+    """Return whether a line means that the host's memory ran out."""
+    says = (*_OUT_OF_MEMORY, *(_OUT_OF_ADDRESSES if system.is_address_space_limited() else ()))
+    return any(words in line for line in lines for words in says)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
-from fitter.llama.header.file_identity import identity
 from fitter.llama.types import DeviceInfo, Params, Skeleton
 from fitter.parameters.table import AnyPath
+from fitter.storage.files import identity
 
 if TYPE_CHECKING:
     pass

@@ -36,8 +36,7 @@ from fitter.llama.load.backend_devices import (
 )
 from fitter.llama.load.loader import Loader
 from fitter.llama.processes import memory_limit, wire
-from fitter.llama.processes.resource_errors import is_out_of_memory
-from fitter.llama.processes.worker_exit import OUT_OF_MEMORY_STATUS
+from fitter.llama.processes.worker_exit import OUT_OF_MEMORY_STATUS, is_out_of_memory
 from fitter.llama.types import (
     Breakdown,
     Caches,
