@@ -146,7 +146,7 @@ calibrate: install ## on a machine with a CUDA card: compare it with its virtual
 .PHONY: lint
 lint: install ## ruff, and mypy --strict for three systems
 	@$(PY) -m ruff check .
-	@for system in linux win32 darwin; do $(PY) -m mypy --strict --platform $$system fitter || exit 1; done
+	@for system in linux win32 darwin; do $(PY) -m mypy --strict --platform $$system --cache-dir .mypy_cache/$$system fitter || exit 1; done
 
 .PHONY: test-unit
 test-unit: install ## tests/unit alone, which needs nothing but the install: half a minute on two cores
