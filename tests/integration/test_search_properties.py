@@ -165,6 +165,14 @@ def test_flash_attention_is_off_where_the_host_computes_faster(asking: Asking) -
     assert (plan.seconds or 0.0) < 0.9 * (asking.fit(one, flash_attn="on").seconds or 0.0)
 
 
+def test_caches_go_to_the_host_where_no_card_has_room_for_any_of_them(asking: Asking) -> None:
+    # machine 7030, with one of its cards: the plan left the card idle, and took 1.8 times as long
+    one = machine("glm45-air", ("tesla-p40", None), n_seq_max=256, n_ctx=4194304)
+    plan = asking.fit(one)
+    assert plan.fits and {"-nkvo", "-fa"} <= set(plan.arguments)
+    assert not worse(plan, asking.fit(one, offload_kqv=False))
+
+
 def test_a_card_takes_the_last_layer_where_no_cache_has_room_there(asking: Asking) -> None:
     card = ("arc-pro-b60", 2443)
     one = machine("glm45-air", card, n_seq_max=256)

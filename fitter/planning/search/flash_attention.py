@@ -13,6 +13,7 @@ from collections.abc import Collection
 
 from fitter.planning.pricing.objective import GAIN
 from fitter.planning.pricing.trial import Trial
+from fitter.planning.request.given import usable_devices
 from fitter.planning.request.request import Request
 from fitter.planning.search.variants import Kind
 from fitter.planning.speed.explain import FAR, Choice
@@ -54,7 +55,7 @@ def kinds(
         if (is_spilled if is_last else is_far) and True in seen and may_be_off(request):
             flash.append("off")
     # caches of layers on devices, too, are on the host, which leaves room for their weights
-    is_worth = is_last and placement.is_spilled and best.devices and best.params.offload_kqv
+    is_worth = is_last and placement.is_spilled and usable_devices(request)
     offload = [True, False] if is_worth and "offload_kqv" not in request.fixed else [request.params.offload_kqv]
     return [Kind(each, is_there) for is_there in offload for each in flash]
 
