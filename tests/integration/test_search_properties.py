@@ -173,6 +173,17 @@ def test_caches_go_to_the_host_where_no_card_has_room_for_any_of_them(asking: As
     assert not worse(plan, asking.fit(one, offload_kqv=False))
 
 
+def test_small_cards_compute_prompts_where_no_cache_has_room(asking: Asking) -> None:
+    # both cards were idle, which takes twice the time; one is enough, with a small micro batch
+    cards = [("rtx-4060", 2048)] * 2
+    one = Machine(
+        0, "llama-3.1-70b", tuple(Card(name, free * MIB) for name, free in cards), {"n_seq_max": 8, "n_ctx": 131072}
+    )
+    plan = asking.fit(one)
+    assert len(plan.pins["devices"]) == 1
+    assert (plan.seconds or 0.0) < 0.6 * (asking.fit(one, devices=()).seconds or 0.0)
+
+
 def test_a_card_takes_the_last_layer_where_no_cache_has_room_there(asking: Asking) -> None:
     card = ("arc-pro-b60", 2443)
     one = machine("glm45-air", card, n_seq_max=256)

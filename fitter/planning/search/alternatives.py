@@ -306,7 +306,7 @@ class _Near:
         found = split_candidate(idea.of(asked), self._loads.measure, self._resized)
         if not found.trial.fits or found.price is None or plan.price is None or found.seconds is None:
             return None
-        n_used = sum(1 for device in plan.trial.devices if plan.trial.breakdown.on(device.name).model)
+        n_used = sum(1 for device in plan.trial.devices if plan.trial.breakdown.on(device.name).model) or 1
         # with split mode layer, devices work on several micro batches of a prompt at once
         before = pipelined(plan.price.estimate, n_used, asked.workload, plan.trial.params.n_ubatch)
         if found.seconds > objective_seconds(asked, before) * (1 - WORTH):

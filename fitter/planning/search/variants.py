@@ -99,6 +99,10 @@ class Variant(NamedTuple):
     devices: tuple[DeviceLimit, ...] = ()
     rule: Rule = ""
 
+    def differs(self, other: Variant) -> bool:
+        """Whether it differs in more than its micro batch, so that a placement of ``other`` tells nothing of it."""
+        return self[0] != other[0] or self[2] != other[2]
+
 
 class Variants:
     """Variants at one context, each asked for once, and the best answer so far.
@@ -173,7 +177,8 @@ class Variants:
         while answer.state.devices and not is_settled:
             useless = _useless(self.request, answer.state.devices, answer.trial)
             useful = self.first_of_equal(each for each in answer.state.devices if each not in useless)
-            if not useless or (not useful and needs_devices(self.request)):
+            # without devices, only the first kind of attention has a meaning
+            if not useless or (not useful and (needs_devices(self.request) or variant.kind != self.first.kind)):
                 break
             answer = self.settle(variant._replace(devices=useful))
             if rank(best.trial) <= rank(answer.trial):
@@ -228,8 +233,8 @@ class Variants:
             kinds: the kinds of attention that are open.
         """
         best, here = self.best, self.here
-        if best.trial.devices != best.state.devices or not best.trial.devices:
-            # the last layer alone, upstream's rules, or no device: micro batches say nothing
+        if best.trial.devices != best.state.devices:
+            # the last layer alone or upstream's rules: micro batches say nothing
             kinds = [kind for kind in kinds if kind != here.kind]
         tried = set[Variant]()
         while True:
@@ -240,7 +245,7 @@ class Variants:
             if chosen in tried or self._is_known(chosen, best.trial):
                 return self._next(chosen)
             tried.add(chosen)
-            placement = _first_placement(self.state(chosen)) if chosen.kind != here.kind else best.trial.placement
+            placement = _first_placement(self.state(chosen)) if chosen.differs(here) else best.trial.placement
             if placement is None or self.measure(chosen, placement) is None:
                 self._asked.add(chosen)
 
@@ -291,12 +296,15 @@ class Variants:
         lacks memory with it, for the others.
         """
         here, found = self.here, list[tuple[DeviceLimit, ...]]()
-        if kind == here.kind:
+        if kind == here.kind and here.devices:
             return [here.devices]
         for devices in (here.devices, self.devices, self.first_of_equal(self.best.trial.used[0])):
             while devices and devices not in found:
                 found.append(devices)
-                if trial := self._measured.get(Variant(kind, here.n_ubatch, devices)):
+                measured = (
+                    trial for each, trial in self._measured.items() if (each.kind, each.devices) == (kind, devices)
+                )
+                if trial := self._measured.get(Variant(kind, here.n_ubatch, devices)) or next(measured, None):
                     used = trial.used[0]
                     useless = _useless(self.request, used, trial) if used == devices else []
                     devices = self.first_of_equal(device for device in used if device not in useless)
@@ -368,7 +376,7 @@ class Variants:
         """Yield the variants that promise a better trial than the best, each with its expected seconds."""
         trial, here = self.best.trial, self.here
         for kind, devices in ((each, devices) for each in kinds for devices in self._choices(each)):
-            is_other = kind != here.kind
+            is_other = Variant(kind, here.n_ubatch, devices).differs(here)
             least = math.inf
             if trial.fits and trial.expected is not None and trial.seconds is not None:
                 # what an estimate misses in one kind of attention, such as splits of graphs, another kind may not have
@@ -388,7 +396,7 @@ class Variants:
                         break
 
     def _likely(self, variant: Variant, here: Variant, trial: Trial, least: float) -> float:
-        if variant.kind != here.kind:
+        if variant.differs(here):
             is_wider = variant.devices != here.devices and not variant.kind.offload_kqv
             if (variant.kind.flash_attn == "on" or is_wider) and variant not in self._measured:
                 # nothing that was measured tells its buffers, and one micro batch little of another's
