@@ -60,7 +60,8 @@ typedef struct {
     bool         cuda_branches_on_many_devices;
     // Shared experts are computed together with the chosen ones: from b11434 (ggml 0.26) on.
     bool         cuda_groups_shared_experts;
-    // Unary operations of a source with any strides: in b11669 (ggml 0.27), not in b11549 (0.26).
+    // Unary operations of a source with any strides: in b11549, not yet in b11434, which is ggml 0.26, too, and whose graphs
+    // have no such operation.
     bool         cuda_unary_of_any_strides;
     // What its ggml-metal does, from b11434 (ggml 0.26) on.
     // One kernel computes a matrix product and adds another tensor to it.

@@ -31,7 +31,11 @@ from tools.oracle.measure import Row, compare_rows, fill
 DATA = Path(compared.__file__).with_name("compared.json")
 SOFTWARE_DEVICE = "ggml-vulkan of its source, on a software device"
 OWN, ORACLE = "its own libggml-cuda.so", "ggml-cuda of its source, built without a GPU"
-_VOLTA = "70"
+_VOLTA = {
+    "70": "on cards of compute capability 7.0, for which its makers compiled nothing",
+    "72": "on cards of compute capability 7.2, which compute with the code for 7.0 (ggml_cuda_highest_compiled_arch)",
+}
+"""Cards that attend as their library was compiled."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +74,7 @@ def differing(real: Sequence[Row], mirror: Sequence[Row]) -> list[tuple[Row, Row
 def left(pairs: Sequence[tuple[Row, Row]]) -> str:
     """What the loads that differ have in common, in a few words."""
     kinds = Counter(
-        "on cards of compute capability 7.0, for which its makers compiled nothing"
-        if _VOLTA in real["compute_capability"].split("/")
-        else "not explained"
+        next((_VOLTA[each] for each in real["compute_capability"].split("/") if each in _VOLTA), "not explained")
         for real, _ in pairs
     )
     return "; ".join(f"{count} {kind}" for kind, count in kinds.items())

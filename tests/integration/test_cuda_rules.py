@@ -1,4 +1,4 @@
-"""Rules of ggml-cuda that some versions do not have: what each of them decides, on the pinned libllama.
+"""Rules of ggml-cuda that some versions do not have: what each of them decides, on the pinned libllama or a newer one.
 
 That a version has them is measured on its own libggml-cuda.so: ``python -m tools.compared``, and test_llama_cuda.py.
 """
@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from fitter.llama.build.build_folder import PYTHON
 from fitter.llama.build.epochs import backend_rules
+from fitter.llama.processes.worker_environment import LLAMA_CPP
 from tests.support.command import json_of_python
+from tests.support.llama_builds import where
 from tools.shapes import write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +26,9 @@ import json, sys
 from fitter.errors import LlamaCppError
 from fitter.llama.load import backend_devices as devices
 from fitter.llama.build import library as native
+from fitter.llama.processes.worker_environment import become_worker
 rules, path, count, load = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
+become_worker()
 native.backend_rules = lambda ggml: rules
 native.prepare()
 from fitter.llama.load.loader import Loader
@@ -76,13 +81,19 @@ DECIDED: dict[str, tuple[str, int, dict[str, Any], dict[str, str], set[tuple[str
         {"GGML_CUDA_GRAPH_OPT": "1"},
         {("CUDA0", "compute"), ("CUDA1", "compute")},
     ),
+    "unary_of_any_strides": ("qwen3-next-80b-a3b", 1, {"n_ctx": 4096}, {}, {("CUDA0", "compute")}),
 }
+
+
+BUILDS = {"unary_of_any_strides": "b11739"}
+"""Builds other than the pinned one, of whose graphs none depends on the rule."""
 
 
 @pytest.mark.parametrize("name", DECIDED)
 def test_what_a_rule_decides(name: str, tmp_path: Path) -> None:
     shape, count, load, variables, expected = DECIDED[name]
     model = write(shape, tmp_path, vocab=False)
+    variables = variables | {LLAMA_CPP: where(BUILDS.get(name, PYTHON))}
     rules = backend_rules(PINNED)
     with_it, without = (
         measured(rules | {f"cuda_{name}": value}, model, count, load, **variables) for value in (True, False)

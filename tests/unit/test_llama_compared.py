@@ -173,15 +173,17 @@ RULES = {
     "0.23.0": {"cuda_attention_has_room", "cuda_gets_rows_of_super_blocks", "cuda_branches_on_many_devices"},
 }
 EVERY = set(backend_rules("1.0.0"))
-OF_0_26 = {"cuda_groups_shared_experts", "metal_adds_to_products", "metal_attends_by_size"}
-OF_0_27 = {"cuda_unary_of_any_strides"}
+OF_0_26 = {
+    "cuda_groups_shared_experts",
+    "cuda_unary_of_any_strides",
+    "metal_adds_to_products",
+    "metal_attends_by_size",
+}
 
 
 @pytest.mark.parametrize("ggml", [*RULES, "0.25.1", "0.25.3", "0.26.0", "0.27.0", "1.0.0"])
 def test_rules_by_version(ggml: str) -> None:
-    expected = RULES.get(ggml, EVERY - OF_0_27 if numbers_of(ggml) >= (0, 26) else EVERY - OF_0_26 - OF_0_27)
-    if numbers_of(ggml) >= (0, 27):
-        expected = EVERY
+    expected = EVERY if numbers_of(ggml) >= (0, 26) else RULES.get(ggml, EVERY - OF_0_26)
     assert {name for name, is_there in backend_rules(ggml).items() if is_there} == expected
 
 
