@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import fitter
 from fitter.errors import RemoteError
 from fitter.llama.build.build_folder import find
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
 from tests.support.command import run_fitter
-from tests.support.llama_builds import COMPILED, PINNED, every, where
+from tests.support.llama_builds import COMPILED, NEWEST, PINNED, every, where
 from tools import llama_builds, shapes
 from tools.llama_truth.loads import TINY, Load, draw, known, measured
 from tools.llama_truth.program import answers, compiled, headers_of, servers, with_one_cpu
@@ -92,6 +93,25 @@ def test_a_plan_is_what_the_build_measures(name: str, case: Case, directory: Pat
     assert {name: again.on(name).used for name in used} == used
     free = {device["name"]: device["free"] - device["margin"] for device in found["devices"]}
     assert any(more.on(name).used > free[name] for name in used)
+
+
+COMPUTE: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[int, ...], tuple[int, ...]]] = {
+    "llama-3.1-8b": (("rtx-4060",), {}, (271056896, 25180160), (304627712, 41963520)),
+    "qwen3-32b": (("2x rtx-3090",), {}, (270573568, 439140352, 86040576), (364961792, 439140352, 138493952)),
+    "kimi-k2": (("rtx-5090",), {"cpu_moe": True}, (4829747200, 37758976), (4842334208, 67125248)),
+}
+"""Cards, keywords, and bytes of compute buffers: of the pinned build, and of newer ones."""
+
+
+@pytest.mark.parametrize("model", COMPUTE)
+def test_newer_builds_compute_in_more_memory(model: str, directory: Path) -> None:
+    cards, keywords, pinned, newer = COMPUTE[model]
+    path = shapes.write(model, directory, vocab=False)
+    for build, expected in ((PINNED, pinned), ("b11524", newer), (NEWEST, newer)):
+        found = fitter.measure(
+            path, gpus=cards, n_ctx=8192, n_ubatch=512, n_gpu_layers=99, llama_cpp=where(build), **keywords
+        )
+        assert tuple(row.compute for row in found.rows) == expected
 
 
 # --- bytes, by the builds themselves

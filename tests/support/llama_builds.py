@@ -17,8 +17,8 @@ from tools import llama_builds, llama_python
 
 PINNED = "python"
 NEWEST = list(llama_builds.libraries())[-1]
-SAMPLE = (PINNED, "b9842", "b10361", "v0.4.0", "v0.5.0", NEWEST)
-"""The builds of `make test`: one for each layout, and two with the layout of the pinned one."""
+SAMPLE = (PINNED, "b9842", "b10361", "v0.4.0", "v0.5.0", "b11524", NEWEST)
+"""The builds of `make test`: one for each layout, two with the pinned one's, and one with a folder of programs."""
 
 _PINNED = list(llama_builds.headers())[-1]
 COMPILED = [name for name in llama_builds.headers() if name != _PINNED]
@@ -48,9 +48,8 @@ def header_of(layout: str) -> Path:
     if layout in llama_builds.headers():
         return fetched(layout) / "llama.h"
     # Python's bindings to it, with the declarations in C
-    return fetched(next(name for name, build in llama_builds.libraries().items() if build.layout == layout)) / (
-        "_cffi_bindings.py"
-    )
+    bindings = [name for name, build in llama_builds.libraries().items() if build.package == "llama-cpp-py-sync"]
+    return fetched(next(name for name in bindings if LAYOUTS[name] == layout)) / "_cffi_bindings.py"
 
 
 def computing(name: str) -> Path:

@@ -117,6 +117,15 @@ def test_cpu_plugins(place: str, tmp_path: Path) -> None:
     assert "libggml-cuda.so" in dict(build.build_ids)
 
 
+@pytest.mark.parametrize("named", ["", "bin/llama-server"])
+def test_plugins_beside_the_program(named: str, tmp_path: Path) -> None:
+    install(tmp_path / "lib", cpu="")
+    program = tmp_path / "bin" / "llama-server"
+    plugin = libraries.write(program.with_name("libggml-cpu.so"))
+    libraries.write(program, needed=("libllama.so.0",), runpath="$ORIGIN/../lib")
+    assert find(str(tmp_path / named)).plugins == (str(plugin),)
+
+
 def test_headers(tmp_path: Path) -> None:
     install(tmp_path / "lib")
     assert find(str(tmp_path)).headers == ()

@@ -66,7 +66,7 @@ def answers(
     """What a build's program says to each load; ``CRASHED`` where it ended instead. Models are in ``directory``."""
     lines = [load.line(directory) for load in loads]
     said: list[str] = []
-    plugins = build.directory if build.plugins else ""
+    plugins = os.path.dirname(build.plugins[0]) if build.plugins else ""
     environment = {name: value for name, value in os.environ.items() if name != "GGML_BACKEND_PATH"}
     while len(said) < len(lines):
         done = subprocess.run(

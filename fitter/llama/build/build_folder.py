@@ -201,9 +201,15 @@ def _in_directory(directory: str) -> str:
     ):
         if libraries := _files(place, _LIBLLAMA):
             return _single_name(libraries, place)
-    server = next((f for name in below if os.path.isfile(f := os.path.join(directory, name, f"llama-server{EXECUTABLE}"))), None)
-    why = ", and its llama-server has llama.cpp built into it" if server and not _links_llama(server) else ""
+    servers = _servers(directory, below)
+    why = ", and its llama-server has llama.cpp built into it" if servers and not _links_llama(servers[0]) else ""
     raise LibraryError(f"there is no {LIBLLAMA} in {directory}{why}: {_OTHER}")
+
+
+def _servers(directory: str, below: Iterable[str] = _BELOW) -> list[str]:
+    """List the llama-servers in the usual folders below a directory."""
+    paths = [os.path.join(os.path.abspath(directory), name, f"llama-server{EXECUTABLE}") for name in below]
+    return [path for path in paths if os.path.isfile(path)]
 
 
 def _files(directory: str, beginnings: tuple[str, ...]) -> list[str]:
@@ -253,7 +259,8 @@ def _links_llama(program: str) -> bool:
 def _build(where: str, libllama: str, before: str = "") -> Build:
     directory = os.path.dirname(libllama)
     needed = linker.linked(libllama, directory if before else "")
-    return _make_build(where, libllama, list(needed.values()), (directory,))
+    programs = [os.path.dirname(server) for server in _servers(before)] if before else []
+    return _make_build(where, libllama, list(needed.values()), (directory, *programs))
 
 
 def _make_build(where: str, libllama: str, needed: Iterable[linker.Linked], places: Sequence[str]) -> Build:
