@@ -206,8 +206,7 @@ test-vulkan: install ## the vulkan profile and the real ggml-vulkan, on Mesa's s
 	@[ -f $(VULKAN)/bin/libggml-vulkan.so ] || echo "building ggml-vulkan in $(VULKAN)/bin: some ten minutes on two cores"
 	@$(CMAKE) --build $(VULKAN) --target ggml-vulkan llama --parallel $(JOBS) >$(VULKAN)/build.log 2>&1 \
 	  || { tail -n 40 $(VULKAN)/build.log >&2; exit 1; }
-	@$${CXX:-c++} -std=c++17 -O2 -Wall -Wextra -shared -fPIC -Ibindings tools/vulkan/driver.cpp \
-	  -o $(VULKAN)/bin/libfitter-vulkan-driver.so -lvulkan
+	@$(PY) -m tools.vulkan.check --build-driver
 	@$(PY) -m tools.vulkan.check $(CHECK_ARGS)
 
 # CHECK_ARGS="--count 2000 --seed 7" compares other loads; --write stores what the real code answers.

@@ -3,7 +3,8 @@
 Loads are drawn at random (``tools/oracle/draw.py``) and measured twice with the build's own libllama: by its
 libggml-cuda.so, as ``--profile library`` asks it, and by fitter's rules. The builds are the prebuilt ones with CUDA of
 ``llama_builds.json``, fetched where they are not there; ``--oracle`` compares another llama.cpp by the oracle of its
-own source. ``--update`` keeps the figures in ``fitter/llama/build/compared.json``, where a plan finds them.
+own source, ``--rocm`` the rules of the rocm profile with a prebuilt libggml-hip.so. ``--update`` keeps the figures in
+``fitter/llama/build/compared.json``, where a plan finds them.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ from fitter.llama.build.inspect_build import inspect_build
 from fitter.llama.processes.worker_environment import LLAMA_CPP
 from fitter.version import numbers_of
 from tools import llama_builds, shapes
-from tools.oracle.draw import draw, with_expert_caches
+from tools.oracle.draw import ARCHITECTURES, CAPABILITIES, draw, with_expert_caches
 from tools.oracle.measure import Row, compare_rows, fill
 
 DATA = Path(compared.__file__).with_name("compared.json")
 SOFTWARE_DEVICE = "ggml-vulkan of its source, on a software device"
 OWN, ORACLE = "its own libggml-cuda.so", "ggml-cuda of its source, built without a GPU"
+OWN_VULKAN = "its own libggml-vulkan.so, on a software device"
+OWN_HIP = "its own libggml-hip.so, on a HIP runtime without a GPU"
+CARDS: dict[str, Sequence[int | str]] = {"cuda": CAPABILITIES, "rocm": ARCHITECTURES}
 _VOLTA = {
     "70": "on cards of compute capability 7.0, for which its makers compiled nothing",
     "72": "on cards of compute capability 7.2, which compute with the code for 7.0 (ggml_cuda_highest_compiled_arch)",
@@ -100,7 +104,7 @@ def figures_of(subject: Subject, rows: int, equal: int, explained: str = "") -> 
         "llama_cpp": subject.name,
         "ggml": seen.ggml,
         # Built from a source without a history, it says the commit of whatever was around it.
-        "commit": seen.commit if subject.by == OWN else "",
+        "commit": seen.commit if subject.by.startswith("its own") else "",
         "by": subject.by,
         "rows": rows,
         "equal": equal,
@@ -120,6 +124,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--library", nargs=2, action="append", default=[], metavar=("NAME", "LLAMA_CPP"), help="one with libggml-cuda"
     )
+    parser.add_argument(
+        "--rocm", nargs=3, action="append", default=[], metavar=("NAME", "LLAMA_CPP", "LIBRARY"), help="one of HIP"
+    )
     parser.add_argument("--count", type=int, default=250, help="loads to draw (250)")
     parser.add_argument("--seed", type=int, default=14, help="what they are drawn with (14)")
     parser.add_argument("--moe-cache", action="store_true", help="with caches of experts, from b11549 on")
@@ -128,29 +135,30 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     status = 0
     try:
-        is_named = options.names or options.oracle or options.library
+        is_named = options.names or options.oracle or options.library or options.rocm
         subjects = [packaged(name) for name in (options.names if is_named else llama_builds.cuda())]
         subjects += [Subject(name, where, Path(where), OWN) for name, where in options.library]
         subjects += [Subject(name, where, Path(library), ORACLE) for name, where, library in options.oracle]
+        subjects += [Subject(name, where, Path(library), OWN_HIP, "rocm") for name, where, library in options.rocm]
         models = [name for name, shape in shapes.SHAPES.items() if not options.moe_cache or shape.is_moe]
-        rows = draw(models, options.count, options.seed)
-        if options.moe_cache:
-            rows = with_expert_caches(rows, options.seed)
         with tempfile.TemporaryDirectory(prefix="fitter-") as directory:
             for subject in subjects:
+                rows = draw(models, options.count, options.seed, CARDS[subject.profile])
+                if options.moe_cache:
+                    rows = with_expert_caches(rows, options.seed)
                 found = compare(subject, rows, Path(directory), options.jobs)
-                status |= _is_worse(found)
+                status |= _is_worse(found, subject.profile)
                 if options.update:
-                    keep(found)
+                    keep(found, subject.profile)
     except (FitterError, llama_builds.FetchError) as error:
         print(f"compared: {error}", file=sys.stderr)
         return 2
     return status
 
 
-def _is_worse(figures: dict[str, Any]) -> bool:
+def _is_worse(figures: dict[str, Any], profile: str) -> bool:
     """Whether more loads differ than in the figures that are kept."""
-    known = next((each for each in compared.comparisons("cuda") if each.llama_cpp == figures["llama_cpp"]), None)
+    known = next((each for each in compared.comparisons(profile) if each.llama_cpp == figures["llama_cpp"]), None)
     differ: int = figures["rows"] - figures["equal"]
     return differ > (known.rows - known.equal if known else 0)
 

@@ -18,14 +18,14 @@ import pytest
 import fitter
 from fitter.api.call_worker import answering
 from fitter.errors import LibraryError, UsageError
-from fitter.llama.build import compared, cuda_library, elf
+from fitter.llama.build import cuda_library, elf
 from fitter.llama.build.build_folder import may_have_cuda
 from fitter.llama.build.cuda_library import Answering, CudaLibrary, find_cuda_library
 from fitter.llama.build.library import cudart_path
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, VirtualDevice, describe
 from tests.support.llama_builds import fetched
-from tools import debian_llama, llama_builds, shapes
+from tools import shapes
 from tools.cuda_reference import Load, difference, loads, spread, write_model
 from tools.oracle import build as oracle
 from tools.oracle import operations
@@ -359,17 +359,3 @@ def test_what_is_exported_is_all_that_ctypes_can_call() -> None:
     assert {"cudaMalloc", "cudaLaunchKernel", "__cudaRegisterFatBinary", "cublasCreate_v2"} <= defined
     runtime = ctypes.CDLL(str(cudart_path()))
     assert all(hasattr(runtime, name) for name in defined)
-
-
-@pytest.mark.slow
-def test_the_rules_and_the_real_cuda_library_of_debians_llama_cpp() -> None:
-    """As many loads are equal as plans with this build say."""
-    try:
-        debian = debian_llama.made()
-    except llama_builds.FetchError as error:
-        pytest.skip(str(error))
-    words = ["-m", "tools.compared", "--library", debian_llama.NAME, debian.libraries]
-    done = subprocess.run([debian.python, *words], capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    (known,) = (each for each in compared.comparisons("cuda") if each.llama_cpp == debian_llama.NAME)
-    assert f"{known.equal} of {known.rows} equal, by its own libggml-cuda.so" in done.stdout

@@ -17,7 +17,7 @@ from tools.metal.check import variables
 from tools.oracle import build as build_cuda
 from tools.oracle import build_hip
 from tools.oracle.build import MissingError
-from tools.oracle.draw import ARCHITECTURES, CAPABILITIES, draw
+from tools.oracle.draw import draw
 
 _SEED = 14
 Figures = dict[str, Any]
@@ -47,9 +47,9 @@ def compare(subject: Subject, count: int, jobs: int, models: Path, keep: bool) -
 
 
 def _compare_cuda(subject: Subject, profile: str, count: int, jobs: int, models: Path) -> Figures:
-    build, cards = (build_hip.build, ARCHITECTURES) if profile == "rocm" else (build_cuda.build, CAPABILITIES)
+    build = build_hip.build if profile == "rocm" else build_cuda.build
     library = build(_source(subject), _place(subject, profile), _ggml_base(subject), jobs)
-    rows = draw(list(shapes.SHAPES), count, _SEED, cards)
+    rows = draw(list(shapes.SHAPES), count, _SEED, compared.CARDS[profile])
     return compared.compare(_compared(subject, profile, library), rows, models, jobs)
 
 

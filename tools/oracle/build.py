@@ -143,6 +143,11 @@ def compile_traps(directory: Path, objects: Sequence[Path], there: Sequence[Path
         for symbol in symbols(objects, "--undefined-only") - defined - linker
         if not any(hasattr(library, symbol) for library in libraries)
     )
+    return write_traps(directory, missing)
+
+
+def write_traps(directory: Path, missing: Iterable[str]) -> Path:
+    """Functions that say their name and end the process."""
     lines = ["#include <stdio.h>", "#include <stdlib.h>"]
     for symbol in missing:
         lines.append(f'void {symbol}(void) {{ fputs("oracle: {symbol} is not there\\n", stderr); abort(); }}')

@@ -10,14 +10,30 @@ import os
 import re
 import shutil
 import subprocess
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tools.oracle.build import HERE, ROOT, SOURCES, MissingError, compile_traps, defines, run
+from tools.oracle.build import (
+    HERE,
+    ROOT,
+    SOURCES,
+    MissingError,
+    compile_traps,
+    compiler,
+    defines,
+    run,
+    symbols,
+    write_traps,
+)
 
 NAME = "libggml-hip.so"
 
 OLDEST_CLANG = 16
+_LIBRARIES = ("libamdhip64.so.6", "libhipblas.so.2", "librocblas.so.4")
+_PREFIXES = ("hip", "__hip", "rocblas")
+_OPTIONS = ("-std=c++17", "-O1", "-fPIC", "-D__HIP_PLATFORM_AMD__", f"-idirafter{HERE / 'hip'}")
+_RUNTIME = (f"-I{ROOT / 'bindings' / 'cuda_runtime'}", "-Wall", "-Wextra", "-c", HERE / "runtime_hip.cpp", "-o")
 
 
 def build(source: Path, directory: Path, ggml_base: Path, jobs: int = 2) -> Path:
@@ -28,12 +44,12 @@ def build(source: Path, directory: Path, ggml_base: Path, jobs: int = 2) -> Path
     cuda = source / "ggml" / "src" / "ggml-cuda"
     if not (cuda / "ggml-cuda.cu").is_file():
         raise MissingError(f"{source} is no llama.cpp source tree")
-    compiler, headers = _find_clang(), _find_headers()
+    clang, headers = _find_clang(), _find_headers()
     directory.mkdir(parents=True, exist_ok=True)
     # HIP's headers include clang's own by their directory's name.
-    resources = run(compiler, "-print-resource-dir").strip()
+    resources = run(clang, "-print-resource-dir").strip()
     includes = [f"-isystem{resources}", *(f"-I{source / 'ggml' / part}" for part in ("include", "src"))]
-    common = ["-std=c++17", "-O1", "-fPIC", "-D__HIP_PLATFORM_AMD__", f"-idirafter{HERE / 'hip'}"]
+    common = [*_OPTIONS]
     if headers != Path("/usr/include"):  # which is searched anyway, and must stay the last one
         common.append(f"-isystem{headers}")
     # The options of ggml/src/ggml-hip that are on by default.
@@ -43,19 +59,41 @@ def build(source: Path, directory: Path, ggml_base: Path, jobs: int = 2) -> Path
     def compile_one(name: str) -> Path:
         out = directory / f"{name}.o"
         only_host = ("-x", "hip", "--offload-host-only", "-nogpuinc", "-nogpulib")
-        run(compiler, *only_host, *common, *options, *includes, "-w", "-c", cuda / f"{name}.cu", "-o", out)
+        run(clang, *only_host, *common, *options, *includes, "-w", "-c", cuda / f"{name}.cu", "-o", out)
         return out
 
     with ThreadPoolExecutor(jobs) as pool:
         objects = list(pool.map(compile_one, SOURCES))
     runtime = directory / "runtime_hip.o"
-    cards = f"-I{ROOT / 'bindings' / 'cuda_runtime'}"
-    run(compiler, *common, cards, "-Wall", "-Wextra", "-c", HERE / "runtime_hip.cpp", "-o", runtime)
+    run(clang, *common, *_RUNTIME, runtime)
     objects.append(runtime)
     objects.append(compile_traps(directory, objects, (ggml_base,)))
     library = directory / NAME
-    run(compiler, "-shared", "-o", library, *objects)
+    run(clang, "-shared", "-o", library, *objects)
     return library
+
+
+def build_runtime(library: Path, headers: Path, directory: Path) -> None:
+    """Put the libraries of ROCm that a prebuilt libggml-hip.so needs into ``directory``: the runtime without a GPU.
+
+    ``headers`` are HIP's of the version that it was compiled with. Raises ``subprocess.CalledProcessError`` if a
+    compiler fails.
+    """
+    runtime, out = directory / "runtime_hip.o", directory / _LIBRARIES[0]
+    run(compiler(), *_OPTIONS, f"-isystem{headers}", *_RUNTIME, runtime)
+    of_version: dict[str, list[str]] = defaultdict(list)
+    for symbol in symbols([library], "-D", "--undefined-only"):
+        name, _, version = symbol.partition("@")
+        if name.startswith(_PREFIXES):
+            of_version[version].append(name)
+    missing = {name for names in of_version.values() for name in names} - symbols([runtime], "--defined-only")
+    versions = directory / "versions.map"
+    nodes = (f"{version} {{ global: {'; '.join(names)}; }};\n" for version, names in of_version.items() if version)
+    versions.write_text("".join(nodes))
+    traps = write_traps(directory, sorted(missing))
+    run(compiler(), "-shared", "-o", out, runtime, traps, f"-Wl,-soname,{out.name},--version-script={versions}")
+    for name in _LIBRARIES[1:]:
+        (directory / name).symlink_to(out.name)
 
 
 def _find_clang() -> str:

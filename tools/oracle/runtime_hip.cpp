@@ -124,6 +124,11 @@ hipError_t hipEventSynchronize(hipEvent_t) { return hipSuccess; }
 
 hipblasStatus_t hipblasDestroy(hipblasHandle_t) { return HIPBLAS_STATUS_SUCCESS; }
 
+// Which rocBLAS there is, is not told; before version 4 ggml-cuda has it begin early.
+int rocblas_get_version_string_size(size_t *) { return 1; }
+
+void rocblas_initialize(void) {}
+
 // Kernels register themselves when the library is loaded.
 void ** __hipRegisterFatBinary(const void *) {
     static void * handle = nullptr;

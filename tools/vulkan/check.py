@@ -21,6 +21,7 @@ from fitter.llama.types import Params, TensorBuftOverride
 from tools import compared, shapes
 from tools.backend_loads import VULKAN, Load, answers, draw, store
 from tools.load_answers import compare
+from tools.oracle.build import compiler, run
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = ROOT / "build" / "vulkan" / "bin"
@@ -35,20 +36,27 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--models", type=Path, help="a directory of GGUF files to compare as well")
     parser.add_argument("--write", action="store_true", help="store the real answers as the table that the tests use")
     parser.add_argument("--libraries", type=Path, default=LIBRARIES, help="where ggml-vulkan and the driver are")
+    parser.add_argument(
+        "--device", type=Path, help="the manifest of a software device (this machine's), of a build that is there"
+    )
     parser.add_argument("--keep", metavar="BUILD", help="store the figures of this build, which plans quote")
     parser.add_argument("--needs", action="store_true", help="only say what is missing to build ggml-vulkan")
+    parser.add_argument("--build-driver", action="store_true", help="only compile the driver, into --libraries")
     options = parser.parse_args(arguments)
-    missing = _missing()
+    missing = {} if options.device else _missing()
     if missing:
         print("missing: " + ", ".join(missing), file=sys.stderr)
         print(f"Debian, Ubuntu: apt-get install {' '.join(dict.fromkeys(missing.values()))}", file=sys.stderr)
     if missing or options.needs:
         return 1 if missing else 0
+    if options.build_driver:
+        build_driver(options.libraries, "-lvulkan")
+        return 0
 
     where = str(options.libraries.resolve())
 
     def variables(load: Load) -> dict[str, str]:
-        return _variables(load, options.libraries / DRIVER)
+        return _variables(load, options.libraries / DRIVER, [options.device] if options.device else _software_drivers())
 
     loads = sorted([*draw(VULKAN, options.count, options.seed), *corners()], key=lambda load: load.session)
     with tempfile.TemporaryDirectory(prefix="fitter-vulkan-") as directory:
@@ -62,7 +70,8 @@ def main(arguments: Sequence[str]) -> int:
             print(f"wrote {VULKAN.table.relative_to(ROOT)}")
         different = compare("shapes", loads, real, list(answers(loads, model, llama_cpp=where)))
         if options.keep:
-            subject = compared.Subject(options.keep, where, options.libraries, compared.SOFTWARE_DEVICE, "vulkan")
+            by = compared.OWN_VULKAN if options.device else compared.SOFTWARE_DEVICE
+            subject = compared.Subject(options.keep, where, options.libraries, by, "vulkan")
             compared.keep(compared.figures_of(subject, len(loads), len(loads) - different), "vulkan")
     if options.models is not None:
         files = {path.stem: path for path in sorted(options.models.glob("*.gguf"))}
@@ -115,9 +124,9 @@ def corners() -> Iterator[Load]:
         yield Load(VULKAN, model, driver, n_devices, environment, params)
 
 
-def _variables(load: Load, driver: Path) -> dict[str, str]:
+def _variables(load: Load, driver: Path, devices: Sequence[Path]) -> dict[str, str]:
     """The variables with which ggml-vulkan has the load's devices, and no GPU of this machine."""
-    drivers = ":".join(map(str, _software_drivers()))
+    drivers = ":".join(str(device.resolve()) for device in devices)
     return {
         "VK_ICD_FILENAMES": drivers,
         "VK_DRIVER_FILES": drivers,
@@ -126,6 +135,13 @@ def _variables(load: Load, driver: Path) -> dict[str, str]:
         # A software device is only used on request; named again, it is another device.
         "GGML_VK_VISIBLE_DEVICES": ",".join(["0"] * load.n_devices),
     }
+
+
+def build_driver(directory: Path, *options: str | Path) -> None:
+    """Compile what shows the limits of drivers; ``options`` end with the loader of Vulkan that it is linked to."""
+    words = ("-std=c++17", "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", f"-I{ROOT / 'bindings'}")
+    source = Path(__file__).with_name("driver.cpp")
+    run(compiler(), *words, source, "-o", directory / DRIVER, "-Wl,--no-as-needed", *options)
 
 
 def _software_drivers() -> list[Path]:

@@ -1,0 +1,50 @@
+"""llama.cpp of Debian's next release: its real backends without a card, and its llama-server. It is fetched anew."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fitter.llama.build.compared import comparisons
+from tools import debian_llama
+from tools.debian_llama import NAME, DebianLlama
+from tools.llama_builds import FetchError
+from tools.tiny import write_tiny
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def debian() -> DebianLlama:
+    try:
+        return debian_llama.made()
+    except FetchError as error:
+        pytest.skip(str(error))
+
+
+def run(debian: DebianLlama, *words: str | Path) -> str:
+    done = subprocess.run([debian.python, "-m", *words], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("profile", ["cuda", "rocm"])
+def test_as_many_loads_are_equal_as_plans_say(debian: DebianLlama, profile: str) -> None:
+    words = {"cuda": ("--library", NAME, debian.libraries), "rocm": ("--rocm", NAME, debian.libraries, debian.hip)}
+    (known,) = (each for each in comparisons(profile) if each.llama_cpp == NAME)
+    assert f"{known.equal} of {known.rows} equal, by {known.by}" in run(debian, "tools.compared", *words[profile])
+
+
+def test_loads_at_the_limits_of_vulkan_are_equal(debian: DebianLlama) -> None:
+    words = ("--libraries", debian.vulkan, "--device", debian.software_device, "--count", "12")
+    assert run(debian, "tools.vulkan.check", *words).startswith("shapes: 60 loads, ")
+
+
+def test_its_server_takes_what_is_said(debian: DebianLlama, tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf")
+    words = ("verify", path, "-c", "4096", "--for", "llama-server", "--server", debian.server)
+    said = run(debian, "fitter", *words, "--llama-cpp", debian.server)
+    assert "llama-server 0.7.0 (build 11669, commit Debian)" in " ".join(said.split())
+    assert "as predicted, as far as its log says it" in " ".join(said.split())
