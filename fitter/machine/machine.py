@@ -9,7 +9,7 @@ from fitter.errors import UsageError
 from fitter.llama.types import RPC, DeviceInfo, MeasuredSpeed, VirtualDevice
 from fitter.machine import gpu_catalogue
 from fitter.machine.host import HostMemory, host_memory
-from fitter.machine.memory_pools import Pool, described_pools, pools_here, typed
+from fitter.machine.memory_pools import Pool, described_pools, pools_here, typed, with_page_cache
 from fitter.machine.speed import DeviceSpeed, HostSpeed, default_host, host_of_gpu, speed_of
 from fitter.text import MIB, mib, mib_up
 
@@ -71,7 +71,7 @@ def real_machine(devices: Sequence[DeviceInfo], memory: HostMemory, host: int | 
         memory: Host memory.
         host: Available bytes of host memory, if the user sets them.
     """
-    offload = tuple(device for device in devices if device.type in ("gpu", "igpu"))
+    offload = with_page_cache([device for device in devices if device.type in ("gpu", "igpu")], memory)
     pools = pools_here(offload, memory)
     if host is None:
         return Machine(offload, (), memory.total, memory.available, pools)

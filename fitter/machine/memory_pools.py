@@ -54,6 +54,20 @@ def pools_here(devices: Sequence[DeviceInfo], host: HostMemory, root: Path = Pat
     return (Pool(tuple(device.name for device in sharing), memory),)
 
 
+def with_page_cache(devices: Sequence[DeviceInfo], host: HostMemory) -> tuple[DeviceInfo, ...]:
+    """Count the page cache as free memory of NVIDIA devices that share the host's memory.
+
+    Linux takes it back when they allocate, but ``cudaMemGetInfo`` reports ``MemFree``. ggml-cuda reports
+    ``MemAvailable`` instead on Linux (``ggml_backend_cuda_device_get_memory``, llama.cpp's #17368), other backends not.
+    """
+    return tuple(
+        replace(device, free=max(device.free, min(device.total, host.available)))
+        if system_of_device(device) == "cuda" and device.backend != RPC
+        else device
+        for device in devices
+    )
+
+
 def set_aside(total: int, root: Path = Path("/")) -> tuple[int, int]:
     """Return the bytes that the firmware reserves for an AMD GPU, and how many of them are free.
 

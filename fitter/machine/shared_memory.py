@@ -64,7 +64,7 @@ def system_of_device(device: DeviceInfo) -> str | None:
         return "metal"
     if device.type != "igpu":
         return None
-    if device.backend == "CUDA":
+    if device.backend == "CUDA" or "nvidia" in device.description.lower():
         return "cuda"
     return "anv" if "intel" in device.description.lower() else "amdgpu"
 

@@ -44,9 +44,36 @@ def test_the_pool_of_this_machine(tmp_path: Path, devices: list[DeviceInfo], exp
     assert all((pool.memory.total, pool.memory.free) == (HOST.total, HOST.available) for pool in found)
 
 
-def test_intel_is_told_by_its_name(tmp_path: Path) -> None:
-    intel = DeviceInfo("Vulkan0", "Intel(R) Arc(tm) Graphics (LNL)", "igpu", "Vulkan", 8 * GIB, 8 * GIB)
-    assert pools_here([intel], HOST, tmp_path)[0].memory.system == "anv"
+NAMED = {"Intel(R) Arc(tm) Graphics (LNL)": "anv", "NVIDIA GB10": "cuda", "AMD Radeon 890M (RADV GFX1150)": "amdgpu"}
+
+
+@pytest.mark.parametrize(("description", "system"), NAMED.items(), ids=NAMED)
+def test_with_vulkan_a_maker_is_told_by_its_name(tmp_path: Path, description: str, system: str) -> None:
+    shared = DeviceInfo("Vulkan0", description, "igpu", "Vulkan", 8 * GIB, 8 * GIB)
+    assert pools_here([shared], HOST, tmp_path)[0].memory.system == system
+
+
+MIB_OF_SPARK = (124610, 42516, 118425)
+"""MemTotal, MemFree and MemAvailable of a DGX Spark that has just written 60 GB: unslothai/unsloth#10704."""
+PAGE_CACHE = {
+    # type, backend, description, MiB that the backend reports and that a plan takes
+    "what CUDA reports": ("igpu", "CUDA", "NVIDIA GB10", 42516, 118425),
+    "what ggml-cuda reports on Linux": ("igpu", "CUDA", "NVIDIA GB10", 118425, 118425),
+    "with Vulkan": ("igpu", "Vulkan", "NVIDIA GB10", 42516, 118425),
+    "a card": ("gpu", "CUDA", "NVIDIA GeForce RTX 4090", 20000, 20000),
+    "an AMD processor's": ("igpu", "Vulkan", "AMD Radeon 890M", 20000, 20000),
+    "a Spark behind RPC": ("igpu", "RPC", "NVIDIA GB10", 42516, 42516),
+}
+
+
+@pytest.mark.parametrize(("type", "backend", "description", "says", "free"), PAGE_CACHE.values(), ids=PAGE_CACHE)
+def test_the_page_cache_of_a_shared_memory_is_free(
+    type: str, backend: str, description: str, says: int, free: int
+) -> None:
+    total, _, available = (each * MIB for each in MIB_OF_SPARK)
+    info = DeviceInfo("D0", description, type, backend, total, says * MIB)
+    (found,) = real_machine([info], HostMemory(total, available)).devices
+    assert found.free == free * MIB
 
 
 def sysfs(root: Path, **mib: tuple[int, int, int]) -> None:
