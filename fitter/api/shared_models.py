@@ -157,7 +157,7 @@ def drafting_params(sharing: Sharing, drafts: Drafts | None, main: Params) -> Pa
     type_k, type_v = sharing.type_k_draft or Params.type_k, sharing.type_v_draft or Params.type_v
     if drafts is not None:
         return _draft(sharing, drafts, (), type_k, type_v).params(main)
-    return Mtp("", type_k, type_v, sharing.n_rs_seq).params(main) if sharing.mtp else None
+    return Mtp("", type_k, type_v, sharing.n_rs_seq, sharing.n_ubatch_draft).params(main) if sharing.mtp else None
 
 
 def choices(
@@ -168,6 +168,8 @@ def choices(
     machine: Machine,
     request: Request,
     more: tuple[SharedUse, ...] = (),
+    *,
+    may_shrink: bool = False,
 ) -> tuple[Companions, ...]:
     """List what shares the devices with the model, once for each choice of places.
 
@@ -179,13 +181,14 @@ def choices(
         machine: All devices and the host.
         request: The request that is planned.
         more: Further reserved memory.
+        may_shrink: Whether the program can be told a micro batch for drafting.
 
     Returns:
         The choices; none where nothing shares the devices.
     """
     reserved = (*reservation(parse_reserve(sharing.reserve), machine.devices, machine.host_total), *more)
     type_k, type_v = sharing.type_k_draft or Params.type_k, sharing.type_v_draft or Params.type_v
-    mtp = Mtp(model.path.name, type_k, type_v, sharing.n_rs_seq) if sharing.mtp else None
+    mtp = Mtp(model.path.name, type_k, type_v, sharing.n_rs_seq, sharing.n_ubatch_draft) if sharing.mtp else None
     ngrams = tuple(
         SharedUse("ngram", word, _TABLE if word == "ngram-mod" else (), words) for word, words in sharing.ngrams.items()
     )
@@ -214,6 +217,7 @@ def choices(
                     projector(on) if projector else None,
                     mtp,
                     ngrams,
+                    may_shrink and sharing.n_ubatch_draft is None and sharing.drafts_with_a_model,
                     max(first, second),
                 )
             )
@@ -226,7 +230,7 @@ def _draft(sharing: Sharing, drafts: Drafts, at: tuple[str, ...] | None, type_k:
         layers = 0 if at == () else -1
     layers = layers_on_devices(layers, drafts.model.n_layer)
     n_max = sharing.draft_max or DRAFT_MAX
-    return Draft(drafts.model.called, at, layers, type_k, type_v, drafts.measure, n_max)
+    return Draft(drafts.model.called, at, layers, type_k, type_v, drafts.measure, n_max, sharing.n_ubatch_draft)
 
 
 def _projector(sharing: Sharing, worker: Worker, flash_attn: FlashAttn) -> Callable[[str | None], Projector]:

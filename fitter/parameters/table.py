@@ -1049,6 +1049,17 @@ class BesideKeywords(TypedDict, total=False):
             unset="f16",
         ),
     ]
+    n_ubatch_draft: Annotated[
+        AnyTokens | None,
+        Parameter(
+            Tokens(least=1, most=MAX_TOKENS),
+            options=("--spec-draft-n-ubatch",),
+            env="LLAMA_ARG_SPEC_DRAFT_N_UBATCH",
+            section=SHARED,
+            help="Most tokens of a micro batch of the context for drafting. llama.cpp b11669 and newer have it.",
+            unset="as -ub; less where the model then gets more context",
+        ),
+    ]
     mtp: Annotated[
         bool | None,
         Parameter(

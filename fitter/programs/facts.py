@@ -36,6 +36,8 @@ class Facts:
     """The same with ``-np``."""
     has_kv_unified_per_slot: bool
     """Whether it has the option ``--kv-unified-per-slot``."""
+    has_n_ubatch_draft: bool
+    """Whether it has the option ``--spec-draft-n-ubatch``."""
     has_load_mode: bool
     """Whether ``--load-mode`` or ``use_mmap`` can make it read host weights into own memory."""
     flash_attn: str

@@ -91,6 +91,9 @@ class Program:
 
     def check_facts(self, given: frozenset[str], facts: Facts) -> None:
         """Raise ``UsageError`` for a keyword that its version does not have."""
+        if "n_ubatch_draft" in given and not facts.has_n_ubatch_draft:
+            who = "llama.cpp" if self.name == "any" else self.title or self.name
+            raise UsageError(f"this {who} has no --spec-draft-n-ubatch: leave it out, or use b11669 or newer")
 
     def batches(self, asked: Asked) -> tuple[int | None, int | None]:
         """Return ``n_batch`` and ``n_ubatch``; for texts that are only read, equal ones unless both are set.

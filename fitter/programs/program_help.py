@@ -48,6 +48,7 @@ OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 _HAS = {
     "--kv-unified-per-slot": "has_kv_unified_per_slot",
+    "--spec-draft-n-ubatch": "has_n_ubatch_draft",
     "--load-mode": "has_load_mode",
     "--no-mmap": "has_load_mode",
 }

@@ -18,6 +18,7 @@ from fitter.llama.types import Breakdown, Params
 from fitter.machine.gpu import parse_gpus
 from fitter.output.keywords import fit_kwargs
 from tests.drafting import upstream as drafting
+from tests.support.llama_builds import where
 from tools import shapes
 from tools.shapes import F32, Q4_K, Shape, Tensor
 from tools.tiny import TINY_DENSE, write_tiny
@@ -91,6 +92,18 @@ def test_a_draft_model_adds_what_it_takes_alone(
     assert sum(alone.on(name).used for name in place) > 0 or not place
     assert plan.search.shared_loads == 1
     assert plan.search.dummy_loads <= without.search.dummy_loads
+
+
+def test_a_micro_batch_for_drafting_takes_what_llama_server_takes(directory: Path) -> None:
+    """A llama-server b11669 with -ub 256 logs 0.56 MiB of this draft model with 64 tokens, and 2.26 without."""
+    tiny, build = write_tiny(directory / "tiny.gguf", TINY_DENSE), where("b11739")
+    words = {"n_ctx": 1024, "n_batch": 512, "n_ubatch": 256, "n_seq_max": 1, "program": "llama-server"}
+    for n_ubatch, logged in ((None, "2.26"), (64, "0.56"), (2000, "4.52")):
+        plan = fit(tiny, ["none"], model_draft=tiny, n_ubatch_draft=n_ubatch, llama_cpp=build, **words)
+        assert f"{sum(row.compute for row in plan.shared[0].rows) / MIB:.2f}" == logged
+        assert ("--spec-draft-n-ubatch" in plan.arguments()) == (n_ubatch is not None)
+    with pytest.raises(errors.UsageError, match=r"has no --spec-draft-n-ubatch: leave it out, or use b11669 or newer$"):
+        fit(tiny, ["none"], model_draft=tiny, n_ubatch_draft=64, **words)
 
 
 @pytest.fixture(scope="module")

@@ -103,6 +103,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
             {"model_draft": "d", "type_k_draft": "q8_0", "type_v_draft": "q4_0"},
         ),
         ("--mtp --spec-draft-n-max 5", {"mtp": True, "draft_max": 5}),
+        ("--mtp --spec-draft-n-ubatch 256", {"mtp": True, "n_ubatch_draft": 256}),
         (
             "--mmproj p.gguf -mmdev CUDA1 --image-min-tokens 64 --image-max-tokens 256",
             {"mmproj": "p.gguf", "mmproj_device": "CUDA1", "image_min_tokens": 64, "image_max_tokens": 256},

@@ -111,6 +111,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a program that there is not": ({"program": "llama-serve"}, "program (--for)"),
     "a draft's cache without one": ({"type_k_draft": "q8_0"}, "-ctkd is about drafting"),
+    "a draft's micro batch without one": ({"n_ubatch_draft": 64}, "--spec-draft-n-ubatch is about drafting: use it"),
     "drafted tokens without layers": ({"draft_max": 3}, "--spec-draft-n-max is about drafting: use it with -md or"),
     "a projector's device without one": ({"mmproj_device": "CUDA0"}, "-mmdev is about a projector"),
     "a projector's tokens without one": ({"image_max_tokens": 9}, "--image-max-tokens is about a projector"),

@@ -44,6 +44,7 @@ RANGES = {
     "fit_ctx": (1, 2**31 - 1),
     "n_batch": (1, 2**22),
     "n_ubatch": (1, 2**22),
+    "n_ubatch_draft": (1, 2**22),
     "n_seq_max": (1, 256),
     "users": (1, 1024),
     "n_gpu_layers": (-1, None),

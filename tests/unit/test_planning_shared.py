@@ -62,6 +62,7 @@ class SyntheticDraft:
 
     weights: int = 100 * MIB
     cache: int = 2048
+    of_batch: int = 0
     asked: list[Params] = field(default_factory=list)
 
     def measure(self, params: Params) -> Breakdown:
@@ -73,7 +74,8 @@ class SyntheticDraft:
         for name, share in zip(names, shares, strict=True):
             part = share / sum(shares)
             weights, cache = int(part * self.weights), int(part * self.cache * params.n_ctx)
-            rows.append(Row(name or "CPU", name, name is None, weights, cache, 5 * MIB))
+            compute = 5 * MIB + self.of_batch * params.n_ubatch
+            rows.append(Row(name or "CPU", name, name is None, weights, cache, compute))
         return Breakdown(tuple(rows), params.devices or (), params.n_ctx)
 
     def shared(self, *devices: str, **more: Any) -> Companions:
@@ -173,6 +175,43 @@ def test_a_draft_model_too_large_for_one_device_is_spread_as_the_model_is() -> N
     words = shared.arguments
     assert words[words.index("-devd") + 1] == ",".join(plan.params.devices or ())
     assert "-ts" not in words and plan.params.tensor_split, "it has the model's"
+
+
+SHORT = {
+    # MiB free, whether the whole model fits with all of its context
+    "a context that grows": (1500, False),
+    "layers on the host": (900, False),
+    "room for all": (8000, True),
+}
+
+
+@pytest.mark.parametrize(("free", "has_room"), SHORT.values(), ids=SHORT)
+def test_drafting_has_a_smaller_micro_batch_where_memory_is_short(free: int, has_room: bool) -> None:
+    def planned(**more: Any) -> tuple[Plan, set[int]]:
+        draft = SyntheticDraft(of_batch=256 * 1024)
+        plan = plan_of(DENSE, limits(free), draft.shared("CUDA0", **more))
+        return plan, {params.n_ubatch for params in draft.asked}
+
+    (usual, before), (plan, asked) = planned(), planned(may_shrink=True)
+    assert before == {512} and asked == ({512} if has_room else {512, 256})
+    words = plan.shared[0].arguments
+    if has_room:
+        assert plan.params == usual.params and "--spec-draft-n-ubatch" not in words
+        return
+    assert words[words.index("--spec-draft-n-ubatch") + 1] == "256"
+    assert plan.shared[0].on("CUDA0") < usual.shared[0].on("CUDA0")
+    assert plan.params.n_ctx > usual.params.n_ctx or plan.params.n_gpu_layers > usual.params.n_gpu_layers
+    assert plan.choices == usual.choices, "the place is the same"
+
+
+def test_a_micro_batch_for_drafting_is_a_smaller_one() -> None:
+    main = Params(n_batch=4096, n_ubatch=2048)
+    draft = Draft("d.gguf", ("CUDA0",), -1, "f16", "f16", SyntheticDraft().measure, n_ubatch=64)
+    mtp = Mtp("m.gguf", n_ubatch=64)
+    assert [each.params(main).n_ubatch for each in (draft, mtp)] == [64, 64]
+    assert [each.params(main).n_batch for each in (draft, mtp)] == [4096, 4096]
+    assert draft.arguments(main)[-2:] == mtp.arguments()[-2:] == ("--spec-draft-n-ubatch", "64")
+    assert [replace(each, n_ubatch=None).params(main).n_ubatch for each in (draft, mtp)] == [2048, 2048]
 
 
 def test_a_later_resort_is_not_asked_about_where_it_is_not_needed() -> None:

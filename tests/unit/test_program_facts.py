@@ -38,6 +38,10 @@ AT: dict[str, tuple[str, str, str, Any]] = {
     "an option that came later": ("llama-server", "0.20.0", "has_kv_unified_per_slot", False),
     "the same, later": ("llama-server", "0.26.0", "has_kv_unified_per_slot", True),
     "not in llama-cli": ("llama-cli", "0.26.0", "has_kv_unified_per_slot", False),
+    "a micro batch for drafting, before b11669": ("llama-server", "0.26.0", "has_n_ubatch_draft", False),
+    "from b11669 on": ("llama-cli", "0.27.0", "has_n_ubatch_draft", True),
+    "not in Ollama": ("ollama", "0.27.0", "has_n_ubatch_draft", False),
+    "not in ik_llama": ("ik_llama", "0.27.0", "has_n_ubatch_draft", False),
     "a load mode, by whichever name": ("llama-server", "0.13.1", "has_load_mode", True),
     "a load mode that was not read of older ones": ("llama-bench", "0.20.0", "has_load_mode", False),
     "no load mode for any program": ("any", "0.26.0", "has_load_mode", False),
@@ -63,7 +67,7 @@ def test_a_fact_of_a_version(program: str, ggml: str, name: str, value: Any) -> 
 
 
 def test_without_a_build_the_newest_is_meant() -> None:
-    assert facts_of("llama-server") == facts_of("llama-server", build("0.26.0"))
+    assert facts_of("llama-server") == facts_of("llama-server", build("0.27.0"))
 
 
 def test_a_way_to_draft_that_came_later() -> None:

@@ -269,6 +269,11 @@ def test_options_that_a_version_does_not_have() -> None:
         with pytest.raises(UsageError, match=f"^this {name} has no --kv-unified-per-slot: leave it out, and limit"):
             PROGRAMS[name].check_facts(asked, known)
     PROGRAMS["any"].check_facts(asked, facts("any"))
+    drafting = frozenset({"n_ubatch_draft"})
+    for name, called in {"any": "llama.cpp", "llama-server": "llama-server", "ik_llama": "ik_llama.cpp"}.items():
+        with pytest.raises(UsageError, match=rf"^this {called} has no --spec-draft-n-ubatch: leave it out, or use b1"):
+            PROGRAMS[name].check_facts(drafting, facts(name, build("0.26.0")))
+    PROGRAMS["llama-server"].check_facts(drafting, facts("llama-server", build("0.27.0")))
     with pytest.raises(UsageError, match=r"^llama-cli has no -kvu: leave it out, or plan"):
         Ask.of({"program": "llama-cli", "n_seq_max": 2, "kv_unified": True})
     assert not Ask.of({"program": "llama-cli", "n_seq_max": 2, "kv_unified": False}).load.kv_unified

@@ -178,7 +178,7 @@ class ServerUse:
     expert_misses: int = 0
     """Experts that had to be uploaded into it."""
     reallocations: int | None = None
-    """Graphs whose memory was allocated again with another size; ``None`` if the server does not say (b11739 does)."""
+    """Graphs whose memory was allocated again with another size; ``None`` if the server does not say (b11669 does)."""
 
     @property
     def expert_hit_rate(self) -> float | None:

@@ -48,6 +48,7 @@ class Sharing:
     n_gpu_layers_draft: int | None = DEFAULTS["n_gpu_layers_draft"]
     type_k_draft: str | None = DEFAULTS["type_k_draft"]
     type_v_draft: str | None = DEFAULTS["type_v_draft"]
+    n_ubatch_draft: int | None = DEFAULTS["n_ubatch_draft"]
     mtp: bool = DEFAULTS["mtp"]
     draft_max: int | None = DEFAULTS["draft_max"]
     acceptance: float | None = DEFAULTS["acceptance"]
@@ -72,13 +73,11 @@ class Sharing:
                 raise UsageError(f"{option} is about a draft model: name one with -md, or leave it out")
         if len(set(named := self.named_for_draft or ())) != len(named):
             raise UsageError("a device of the draft model is named twice: leave one out")
-        for option, value in (("-ctkd", self.type_k_draft), ("-ctvd", self.type_v_draft)):
-            if value is not None and self.model_draft is None and not self.mtp:
+        caches = (("-ctkd", self.type_k_draft), ("-ctvd", self.type_v_draft))
+        tokens = (("--spec-draft-n-ubatch", self.n_ubatch_draft), ("--spec-draft-n-max", self.draft_max))
+        for option, value in (*caches, *tokens, ("--acceptance", self.acceptance)):
+            if value is not None and not self.drafts_with_a_model:
                 raise UsageError(f"{option} is about drafting: use it with -md or --mtp, or leave it out")
-        if self.draft_max is not None and not self.drafts_with_a_model:
-            raise UsageError("--spec-draft-n-max is about drafting: use it with -md or --mtp, or leave it out")
-        if self.acceptance is not None and not self.drafts_with_a_model:
-            raise UsageError("--acceptance is about drafting: use it with -md or --mtp, or leave it out")
         if self.acceptance is not None and self.acceptance > 1:
             raise UsageError(f"--acceptance is {self.acceptance:g}: give a share from 0 to 1, such as 0.7 or 70%")
         self._check_speculation()

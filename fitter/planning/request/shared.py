@@ -31,6 +31,9 @@ HOST_NAME = "host"
 DRAFT_MAX = 3
 """``--spec-draft-n-max`` of llama.cpp: tokens drafted at a time."""
 
+LEAST_FOR_SPEED = 256
+"""Smaller micro batches are tried only where nothing fits: ``tests/data/speeds`` has no prompts of theirs."""
+
 _DEFAULT_TYPE = Params().type_k
 
 
@@ -98,6 +101,7 @@ class Draft:
         type_v: Type of V in its cache.
         measure: Makes a dummy load of it.
         n_max: Tokens drafted at a time.
+        n_ubatch: Tokens of its micro batch; ``None``: the main model's.
     """
 
     path: str
@@ -107,6 +111,7 @@ class Draft:
     type_v: str
     measure: Measure = field(compare=False)
     n_max: int = DRAFT_MAX
+    n_ubatch: int | None = None
 
     def params(self, main: Params) -> Params:
         """Derive the draft's parameters from those of the ``main`` model, as llama-server does.
@@ -134,6 +139,7 @@ class Draft:
             tensor_buft_overrides=(),
             type_k=self.type_k,
             type_v=self.type_v,
+            n_ubatch=self.n_ubatch or main.n_ubatch,
             embeddings=False,
             split_mode="layer" if is_alone else main.split_mode,
             main_gpu=0 if is_alone else main.main_gpu,
@@ -158,7 +164,7 @@ class Draft:
         layers = "all" if self.n_gpu_layers < 0 else str(self.n_gpu_layers)
         devices = self.on(main)
         words = ["-md", local_name(self.path), "-devd", ",".join(devices) or "none", "-ngld", layers]
-        words += [*_cache_types(self.type_k, self.type_v), "--spec-type", "draft-simple", *_draft_arguments(self.n_max)]
+        words += [*_cache_types(self.type_k, self.type_v), "--spec-type", "draft-simple", *_draft_arguments(self)]
         if len(devices) > 1 and _split(main) is None:
             words += ["-ts", ",".join("1" for _ in devices)]
         return tuple(words)
@@ -173,12 +179,14 @@ class Mtp:
         type_k: Type of K in its cache.
         type_v: Type of V in its cache.
         n_max: Tokens drafted at a time.
+        n_ubatch: Tokens of its micro batch; ``None``: the model's.
     """
 
     name: str
     type_k: str = _DEFAULT_TYPE
     type_v: str = _DEFAULT_TYPE
     n_max: int = DRAFT_MAX
+    n_ubatch: int | None = None
 
     def params(self, main: Params) -> Params:
         """Derive the second context's parameters from the first one's, as llama-server does."""
@@ -188,13 +196,14 @@ class Mtp:
             ctx_type="mtp",
             type_k=self.type_k,
             type_v=self.type_v,
+            n_ubatch=self.n_ubatch or main.n_ubatch,
             n_rs_seq=0,
             n_outputs_max=main.n_seq_max,
         )
 
     def arguments(self) -> tuple[str, ...]:
         """Return the arguments of llama-server and llama-cli."""
-        return ("--spec-type", "draft-mtp", *_cache_types(self.type_k, self.type_v), *_draft_arguments(self.n_max))
+        return ("--spec-type", "draft-mtp", *_cache_types(self.type_k, self.type_v), *_draft_arguments(self))
 
 
 @dataclass(frozen=True)
@@ -229,6 +238,7 @@ class Companions:
         projector: The projector.
         mtp: The layers for multi-token prediction.
         ngrams: Ways to draft without a model.
+        may_shrink: Whether the context for drafting may have a smaller micro batch than the model's.
         rank: Order among choices of places. Rank 1 is tried if no choice of rank 0 fits with the largest context, rank
             2 if none of 0 and 1 fits.
     """
@@ -238,7 +248,17 @@ class Companions:
     projector: Projector | None = None
     mtp: Mtp | None = None
     ngrams: tuple[SharedUse, ...] = ()
+    may_shrink: bool = False
     rank: int = 0
+
+    @property
+    def smaller(self) -> Companions | None:
+        """The same with a small micro batch for drafting, where memory is short; ``None`` where it may have none."""
+        if not self.may_shrink:
+            return None
+        draft = self.draft and replace(self.draft, n_ubatch=LEAST_FOR_SPEED)
+        mtp = self.mtp and replace(self.mtp, n_ubatch=LEAST_FOR_SPEED)
+        return replace(self, draft=draft, mtp=mtp, may_shrink=False)
 
     @property
     def places(self) -> tuple[tuple[str, str], ...]:
@@ -415,8 +435,9 @@ def _lora_arguments(lora: Lora) -> tuple[str, ...]:
     return ("--lora", path) if lora.scale == 1 else ("--lora-scaled", f"{path}:{lora.scale:.9g}")
 
 
-def _draft_arguments(n_max: int) -> list[str]:
-    return [] if n_max == DRAFT_MAX else ["--spec-draft-n-max", str(n_max)]
+def _draft_arguments(drafting: Draft | Mtp) -> list[str]:
+    words = [] if drafting.n_max == DRAFT_MAX else ["--spec-draft-n-max", str(drafting.n_max)]
+    return [*words, *(["--spec-draft-n-ubatch", str(drafting.n_ubatch)] if drafting.n_ubatch else [])]
 
 
 def _cache_types(type_k: str, type_v: str) -> list[str]:

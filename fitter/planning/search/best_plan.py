@@ -29,7 +29,7 @@ from fitter.planning.pricing.pricing import (
 )
 from fitter.planning.pricing.trial import Trial
 from fitter.planning.request import context_limit
-from fitter.planning.request.given import smallest_context, with_micro_batch
+from fitter.planning.request.given import is_whole, smallest_context, with_micro_batch
 from fitter.planning.request.request import DeviceLimit, Progress, Request
 from fitter.planning.request.shared import (
     Companions,
@@ -268,7 +268,7 @@ class _Fit:
 
     def _best_until(self) -> tuple[Candidate, _SharedChoice]:
         all_companions = self._companions or (Companions(),)
-        if len(all_companions) == 1:
+        if len(all_companions) == 1 and not all_companions[0].smaller:
             choice = self._choice(all_companions[0])
             return self._best(choice), choice
         ranked: list[tuple[Candidate, _SharedChoice]] = []
@@ -288,20 +288,25 @@ class _Fit:
             ranked.append((candidate, replace(choice, seconds=drafting)))
             ranked.sort(key=lambda pair: pair[1].rank(pair[0]), reverse=True)
 
-        for companions in sorted(all_companions, key=lambda companions: companions.rank):
-            if ranked and not self._is_wanted(companions, ranked[0][0]):
-                break
+        def consider(companions: Companions) -> None:
             try:
                 choice = self._choice(companions)
             except (LlamaCppError, TimeLimitError) as error:
                 failed.append(error)
-                continue
+                return
             if choice.lacks:
                 without_room.append(choice)
             else:
                 attempt(choice)
+
+        for companions in sorted(all_companions, key=lambda companions: companions.rank):
+            if ranked and not self._is_wanted(companions, ranked[0][0]):
+                break
+            consider(companions)
         if not ranked and without_room:
             attempt(min(without_room, key=lambda choice: choice.lacks))
+        if ranked and (smaller := ranked[0][1].companions.smaller) and self._is_short_of_memory(ranked[0][0]):
+            consider(smaller)
         if not ranked:
             raise failed[0]
         winner, choice = ranked[0]
@@ -309,8 +314,14 @@ class _Fit:
 
     def _is_wanted(self, companions: Companions, best: Candidate) -> bool:
         """Whether to try ``companions``: of rank 0 always, 1 if the context could be larger, 2 if nothing fits."""
-        is_widest = "n_ctx" in self._request.fixed or best.trial.params.n_ctx >= self._request.n_ctx_max
-        return companions.rank == 0 or not best.trial.fits or (companions.rank == 1 and not is_widest)
+        return companions.rank == 0 or not best.trial.fits or (companions.rank == 1 and not self._is_widest(best))
+
+    def _is_widest(self, best: Candidate) -> bool:
+        return "n_ctx" in self._request.fixed or best.trial.params.n_ctx >= self._request.n_ctx_max
+
+    def _is_short_of_memory(self, best: Candidate) -> bool:
+        trial = best.trial
+        return not (trial.fits and self._is_widest(best) and is_whole(self._request, trial.devices, trial.placement))
 
     def _best(self, choice: _SharedChoice) -> Candidate:
         """Find the best plan with this choice of companions, with the concessions that make it better."""
@@ -452,12 +463,12 @@ def _between(ranked: Sequence[tuple[Candidate, _SharedChoice]]) -> tuple[Choice,
     def seconds(candidate: Candidate, choice: _SharedChoice) -> float | None:
         return None if candidate.seconds is None else candidate.seconds + choice.seconds
 
-    times = [seconds(*pair) for pair in ranked[:2]]
-    if len(times) < 2 or times[0] is None:
+    other = next((pair for pair in ranked[1:] if place(pair[1]) != place(ranked[0][1])), None)
+    if other is None or (best := seconds(*ranked[0])) is None:
         return ()
     what = " and ".join(what for what, _ in ranked[0][1].companions.places)
     subject = f"where {what} {'are' if ' and ' in what else 'is'}"
-    return (Choice(subject, place(ranked[0][1]), times[0], place(ranked[1][1]), times[1]),)
+    return (Choice(subject, place(ranked[0][1]), best, place(other[1]), seconds(*other)),)
 
 
 def _attempt(params: Params, request: Request) -> str:

@@ -31,6 +31,7 @@ from fitter.planning.request.given import (
     user_chose_devices,
 )
 from fitter.planning.request.request import DeviceLimit, Request
+from fitter.planning.request.shared import LEAST_FOR_SPEED
 from fitter.planning.search.capacity import is_too_large
 from fitter.planning.search.compute_buffers import Buffers
 from fitter.planning.search.corrections import best_at
@@ -43,9 +44,6 @@ from fitter.planning.speed.work import resized_layout
 
 WORTH = GAIN / 2
 """The share of its time that another micro batch must promise to save."""
-
-_LEAST_FOR_SPEED = 256
-"""Smaller micro batches are tried only where nothing fits: ``tests/data/speeds`` has no prompts of theirs."""
 
 
 @dataclass(frozen=True)
@@ -317,11 +315,11 @@ class Variants:
         return variant in self._asked
 
     def _is_for_speed(self, variant: Variant) -> bool:
-        return variant.n_ubatch >= min(self.first.n_ubatch, _LEAST_FOR_SPEED)
+        return variant.n_ubatch >= min(self.first.n_ubatch, LEAST_FOR_SPEED)
 
     def _order(self, variant: Variant, seconds: float) -> tuple[bool, float]:
         is_as_asked = variant.kind.offload_kqv == self.first.kind.offload_kqv
-        return variant.n_ubatch < _LEAST_FOR_SPEED, seconds if is_as_asked else seconds * (1 + GAIN)
+        return variant.n_ubatch < LEAST_FOR_SPEED, seconds if is_as_asked else seconds * (1 + GAIN)
 
     def _is_known(self, variant: Variant, trial: Trial) -> bool:
         """Whether compute buffers of a variant were measured with a placement like the one of ``trial``."""
@@ -437,11 +435,11 @@ class Variants:
         Corrections may find a way.
         """
         here = self.here
-        if not here.n_ubatch < _LEAST_FOR_SPEED <= self.first.n_ubatch:
+        if not here.n_ubatch < LEAST_FOR_SPEED <= self.first.n_ubatch:
             return None
-        usual = (Variant(self.first.kind, size, here.devices) for size in self._sizes if size >= _LEAST_FOR_SPEED)
+        usual = (Variant(self.first.kind, size, here.devices) for size in self._sizes if size >= LEAST_FOR_SPEED)
         variant = next((each for each in usual if not self._is_asked(each)), None)
-        is_open = variant is not None and not any(each.n_ubatch >= _LEAST_FOR_SPEED for each in self._asked)
+        is_open = variant is not None and not any(each.n_ubatch >= LEAST_FOR_SPEED for each in self._asked)
         return self._next(variant) if variant is not None and is_open else None
 
 

@@ -56,6 +56,7 @@ class LlamaServer(Program):
         return n_seq_max, kv_unified if asked.kv_unified is None else asked.kv_unified
 
     def check_facts(self, given: frozenset[str], facts: Facts) -> None:
+        super().check_facts(given, facts)
         if "kv_unified_per_slot" in given and not facts.has_kv_unified_per_slot:
             raise UsageError(
                 f"this {self.name} has no --kv-unified-per-slot: leave it out, and limit the context with -c"
