@@ -27,8 +27,10 @@ from fitter.model.shapes.mapping import KNOWN
 from fitter.model.shapes.shape_header import Header
 
 ROOT = Path(__file__).resolve().parents[2]
-OTHERWISE = ("glm-5.2", "glm-5.3")
-"""Shapes whose files have tensors that transformers does not make: indexers of layers that share another's."""
+OTHERWISE = ("glm-5.2", "glm-5.3", "qwen3-reranker-0.6b")
+"""Shapes whose files have tensors that transformers does not make: indexers of layers that share another's, and the
+head of a reranker, which the converter makes of two words of the tokenizer.
+"""
 TIED = "_tied_weights_keys"
 """The key in transformers under which the tied weights stand: tensors that no file has, since others are the same."""
 HALVES = ("float16", "float32")

@@ -135,6 +135,7 @@ def test_a_header_is_what_gguf_reads(tmp_path: Path) -> None:
         "a.b": True,
         "a.l": [1, 2],
         "a.t": [True],
+        "a.w": ["yes", "no"],
     }
     tensors = [Tensor("x.weight", (32, 3), "bf16"), Tensor("y", (5,), "f32"), Tensor("z", (64, 2), "mxfp4")]
     path = tmp_path / "x.gguf"
@@ -191,6 +192,31 @@ def test_there_are_as_many_weights_as_are_published(name: str) -> None:
     made = mapped(catalogue.published(name).config, name)
     others = [each for each in made.tensors if each.name.startswith("rope_") or "exp_probs_b" in each.name]
     assert made.parameters - sum(math.prod(each.shape) for each in others) == PARAMETERS[name]
+
+
+def test_a_reranker_has_a_head() -> None:
+    config = catalogue.published("qwen3-reranker-0.6b").config
+    made, plain = mapped(config, "x"), mapped({**config, "_name_or_path": "Qwen/Qwen3-0.6B"}, "x")
+    head = Tensor("cls.output.weight", (1024, 2), "bf16")
+    assert made.tensors == [*plain.tensors, head]
+    assert made.metadata == plain.metadata | {
+        "qwen3.pooling_type": 4,
+        "qwen3.classifier.output_labels": ["yes", "no"],
+    }
+    # the converter knows it by the name of its folder, too
+    assert mapped({**config, "_name_or_path": "x"}, "Qwen3-Reranker-4B/config.json").tensors == made.tensors
+    config = catalogue.published("bge-reranker-v2-m3").config
+    many = mapped({**config, "id2label": {"0": "a", "1": "b", "2": "c"}}, "x")
+    shapes = {each.name: each.shape for each in many.tensors if each.name.startswith("cls")}
+    assert shapes == {
+        "cls.weight": (1024, 1024),
+        "cls.bias": (1024,),
+        "cls.output.weight": (1024, 3),
+        "cls.output.bias": (3,),
+    }
+    for labels, message in (({}, "has no id2label: add it"), ({"0": "a", "1": "b"}, "has two labels in id2label")):
+        with pytest.raises(ModelError, match=message):
+            mapped({**config, "id2label": labels}, "x")
 
 
 def test_a_shape_is_found_by_its_name_or_by_words() -> None:

@@ -15,7 +15,7 @@ from typing import IO, TypeAlias
 from fitter import system
 from fitter.storage.files import replacing
 
-Value: TypeAlias = "bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[float]"
+Value: TypeAlias = "bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str]"
 """A value of the metadata; an array has values of one type."""
 
 ALIGNMENT = 32
@@ -105,11 +105,14 @@ def _value(value: Value) -> bytes:
     if isinstance(value, (bool, int, float)):
         kind, code = _kind(value)
         return struct.pack(f"<I{code}", kind, value)
-    kind, code = _kind(value[0])
+    if texts := [each for each in value if isinstance(each, str)]:
+        return struct.pack("<IIQ", _ARRAY, _STRING, len(texts)) + b"".join(map(_string, texts))
+    numbers = [each for each in value if not isinstance(each, str)]
+    kind, code = _kind(numbers[0])
     if kind == _UINT32:
         # the integers of an array are signed, as the converter writes them
-        kind, code = _INT32, "i" if min(value) < 0 else "I"
-    return struct.pack(f"<IIQ{len(value)}{code}", _ARRAY, kind, len(value), *value)
+        kind, code = _INT32, "i" if min(numbers) < 0 else "I"
+    return struct.pack(f"<IIQ{len(numbers)}{code}", _ARRAY, kind, len(numbers), *numbers)
 
 
 def _kind(value: bool | int | float) -> tuple[int, str]:

@@ -22,6 +22,24 @@ def roberta(c: Config) -> Header:
     return _bert(c, c.count("max_position_embeddings", least=unused + 1) - unused)
 
 
+def roberta_rank(c: Config) -> Header:
+    """Rerankers on RoBERTa, such as bge-reranker-v2-m3, with a head that has a row for each label.
+
+    The converter writes no pooling for them.
+    """
+    labels = c.value("id2label")
+    if not isinstance(labels, dict) or not labels:
+        raise c.error("has no id2label: add it")
+    h, n_embd = roberta(c), c.count("hidden_size")
+    if len(labels) == 2:
+        raise c.unknown("two labels in id2label, which may be none")
+    h.key("classifier.output_labels", [str(label) for _, label in sorted(labels.items())])
+    for name, rows in (("cls", n_embd), ("cls.output", len(labels))):
+        h.weight(name, n_embd, rows)
+        h.bias(name, rows)
+    return h
+
+
 def _bert(c: Config, n_ctx: int) -> Header:
     c.must_be("hidden_act", "gelu")
     c.must_be("position_embedding_type", "absolute")

@@ -95,11 +95,20 @@ def qwen2(c: Config) -> Header:
     return dense(c, "qwen2", qkv_bias=True, out_bias=False)
 
 
+_RANK = 4
+"""llama.cpp's number for a score of the whole text."""
+
+
 def qwen3(c: Config) -> Header:
-    """Qwen3, dense."""
+    """Qwen3, dense. The converter knows its rerankers by their name, and gives them a head with two rows."""
     _check_window(c)
     c.must_be("attention_bias", False)
-    return dense(c, "qwen3", head_norm=True)
+    h = dense(c, "qwen3", head_norm=True)
+    if "qwen3-reranker" in f"{c.where} {c.text('_name_or_path', '')}".lower():
+        h.keys(pooling_type=_RANK, classifier__output_labels=["yes", "no"])
+        h.tensors = [each for each in h.tensors if each.name != "output.weight"]
+        h.weight("cls.output", c.count("hidden_size"), 2)
+    return h
 
 
 def qwen3vl(c: Config) -> Header:

@@ -92,6 +92,7 @@ KNOWN: dict[str, tuple[str, _Make]] = {
     "SmolLM3ForCausalLM": ("smollm3", llama.smollm3),
     "StableLmForCausalLM": ("stablelm", llama.stablelm),
     "Starcoder2ForCausalLM": ("starcoder2", llama.starcoder2),
+    "XLMRobertaForSequenceClassification": ("xlm-roberta", encoders.roberta_rank),
     "XLMRobertaModel": ("xlm-roberta", encoders.roberta),
 }
 """By the class in ``architectures`` of a ``config.json``: its ``model_type``, and the function that makes its header.
