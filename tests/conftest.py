@@ -64,10 +64,7 @@ SLOW = {
         ),
     ),
     "test_failed_loads": ("nothing[on a server-10", "nothing[here-10", "says_nothing_any_more", "beside_one_that_dies"),
-    "test_faster_first": (
-        "done[30000-8GiB",
-        "done[None",
-    ),
+    "test_faster_first": ("done[30000-8GiB", "done[None"),
     "test_formats": ("whole on one", "one of two", "what was given up", "no GPU", "format[four", "format[cache on"),
     "test_hostile_directory": (
         *(
@@ -94,12 +91,7 @@ SLOW = {
     "test_planner_memory": ("takes[70B",),
     "test_conversations": ("a larger card", "checkpoints, several", "weights once"),
     "test_planning_search_order": ("slower-on-fewer",),
-    "test_pools": (
-        "by_hand[m3-max",
-        "by_hand[radeon",
-        "by_hand[m1:",
-        "by_hand[jetson",
-    ),
+    "test_pools": ("by_hand[m3-max", "by_hand[radeon", "by_hand[m1:", "by_hand[jetson"),
     "test_profile_tables": ("says[vulkan", "says[cuda published", "[rocm"),
     "test_random_words": ("[70]", "[10]", "[60]", "[20]"),
     "test_regression": ("costs_memory[a smaller device", "costs_memory[a tensor"),

@@ -63,10 +63,7 @@ def test_a_real_device(accelerator: Path, model: Path, server: str, params: Para
     with Worker(rpc=[server]) as worker:
         without = worker.measure(model, params)
     log: list[str] = []
-    with (
-        with_variables({"GGML_BACKEND_PATH": str(accelerator)}),
-        Worker(rpc=[server], on_log=log.append) as worker,
-    ):
+    with with_variables({"GGML_BACKEND_PATH": str(accelerator)}), Worker(rpc=[server], on_log=log.append) as worker:
         dummy = worker.measure(model, params, reserve=True)
         said = [line for line in log if "CPU compute buffer size" in line]
         real = worker.load(model, params).breakdown

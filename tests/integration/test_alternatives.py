@@ -49,11 +49,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ],
 )  # fmt: skip
 def test_a_fit_with_the_words_is_as_said(
-    models: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    options: dict[str, Any],
-    kinds: set[str],
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], kinds: set[str]
 ) -> None:
     monkeypatch.setattr(best_plan, "SHARE", 1000)
     monkeypatch.setattr(best_plan, "SHARE_OF_FAILURE", 1000)

@@ -218,10 +218,7 @@ def test_words_that_make_no_sense(tiny: Path, words: str, capsys: pytest.Capture
 ENDING: dict[str, tuple[dict[str, Any], str]] = {
     "left out by name": ({"override_tensor": "exps=CUDA1", "devices": "CUDA0"}, KEPT_OFF.format("CUDA1")),
     "left out by the split mode": ({"override_tensor": "exps=CUDA1", "split_mode": "none"}, KEPT_OFF.format("CUDA1")),
-    "a batch without a token for each sequence": (
-        {"n_seq_max": 4, "n_batch": 3},
-        SEQUENCES.format("n_batch (-b)", 3),
-    ),
+    "a batch without a token for each sequence": ({"n_seq_max": 4, "n_batch": 3}, SEQUENCES.format("n_batch (-b)", 3)),
     "an output for each sequence is missing": (
         {"n_seq_max": 4, "n_outputs_max": 3},
         SEQUENCES.format("n_outputs_max", 3),
@@ -262,10 +259,7 @@ TOO_MUCH: dict[str, tuple[list[str], str]] = {
         ["--lora-scaled", "a.gguf:1e308"],
         "'a.gguf:1e308' is not a scaled adapter: write FILE:SCALE, such as style.gguf:0.5",
     ),
-    "a pattern": (
-        ["-ot", "a" * 10000 + "=CPU"],
-        "the tensor overrides (-ot) have 10000 characters: give 8192 at most",
-    ),
+    "a pattern": (["-ot", "a" * 10000 + "=CPU"], "the tensor overrides (-ot) have 10000 characters: give 8192 at most"),
     "GPUs": (
         ["--gpu", "99999999x 24GiB"],
         "--gpu '99999999x 24GiB': '99999999x 24GiB' is not a size: "
@@ -287,12 +281,7 @@ def bounded(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("option", "most", "more"),
-    [
-        ("-ncmoe", "4", HUGE),
-        ("-ngl", "5", HUGE),
-        ("-fitc", "16384", "2147483647"),
-    ],
+    ("option", "most", "more"), [("-ncmoe", "4", HUGE), ("-ngl", "5", HUGE), ("-fitc", "16384", "2147483647")]
 )
 def test_more_layers_than_there_are_are_all_of_them(tiny: Path, option: str, most: str, more: str) -> None:
     expected = bounded(str(tiny), "--gpu", "24GiB", option, most)

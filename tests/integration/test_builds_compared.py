@@ -274,10 +274,7 @@ def test_a_build_that_is_refused_is_named(place: Place, capsys: pytest.CaptureFi
 
 
 MISUSES: dict[str, tuple[list[str], str]] = {
-    "no model": (
-        ["diff", "--llama-cpp", "python", "--llama-cpp", "python"],
-        "there is nothing to compare: name",
-    ),
+    "no model": (["diff", "--llama-cpp", "python", "--llama-cpp", "python"], "there is nothing to compare: name"),
     "three builds": (["diff", "a.gguf", *["--llama-cpp", "python"] * 3], "two builds of llama.cpp are compared: give"),
     "a plan and options": (["diff", "a", "b", "-c", "8"], "two plans are compared as they are: leave --ctx-size out"),
     "one plan": (["diff", "a"], "two plans are compared: give the files A and B"),

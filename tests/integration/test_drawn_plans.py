@@ -34,10 +34,7 @@ EVERYDAY, ALL = 5, 20
 SMALL = (("llama-3.1-8b", "gemma3-12b", "nemotron-h-9b", "qwen3-32b"), ("qwen3-30b-a3b", "gpt-oss-20b"))
 LARGE = (("llama-3.1-70b", "qwen3-32b"), ("gpt-oss-120b", "glm45-air", "qwen3-235b-a22b", "qwen3-next-80b-a3b"))
 """Models for up to three cards, and for more: dense ones, and those with experts."""
-CARDS = (
-    ("rtx-3060-12gb", "rtx-4090", "rtx-3090", "8GiB", "10GiB"),
-    ("rocm:gfx1100:24GiB", "rocm:gfx1030:16GiB"),
-)
+CARDS = (("rtx-3060-12gb", "rtx-4090", "rtx-3090", "8GiB", "10GiB"), ("rocm:gfx1100:24GiB", "rocm:gfx1030:16GiB"))
 
 
 class Drawn(NamedTuple):

@@ -37,12 +37,7 @@ from tools.shapes import write
 from tools.tiny import write_tiny
 
 MACHINES = ("rtx-4090 + 8GiB", "none", "2GiB")
-GRID: dict[str, Any] = {
-    "machines": MACHINES,
-    "n_ctx": [8192, 32768],
-    "type_k": ["f16", "q8_0"],
-    "host_memory": "18GiB",
-}
+GRID: dict[str, Any] = {"machines": MACHINES, "n_ctx": [8192, 32768], "type_k": ["f16", "q8_0"], "host_memory": "18GiB"}
 CELLS = 12
 
 

@@ -175,11 +175,7 @@ def test_what_is_stored_of_them_is_what_llama_cpp_takes(model: str) -> None:
 
 WRONG: dict[str, tuple[list[str], int, str]] = {
     "no model": ([], 2, "no model is named: give --path, --url, or --hf-repo with --hf-file"),
-    "a file of no repository": (
-        ["--hf-file", "a.gguf"],
-        2,
-        "without --hf-repo: name the repository",
-    ),
+    "a file of no repository": (["--hf-file", "a.gguf"], 2, "without --hf-repo: name the repository"),
     "no such file": (["-m", "there/is/no.gguf"], 3, "no such file"),
     "a footprint": (["-m", "a.gguf", "--platform-footprint", "1"], 2, "give MiB of the host and of a device"),
     "a type": (["-m", "a.gguf", "--ctk", "q9"], 2, "q9"),

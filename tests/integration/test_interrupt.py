@@ -118,8 +118,7 @@ def test_a_killed_command_leaves_no_worker(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "by"),
-    [(0.0, signal.SIGINT), (0.8, signal.SIGINT), (0.3, signal.SIGTERM), (0.3, signal.SIGHUP)],
+    ("seconds", "by"), [(0.0, signal.SIGINT), (0.8, signal.SIGINT), (0.3, signal.SIGTERM), (0.3, signal.SIGHUP)]
 )
 def test_an_interrupt_ends_the_plans_of_a_directory(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, by: signal.Signals

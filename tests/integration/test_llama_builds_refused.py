@@ -224,11 +224,7 @@ def write_code(path: Path, symbol: str, code: bytes) -> None:
     raise ValueError(symbol)
 
 
-CRASHES = {
-    "ggml_version": BASE,
-    "llama_model_default_params": LLAMA,
-    "llama_init_from_model": LLAMA,
-}
+CRASHES = {"ggml_version": BASE, "llama_model_default_params": LLAMA, "llama_init_from_model": LLAMA}
 """Functions that a plan, or the way to it, calls; and the library that defines each."""
 
 

@@ -66,8 +66,7 @@ def test_the_mode_of_a_plan(models: dict[str, Path], model: str, keywords: dict[
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [("args", " -lm none "), ("ik_llama", " --no-mmap "), ("ollama", "\nPARAMETER use_mmap false\n")],
+    ("name", "words"), [("args", " -lm none "), ("ik_llama", " --no-mmap "), ("ollama", "\nPARAMETER use_mmap false\n")]
 )
 def test_what_each_program_is_told(models: dict[str, Path], name: str, words: str) -> None:
     program = "llama-server" if name == "args" else name

@@ -47,12 +47,7 @@ LEFT_OUT: dict[str, tuple[list[str], dict[str, Any], tuple[str, ...], list[str]]
     ),
     "more than the device": ([LARGE, SMALL], {"margin": 10000 * MIB}, ("CUDA0",), TOO_LARGE["CUDA1"]),
     "each its own": ([SMALL, LARGE], FIRST, ("CUDA1",), TOO_LARGE["CUDA0"]),
-    "the default": (
-        [LARGE, "512MiB"],
-        {},
-        ("CUDA0",),
-        [out("CUDA1", "1024 MiB is more than its memory of 512 MiB")],
-    ),
+    "the default": ([LARGE, "512MiB"], {}, ("CUDA0",), [out("CUDA1", "1024 MiB is more than its memory of 512 MiB")]),
     "a device that is reserved": (
         [LARGE, SMALL],
         {"reserve": {"CUDA1": "7GiB"}},

@@ -425,10 +425,7 @@ void mtmd_get_memory_usage(const char *, mtmd_context_params) {}
 LIBRARIES = {
     "none": (None, "a projector needs libmtmd, but there is none in .*: pip install -U llama-cpp-python"),
     "no library": ("", "libmtmd cannot be loaded .*: pip install -U llama-cpp-python"),
-    "of nothing": (
-        "int unused;",
-        "belongs to another libllama than the loaded one: pip install -U llama-cpp-python",
-    ),
+    "of nothing": ("int unused;", "belongs to another libllama than the loaded one: pip install -U llama-cpp-python"),
     "without its functions": (
         "int llama;",
         r"is not the libmtmd of llama.cpp .*: it has no mtmd_context_params_default; pip install -U llama-cpp-python",

@@ -166,10 +166,7 @@ def test_a_context_of_many_sequences_that_no_memory_holds_is_not_loaded(director
 @pytest.mark.skipif(sys.platform != "linux", reason="llama.cpp allocates them by itself elsewhere")
 @pytest.mark.parametrize(
     "params",
-    [
-        Params(n_ctx=10 * 2**20),
-        Params(n_ctx=16 * 2**20, n_seq_max=64, kv_unified=True, offload_kqv=False),
-    ],
+    [Params(n_ctx=10 * 2**20), Params(n_ctx=16 * 2**20, n_seq_max=64, kv_unified=True, offload_kqv=False)],
     ids=["one sequence", "one cache for 64"],
 )
 def test_cells_of_a_huge_cache_take_no_memory(directory: Path, params: Params) -> None:

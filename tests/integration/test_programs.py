@@ -41,10 +41,7 @@ SERVER, CLI, PYTHON, BENCH = [*PROGRAMS][:4]
 ANY = "any"
 CHECKPOINTED = ("swa", "hybrid")
 
-SHAPES = {
-    "llama-3.1-8b": shapes.SHAPES["llama-3.1-8b"],
-    "gemma3-12b": shapes.SHAPES["gemma3-12b"],
-}
+SHAPES = {"llama-3.1-8b": shapes.SHAPES["llama-3.1-8b"], "gemma3-12b": shapes.SHAPES["gemma3-12b"]}
 
 
 @pytest.fixture(scope="module")

@@ -53,10 +53,7 @@ MODELS = (
     "qwen3-next-80b-a3b",
 )
 CARDS = ("rtx-3060-12gb", "rtx-3090", "rtx-4090", "8GiB", "16GiB", "rtx-4090:free=15GiB")
-SAID = {
-    "ik_llama": ("a draft model by bytes",),
-    "ollama": ("a DRAFT file as heads of the model", "one slot for"),
-}
+SAID = {"ik_llama": ("a draft model by bytes",), "ollama": ("a DRAFT file as heads of the model", "one slot for")}
 """What each program cannot be told, in the one line that says so."""
 
 

@@ -322,11 +322,7 @@ def of_an_architecture(path: Path, architecture: str, kind: str = "F16") -> None
 
 
 WRONG: dict[str, tuple[Callable[[Path], None], int, str]] = {
-    "only a vocabulary": (
-        a_vocabulary,
-        3,
-        "{path} has no tensors, only a vocabulary; give the file with the weights",
-    ),
+    "only a vocabulary": (a_vocabulary, 3, "{path} has no tensors, only a vocabulary; give the file with the weights"),
     "an unknown architecture": (
         lambda path: of_an_architecture(path, "novel"),
         3,
@@ -352,10 +348,7 @@ def test_what_cannot_be_planned_is_one_line(name: str, tmp_path: Path) -> None:
 
 WORDS: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown type": ({"types": "Q9_K"}, "this llama.cpp has no file type 'Q9_K': did you mean Q6_K"),
-    "the beginning of several types": (
-        {"types": "Q4"},
-        "this llama.cpp has no file type 'Q4': did you mean Q4_K_M",
-    ),
+    "the beginning of several types": ({"types": "Q4"}, "this llama.cpp has no file type 'Q4': did you mean Q4_K_M"),
     "an empty type": (
         {"types": "Q4_K_M,"},
         "types (--type) is 'Q4_K_M,': name file types, such as Q4_K_M, or leave it out for all of them",

@@ -135,11 +135,7 @@ FAILING: dict[str, tuple[Callable[[Repository], None], list[str], list[str]]] = 
         ["chat"],
         ["setting: n_ubatch 512 → 1024", "compute +"],
     ),
-    "a tensor of another type": (
-        retype,
-        ["chat", "host"],
-        ["header: blk.3.ffn_up.weight q4_K → q8_0", "model +"],
-    ),
+    "a tensor of another type": (retype, ["chat", "host"], ["header: blk.3.ffn_up.weight q4_K → q8_0", "model +"]),
     "a smaller device": (
         lambda repository: repository.edit('gpu = "24GiB"', 'gpu = "1536MiB"'),
         ["chat"],

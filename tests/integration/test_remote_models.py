@@ -187,10 +187,7 @@ def in_a_circle(request: Request) -> bool:
 
 REFUSED: dict[str, tuple[Callable[[Request], bool], str]] = {
     "not there": (status(404), "{}: the server has no such file (404): check the address"),
-    "not allowed": (
-        status(403),
-        "{}: the server answers 403 Forbidden: check the address, and the credentials in it",
-    ),
+    "not allowed": (status(403), "{}: the server answers 403 Forbidden: check the address, and the credentials in it"),
     "it fails": (status(503), "{}: the server answers 503 Service Unavailable: try again later"),
     "no ranges": (
         status(200, b"x" * (1 << 20)),

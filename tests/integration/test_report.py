@@ -217,10 +217,7 @@ def test_without_a_clipboard_the_text_is_selected(site: Any, browser: Browser) -
 
 def test_a_line_that_a_shell_would_change_says_so(site: Any, browser: Browser) -> None:
     note = "It has no quotes, as for $(...): a shell would change it where it is pasted."
-    for name, notes in (
-        ("dense, one device", []),
-        ("MoE, two devices and the host", [f"{note} Take shell for that."]),
-    ):
+    for name, notes in (("dense, one device", []), ("MoE, two devices and the host", [f"{note} Take shell for that."])):
         with opened(browser, site[0][name].url) as page:
             assert page.locator(".format pre + .quiet").all_inner_texts() == notes, name
 
@@ -346,11 +343,7 @@ def test_a_report_of_another_model_has_nothing_of_it(tiny: Path, tmp_path: Path)
 
 WRONG = {
     "nothing to write": (["report", "MODEL"], 2, "there is nothing to write: give -o report.html, or --svg plan.svg"),
-    "the model": (
-        ["report", "MODEL", "-o", "MODEL"],
-        2,
-        "-o MODEL would replace what is read: name another file",
-    ),
+    "the model": (["report", "MODEL", "-o", "MODEL"], 2, "-o MODEL would replace what is read: name another file"),
     "another model": (
         ["fit", "nothing.gguf", "--report", "MODEL"],
         2,

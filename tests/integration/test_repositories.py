@@ -293,13 +293,7 @@ def test_none_fits(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
 
 # --- places
 
-FORMS = [
-    "hf://org/repo:q4_k_m",
-    "hf://org/repo@v1",
-    "{hub}/org/repo",
-    "{hub}/org/repo/tree/main",
-    "hf://org/renamed",
-]
+FORMS = ["hf://org/repo:q4_k_m", "hf://org/repo@v1", "{hub}/org/repo", "{hub}/org/repo/tree/main", "hf://org/renamed"]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -435,12 +429,7 @@ ANSWERS: dict[str, tuple[int, bytes, dict[str, str], str]] = {
 
 @pytest.mark.parametrize(("status", "body", "headers", "said"), ANSWERS.values(), ids=ANSWERS)
 def test_an_answer_that_is_no_list(
-    hub: Hub,
-    monkeypatch: pytest.MonkeyPatch,
-    status: int,
-    body: bytes,
-    headers: dict[str, str],
-    said: str,
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, status: int, body: bytes, headers: dict[str, str], said: str
 ) -> None:
     from fitter.model.files.ranges import Patience
 

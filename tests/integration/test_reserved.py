@@ -51,12 +51,7 @@ LOADS: dict[str, tuple[str, int, dict[str, Any], bool]] = {
 
 @pytest.mark.parametrize(("name", "n_servers", "parameters", "differs"), LOADS.values(), ids=LOADS)
 def test_the_figure_of_a_real_load(
-    models: Mapping[str, Path],
-    servers: list[str],
-    name: str,
-    n_servers: int,
-    parameters: dict[str, Any],
-    differs: bool,
+    models: Mapping[str, Path], servers: list[str], name: str, n_servers: int, parameters: dict[str, Any], differs: bool
 ) -> None:
     rpc = servers[:n_servers]
     dummy = fitter.measure(models[name], rpc=rpc, **parameters)

@@ -90,10 +90,7 @@ def test_remote_devices_come_first_and_have_their_memory(two: tuple[str, ...]) -
 
 @pytest.mark.parametrize(
     ("gpus", "names"),
-    [
-        (["rtx-4090", "rtx-3090"], ["RPC0", "RPC1", "CUDA0", "CUDA1"]),
-        (["none"], ["RPC0", "RPC1"]),
-    ],
+    [(["rtx-4090", "rtx-3090"], ["RPC0", "RPC1", "CUDA0", "CUDA1"]), (["none"], ["RPC0", "RPC1"])],
     ids=["two cards", "no card"],
 )
 def test_beside_described_cards(two: tuple[str, ...], gpus: list[str], names: list[str]) -> None:

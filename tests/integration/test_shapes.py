@@ -401,10 +401,7 @@ def test_a_shape_that_was_used_is_the_last_to_be_removed(tmp_path: Path, monkeyp
 
 def test_a_shape_that_cannot_be_kept_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     """The disk takes no file of that size, and then is none at all."""
-    said = {
-        tmp_path / "full": "File too large",
-        tmp_path / "file": "Not a directory",
-    }
+    said = {tmp_path / "full": "File too large", tmp_path / "file": "Not a directory"}
     (tmp_path / "file").write_text("")
     for place, reason in said.items():
         done = subprocess.run(
@@ -476,11 +473,7 @@ def test_packed_experts_stay_packed(worker: Worker) -> None:
     assert plan.model.path == "shape://gpt-oss-20b:MXFP4_MOE"
     assert {
         each.type for each in worker.header(shape_files.model_files(_asked("gpt-oss-20b:MXFP4_MOE"))[0]).tensors
-    } == {
-        "mxfp4",
-        "q8_0",
-        "f32",
-    }
+    } == {"mxfp4", "q8_0", "f32"}
 
 
 def _asked(name: str) -> Any:

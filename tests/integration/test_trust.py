@@ -142,10 +142,7 @@ def test_a_name_is_none_of_the_current_directory(
 
 SECRET: dict[str, tuple[str, str]] = {
     "a bucket": ('model = "s3://bucket/a.gguf"', "model is 's3://bucket/a.gguf'"),
-    "a file in another": (
-        'model = "zip://a.gguf::sftp://h/a.zip"\n',
-        "model is 'zip://a.gguf::sftp://h/a.zip'",
-    ),
+    "a file in another": ('model = "zip://a.gguf::sftp://h/a.zip"\n', "model is 'zip://a.gguf::sftp://h/a.zip'"),
     "a projector": ('model = "tiny.gguf"\nmmproj = "sftp://h/p.gguf"', "mmproj is 'sftp://h/p.gguf'"),
     "an adapter": ('model = "tiny.gguf"\nlora = ["a.gguf", "ssh://h/l.gguf"]', "lora is 'ssh://h/l.gguf'"),
     "a draft model": ('model = "tiny.gguf"\nmodel_draft = "smb://h/d.gguf"', "model_draft is 'smb://h/d.gguf'"),

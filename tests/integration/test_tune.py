@@ -123,10 +123,7 @@ def test_turns_are_cut_so_that_several_runs_have_time(model: Path, server: Path)
 
 def wrapper(path: Path, server: Path, condition: str, then: str) -> Path:
     """A llama-server that does something else where its arguments meet a condition of the shell."""
-    path.write_text(
-        f'#!/bin/sh\nif {condition}; then {then}; fi\nexec {server} "$@"\n',
-        encoding="utf-8",
-    )
+    path.write_text(f'#!/bin/sh\nif {condition}; then {then}; fi\nexec {server} "$@"\n', encoding="utf-8")
     path.chmod(path.stat().st_mode | stat.S_IEXEC)
     return path
 

@@ -252,11 +252,7 @@ FATE: dict[str, tuple[str, type[FitterError], str]] = {
         LlamaCppCrashError,
         "llama.cpp was ended by SIGABRT during 'host': x.cpp:7: GGML_ASSERT(n > 0) failed",
     ),
-    "exit": (
-        "os._exit(3)",
-        WorkerError,
-        f"{WORKER} ended with status 3 during 'host', and so did a new one: {TRY}",
-    ),
+    "exit": ("os._exit(3)", WorkerError, f"{WORKER} ended with status 3 during 'host', and so did a new one: {TRY}"),
     "killed": (
         "os.kill(os.getpid(), 9)",
         WorkerError,

@@ -68,11 +68,7 @@ def _step(row: dict[str, str]) -> Step:
         n_layer - n_windowed
     )
     work = Work(
-        (*layers, Layer(0, ())),
-        int(row["n_embd"]),
-        int(row["n_expert"]),
-        int(row["n_expert_used"]),
-        n_splits=(2, 2),
+        (*layers, Layer(0, ())), int(row["n_embd"]), int(row["n_expert"]), int(row["n_expert_used"]), n_splits=(2, 2)
     )
     users, drafted = (tokens, 0) if row["kind"] == "users" else (1, tokens - 1)
     device = speed_of(virtual_devices([row["gpu"]])[0])

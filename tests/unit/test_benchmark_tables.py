@@ -87,10 +87,7 @@ RESULTS = Results(
     (
         comparison(8, seconds=(2.0, 1.0, 3.0), name="eight"),
         comparison(1, upstream=(4.5,), name="one"),
-        replace(
-            comparison(2, peak=300 * MB, name="two"),
-            upstream=Program((1.0,), 9, Memory(1, 1, 1), None),
-        ),
+        replace(comparison(2, peak=300 * MB, name="two"), upstream=Program((1.0,), 9, Memory(1, 1, 1), None)),
     ),
     devices=(growth(1, 0.5), growth(2, 0.6)),
     layers=(growth(16, 1.0), growth(32, 2.5)),

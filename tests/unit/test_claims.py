@@ -177,11 +177,7 @@ def test_a_deployment(path: str) -> None:
     assert server["args"][-4:] == ["--host", "0.0.0.0", "--port", str(server["ports"][0]["containerPort"])]
     assert {
         probe: server[probe]["httpGet"]["path"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")
-    } == {
-        "startupProbe": "/health",
-        "readinessProbe": "/health",
-        "livenessProbe": "/health",
-    }
+    } == {"startupProbe": "/health", "readinessProbe": "/health", "livenessProbe": "/health"}
     assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"]
     assert service["spec"]["ports"][0]["targetPort"] == server["ports"][0]["name"]
 

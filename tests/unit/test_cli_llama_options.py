@@ -144,11 +144,7 @@ FITTED = "-c 4096 -ngl 33 -np 1 -fit off"
     ],
 )
 def test_they_go_on_or_are_named(
-    calls: list[tuple[str, dict[str, Any]]],
-    capsys: pytest.CaptureFixture[str],
-    words: str,
-    passed: str,
-    ignored: str,
+    calls: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str], words: str, passed: str, ignored: str
 ) -> None:
     assert main(["model.gguf", *words.split()]) == 0
     assert calls == [("model.gguf", {})]

@@ -158,13 +158,7 @@ FILES = {
 
 @pytest.mark.parametrize(("model", "program", "words", "hint", "line"), ON_A_TERMINAL.values(), ids=ON_A_TERMINAL)
 def test_a_terminal_gets_the_command(
-    model: str,
-    program: str,
-    words: str,
-    hint: str | None,
-    line: str,
-    answer: Install,
-    monkeypatch: pytest.MonkeyPatch,
+    model: str, program: str, words: str, hint: str | None, line: str, answer: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan(Params(n_ctx=4096, n_gpu_layers=33, tensor_buft_overrides=(OVERRIDE,)))
     answer(replace(plan, program=program, model=replace(plan.model, path=model)))

@@ -8,16 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.cuda.toolkit import (
-    Toolkit,
-    ToolkitError,
-    architectures_of,
-    capabilities_here,
-    find,
-    lay_out,
-    quoted,
-    reason,
-)
+from tools.cuda.toolkit import Toolkit, ToolkitError, architectures_of, capabilities_here, find, lay_out, quoted, reason
 
 
 def program(path: Path, code: str) -> None:
@@ -107,11 +98,7 @@ def test_links_for_the_linker(tmp_path: Path) -> None:
     [
         pytest.param(
             Toolkit(Path("/c/bin/nvcc"), Path("/c"), frozenset({"cudart", "cublas"}), "/c/lib"),
-            [
-                "-DCUDAToolkit_ROOT=/c",
-                "-DGGML_CUDA_NO_VMM=ON",
-                "-DCMAKE_SHARED_LINKER_FLAGS=-Wl,-rpath,/c/lib",
-            ],
+            ["-DCUDAToolkit_ROOT=/c", "-DGGML_CUDA_NO_VMM=ON", "-DCMAKE_SHARED_LINKER_FLAGS=-Wl,-rpath,/c/lib"],
             id="packages: no library of the driver's",
         ),
         pytest.param(

@@ -90,10 +90,7 @@ def test_what_does_not_fit_is_not_written(name: str) -> None:
         render_fleet(fleet, name)
 
 
-@pytest.mark.parametrize(
-    ("name", "path"),
-    [(name, "/m/a;b" if name == "ini" else "/m/a\nb") for name in FLEET_FORMATS],
-)
+@pytest.mark.parametrize(("name", "path"), [(name, "/m/a;b" if name == "ini" else "/m/a\nb") for name in FLEET_FORMATS])
 def test_a_path_that_a_format_cannot_express(name: str, path: str) -> None:
     with pytest.raises(PlanError, match="rename the file"):
         render_fleet(make_fleet({"a": 1, "b": 1}, 2, plans={"b": plan_of(path)}), name)
@@ -345,10 +342,7 @@ GROUPS: dict[str, tuple[Fleet, dict[str, tuple[str, ...]]]] = {
         {"stay1": ("s",), "turns1": ("a", "b")},
     ),
     "two against one": (make_fleet({"a": 1, "b": 1, "c": 2}, 2), {"turns1": ("c",), "together1": ("a", "b")}),
-    "two and two": (
-        make_fleet({"a": 4, "b": 4, "c": 1, "d": 1}, 5),
-        {"turns1": ("c", "d"), "beside1": ("a", "b")},
-    ),
+    "two and two": (make_fleet({"a": 4, "b": 4, "c": 1, "d": 1}, 5), {"turns1": ("c", "d"), "beside1": ("a", "b")}),
     "the one that costs most to load": (
         make_fleet(dict.fromkeys("abc", 1), 2, loads={"a": 1.0, "b": 5.0, "c": 6.0}),
         {"stay1": ("c",), "turns1": ("a", "b")},
@@ -609,10 +603,7 @@ def test_units_stop_those_that_they_do_not_fit_with(fleet: Fleet) -> None:
         (make_fleet(dict.fromkeys("abc", 1), 3), []),
         (make_fleet(dict.fromkeys("abc", 1), 2), ["a, b and c do not fit together, although any two of them do"]),
         (make_fleet(dict.fromkeys("abc", 1), 1), []),
-        (
-            make_fleet(dict.fromkeys("abcd", 1), 3),
-            ["a, b, c and d do not fit together, although any three of them do"],
-        ),
+        (make_fleet(dict.fromkeys("abcd", 1), 3), ["a, b, c and d do not fit together, although any three of them do"]),
         (
             make_fleet(dict.fromkeys("abcd", 1), 2, never=[("a", "b")]),
             [

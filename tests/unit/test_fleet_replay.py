@@ -175,12 +175,7 @@ def test_a_replay_agrees_with_the_chain_of_random_requests() -> None:
     assert found.seconds / found.requests == pytest.approx(expected.seconds, rel=0.03)
 
 
-DRAWN = [
-    model("chat", 40),
-    model("coder", 70),
-    model("embed", 5, kind="embedding"),
-    model("rank", 5, kind="rerank"),
-]
+DRAWN = [model("chat", 40), model("coder", 70), model("embed", 5, kind="embedding"), model("rank", 5, kind="rerank")]
 
 
 def _counts(pattern: str) -> Counter[str]:

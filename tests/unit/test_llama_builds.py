@@ -343,11 +343,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], type[FitterError], str]] = {
         LibraryError,
         "but of a fork such as ik_llama.cpp, or too old (no ggml",
     ),
-    "no devices": (
-        _symbols(),
-        LibraryError,
-        "or too old (no ggml_backend_dev_count): name another llama.cpp",
-    ),
+    "no devices": (_symbols(), LibraryError, "or too old (no ggml_backend_dev_count): name another llama.cpp"),
 }
 
 

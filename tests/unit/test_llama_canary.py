@@ -54,10 +54,7 @@ RIGHT = Breakdown((CARD, PINNED), ("CUDA0",), 1024)
 OTHERS = {
     "weights": (replace(CARD, model=71), "x: weights take 30 bytes of the host, 71 bytes of CUDA0 instead of"),
     "the cache": (replace(CARD, context=21), "x: the KV cache take 21 bytes of CUDA0 instead of 20 bytes of CUDA0"),
-    "another device": (
-        replace(CARD, device="CUDA1"),
-        "x: weights take 30 bytes of the host, 70 bytes of CUDA1 ",
-    ),
+    "another device": (replace(CARD, device="CUDA1"), "x: weights take 30 bytes of the host, 70 bytes of CUDA1 "),
     "the host": (replace(CARD, is_host=True), "x: weights take 100 bytes of the host instead of"),
 }
 

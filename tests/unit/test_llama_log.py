@@ -48,10 +48,7 @@ def test_unused_tensors_from_the_log() -> None:
 
 
 SPLITS: dict[str, tuple[str, tuple[int, int] | None]] = {
-    "both the same": (
-        "sched_reserve: graph: nodes = 999, splits = 2, input objects = 5, input tensors = 6",
-        (2, 2),
-    ),
+    "both the same": ("sched_reserve: graph: nodes = 999, splits = 2, input objects = 5, input tensors = 6", (2, 2)),
     "prompt and generation": (
         "sched_reserve: graph (pp bs=512, tg bs=1): nodes = 9 / 8, splits = 146 / 98, input objects = 5 / 5, input "
         "tensors = 6 / 6",
@@ -90,10 +87,7 @@ REASONS: dict[str, tuple[list[tuple[int, str]], str | None]] = {
         "duplicate key 'a' for KV pair 3",
     ),
     "only a consequence": ([(4, "gguf_init_from_reader: failed to read header")], "failed to read header"),
-    "context": (
-        [(4, "llama_init_from_model: failed to initialize the context: n_ctx_seq == 0")],
-        "n_ctx_seq == 0",
-    ),
+    "context": ([(4, "llama_init_from_model: failed to initialize the context: n_ctx_seq == 0")], "n_ctx_seq == 0"),
 }
 
 

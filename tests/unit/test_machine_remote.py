@@ -172,12 +172,7 @@ def test_too_many_bandwidths() -> None:
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [
-        ("900GB/s", (900e9,)),
-        ("900GB/s,1TB/s", (900e9, 1e12)),
-        (50e9, (50e9,)),
-        (["1TB/s", 2e11], (1e12, 2e11)),
-    ],
+    [("900GB/s", (900e9,)), ("900GB/s,1TB/s", (900e9, 1e12)), (50e9, (50e9,)), (["1TB/s", 2e11], (1e12, 2e11))],
 )
 def test_bandwidths(given: float | str | Sequence[float | str], expected: tuple[float, ...]) -> None:
     assert parse_bandwidths(given) == expected

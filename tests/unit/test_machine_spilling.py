@@ -11,13 +11,7 @@ MIB = 2**20
 
 
 @pytest.mark.parametrize(
-    ("total", "left", "is_near"),
-    [
-        (8192, 491, True),
-        (8192, 492, False),
-        (24576, 1023, True),
-        (24576, 1024, False),
-    ],
+    ("total", "left", "is_near"), [(8192, 491, True), (8192, 492, False), (24576, 1023, True), (24576, 1024, False)]
 )
 def test_a_card_that_is_nearly_full(total: int, left: int, is_near: bool) -> None:
     found = notes([("CUDA0", total * MIB, left * MIB)])

@@ -175,20 +175,8 @@ def test_json() -> None:
     document = to_dict(plan)
     expected = {
         "choices": [
-            {
-                "subject": "context",
-                "chosen": "4096",
-                "seconds": 12.35,
-                "runner_up": "2048",
-                "runner_up_seconds": 13.0,
-            },
-            {
-                "subject": "devices",
-                "chosen": "CUDA0",
-                "seconds": 12.35,
-                "runner_up": None,
-                "runner_up_seconds": None,
-            },
+            {"subject": "context", "chosen": "4096", "seconds": 12.35, "runner_up": "2048", "runner_up_seconds": 13.0},
+            {"subject": "devices", "chosen": "CUDA0", "seconds": 12.35, "runner_up": None, "runner_up_seconds": None},
         ],
         "bound": {"seconds": 50.0, "text": "the best", "distance": 0.06496, "reasons": []},
     }

@@ -389,13 +389,7 @@ READERS = {
     "python": from_python,
     "json": from_json,
 }
-REFUSED = {
-    "llama-swap": r"\$\{",
-    "ini": r"[;#]|\s$",
-    "ollama": '"""|"$',
-    "kubernetes": ":",
-    "llmkube": r"[\s:]",
-}
+REFUSED = {"llama-swap": r"\$\{", "ini": r"[;#]|\s$", "ollama": '"""|"$', "kubernetes": ":", "llmkube": r"[\s:]"}
 """What a format cannot say of printable names."""
 FILES = {"shell": ("-md", "--mmproj"), "ollama": ("-m", "--mmproj"), "llmkube": ("-m",)}
 """Options with a file that a format has; the others have these and the model."""

@@ -168,11 +168,7 @@ def test_what_was_chosen_over_what() -> None:
 
 @pytest.mark.parametrize(
     ("full", "note"),
-    [
-        (30.04, "tokens/s, estimated; 30 at 4,096 tokens"),
-        (38.02, "tokens/s, estimated"),
-        (None, "tokens/s, estimated"),
-    ],
+    [(30.04, "tokens/s, estimated; 30 at 4,096 tokens"), (38.02, "tokens/s, estimated"), (None, "tokens/s, estimated")],
 )
 def test_the_speed_with_a_full_context(full: float | None, note: str) -> None:
     plan = make_plan(estimate=make_price(full=full))

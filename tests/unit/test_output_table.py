@@ -266,10 +266,7 @@ def test_the_estimate_says_which_speeds_are_defaults() -> None:
     ("full", "estimate", "verbose"),
     [
         pytest.param(
-            30.74,
-            ", 30.7 at 4096 tokens",
-            "  with a full context (4096 tokens): 30.7 t/s generation\n",
-            id="slower",
+            30.74, ", 30.7 at 4096 tokens", "  with a full context (4096 tokens): 30.7 t/s generation\n", id="slower"
         ),
         pytest.param(38.02, "", "", id="the same in three digits"),
         pytest.param(None, "", "", id="unknown"),

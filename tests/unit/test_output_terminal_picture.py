@@ -48,11 +48,7 @@ def test_every_width(width: int) -> None:
     bars = [line for line in lines if line.startswith("|")]
     assert [len(line) for line in bars] == [min(width, 120)] * 3
     # each part that is there has a letter
-    assert [sorted(set(line[1:-1])) for line in bars] == [
-        sorted("wkcs-.x"),
-        sorted("wkc-."),
-        sorted("wcl-."),
-    ]
+    assert [sorted(set(line[1:-1])) for line in bars] == [sorted("wkcs-.x"), sorted("wkc-."), sorted("wcl-.")]
     assert "lacks 700.0 MiB" in lines
     for entry in (
         "w weights",

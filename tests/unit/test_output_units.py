@@ -7,16 +7,7 @@ from fitter.text import MIB, human, mib
 
 @pytest.mark.parametrize(
     ("size", "expected"),
-    [
-        (None, "-"),
-        (0, "0"),
-        (MIB - 1, "0"),
-        (MIB, "1"),
-        (3 * MIB - 1, "2"),
-        (-1, "-1"),
-        (-MIB, "-1"),
-        (-MIB - 1, "-2"),
-    ],
+    [(None, "-"), (0, "0"), (MIB - 1, "0"), (MIB, "1"), (3 * MIB - 1, "2"), (-1, "-1"), (-MIB, "-1"), (-MIB - 1, "-2")],
 )
 def test_mib_rounds_down_on_both_sides_of_zero(size: int | None, expected: str) -> None:
     assert mib(size) == expected

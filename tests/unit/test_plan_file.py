@@ -53,11 +53,7 @@ EVERYTHING = Params(
 OF_A_DRAFT = {"ctx_type"}
 
 
-LATER = (
-    Later("prompt cache", None, 0, None),
-    Later("idle slots", 0, 5, 4, 1),
-    Later("checkpoints", 640, 5, 128, 32),
-)
+LATER = (Later("prompt cache", None, 0, None), Later("idle slots", 0, 5, 4, 1), Later("checkpoints", 640, 5, 128, 32))
 
 
 def test_no_parameter_of_the_example_has_its_default() -> None:

@@ -149,9 +149,7 @@ PAGED = "let weights be read from disk again and again with --allow paging"
 PROBLEMS: dict[str, tuple[Request, list[str]]] = {
     "a device": (
         request(
-            *(DENSE, limits(500, margin=7)),
-            params=Params(n_gpu_layers=9, n_ctx=4096),
-            fixed=("n_gpu_layers", "n_ctx"),
+            *(DENSE, limits(500, margin=7)), params=Params(n_gpu_layers=9, n_ctx=4096), fixed=("n_gpu_layers", "n_ctx")
         ),
         ["CUDA0 lacks 114 MiB: 607 MiB are needed plus a margin of 7 MiB, but 500 MiB are free; leave -ngl out"],
     ),

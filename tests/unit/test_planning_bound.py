@@ -429,10 +429,7 @@ BY_HAND: dict[str, tuple[list[Any], list[int], int | None, list[DeviceSpeed], Wo
         *([ONE] * 2, [100], None, [TEN], Workload(0, 1), {"pinned": {"blk.0.0.weight": HOST}}),
         20 + 10,
     ),
-    "kept on the host": (
-        *([ONE] * 2, [100], None, [TEN], Workload(0, 1), {"host_only": KEPT}),
-        20 + 10,
-    ),
+    "kept on the host": (*([ONE] * 2, [100], None, [TEN], Workload(0, 1), {"host_only": KEPT}), 20 + 10),
     "kept on the host, wherever an override puts it": (
         *([ONE] * 2, [100], None, [TEN], Workload(0, 1), {"host_only": KEPT, "pinned": {"blk.0.0.weight": 0}}),
         20 + 10,

@@ -39,11 +39,7 @@ SIDES = {
         rows(("CUDA0", 9, 21, 30), ("CUDA_Host", 1, 0, 2)),
         [("CUDA0 model", 10, 9), ("CUDA0 context", 20, 21)],
     ),
-    "a row is missing": (
-        ONE,
-        rows(("CUDA0", 10, 20, 30)),
-        [("CUDA_Host model", 1, 0), ("CUDA_Host compute", 2, 0)],
-    ),
+    "a row is missing": (ONE, rows(("CUDA0", 10, 20, 30)), [("CUDA_Host model", 1, 0), ("CUDA_Host compute", 2, 0)]),
     "a row too many": (rows(("CUDA0", 10, 20, 30)), ONE, [("CUDA_Host model", 0, 1), ("CUDA_Host compute", 0, 2)]),
     "a row of nothing": (ONE, rows(("CUDA0", 10, 20, 30), ("CUDA_Host", 1, 0, 2), ("CPU", 0, 0, 0)), []),
     "both fail": (FAILED, LlamaCppError("m.gguf: no memory"), []),

@@ -18,12 +18,7 @@ from fitter.planning.request.shared import remembered
 from fitter.planning.search.capacity import context_in_total, is_tight, is_too_large, total_target
 from fitter.planning.search.context_choice import best_at
 from fitter.planning.search.corrections import settle, settle_partial, settle_whole
-from fitter.planning.search.expectations import (
-    expected_plan,
-    expected_whole,
-    last_true,
-    likely_fits_host,
-)
+from fitter.planning.search.expectations import expected_plan, expected_whole, last_true, likely_fits_host
 from fitter.planning.search.search_order import search
 from fitter.planning.search.search_state import Callbacks, SearchState
 from tests.support.synthetic import (

@@ -280,8 +280,7 @@ LITTLE = HostLimit(1000 * MIB, 1000 * MIB, 0)
         pytest.param((500,) * 3, (CARD, FAR_AWAY, FAR_AWAY), {}, ("CUDA0",), 4096, id="both-leave"),
         pytest.param((500,) * 3, (CARD, NEAR, NEAR), {}, ("CUDA0", "CUDA1", "CUDA2"), 4096, id="both-stay"),
         pytest.param(
-            *((600, 900), (CARD, FAR_AWAY), {"fixed": ("devices",)}, ("CUDA0", "CUDA1"), 4096),
-            id="the-users-devices",
+            *((600, 900), (CARD, FAR_AWAY), {"fixed": ("devices",)}, ("CUDA0", "CUDA1"), 4096), id="the-users-devices"
         ),
         pytest.param(
             *((600, 900), (CARD, FAR_AWAY), {"pinned": {"blk.0.ffn_up.weight": 1}}),

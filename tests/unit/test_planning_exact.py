@@ -67,9 +67,7 @@ def test_fastest_cases(budgets: list[int], speeds: tuple[float, ...], counts: tu
     assert (found.counts if found else None) == counts
 
 
-@given(
-    st.dictionaries(st.integers(0, 130), st.sets(st.sampled_from(["gate", "up", "down"]), min_size=1), min_size=1),
-)
+@given(st.dictionaries(st.integers(0, 130), st.sets(st.sampled_from(["gate", "up", "down"]), min_size=1), min_size=1))
 def test_a_pattern_finds_its_tensors_and_no_others(choice: dict[int, set[str]]) -> None:
     items = [Item(i, f"blk.{i}.ffn_{kind}_exps", ("weight",), 1) for i, kinds in choice.items() for kind in kinds]
     pattern = re.compile(pattern_for(items))

@@ -252,11 +252,7 @@ def test_equal_layers_stay_one_object() -> None:
         ("qwen3-30b-a3b", {"moe_cache_size": 0, "split_mode": "tensor"}, None),
         ("llama-3.1-8b", {"moe_cache_size": 0}, None),
         ("llama-3.1-8b", {"moe_cache_size": 2048 * MIB}, "has no experts to cache: leave --moe-cache-mib out"),
-        (
-            "qwen3-30b-a3b",
-            {"moe_cache_size": MIB},
-            "no room for .*: give --moe-cache-mib 23 or more",
-        ),
+        ("qwen3-30b-a3b", {"moe_cache_size": MIB}, "no room for .*: give --moe-cache-mib 23 or more"),
         ("qwen3-30b-a3b", {"moe_cache_size": 2048 * MIB, "split_mode": "tensor"}, "or use -sm layer"),
     ],
 )

@@ -51,10 +51,7 @@ FIRST_LAYERS: dict[str, tuple[list[int], Placement, bool, tuple[tuple[int, ...],
 
 @pytest.mark.parametrize(("budgets", "placement", "keeps_split", "expected"), FIRST_LAYERS.values(), ids=FIRST_LAYERS)
 def test_the_items_of_the_first_layers(
-    budgets: list[int],
-    placement: Placement,
-    keeps_split: bool,
-    expected: tuple[tuple[int, ...], list[int]] | None,
+    budgets: list[int], placement: Placement, keeps_split: bool, expected: tuple[tuple[int, ...], list[int]] | None
 ) -> None:
     found = in_first_layers(UNITS, budgets, placement, keeps_split=keeps_split)
     if expected is None or found is None:

@@ -59,27 +59,12 @@ PLACEMENTS: dict[str, tuple[list[str], Placement, list[str], tuple[str, int] | N
     "with their biases": (BIASES, Placement(0, (5,), moved(EXPS, [0], BOTH)), [], ("n_cpu_moe", 1)),
     "without their biases": (BIASES, Placement(0, (5,), moved(EXPS, [0])), [], None),
     "without those of a group": (GROUPS, Placement(0, (5,), moved(EXPS, [0])), [], None),
-    "with those of a group": (
-        GROUPS,
-        Placement(0, (5,), moved((*EXPS, "up_chexps"), [0])),
-        [],
-        ("n_cpu_moe", 1),
-    ),
+    "with those of a group": (GROUPS, Placement(0, (5,), moved((*EXPS, "up_chexps"), [0])), [], ("n_cpu_moe", 1)),
     "layers of two devices": (MOE, Placement(0, (1, 4), moved(EXPS, [0, 1])), [], ("n_cpu_moe", 2)),
     "first layers of each of two": (MOE, Placement(0, (2, 3), moved(EXPS, [0, 2])), [], None),
     "another device has some": (MOE, Placement(0, (2, 3), moved(EXPS, [0], target=1)), [], None),
-    "another has one more": (
-        MOE,
-        Placement(0, (2, 3), (*moved(EXPS, [0]), *moved(EXPS[:1], [1], target=1))),
-        [],
-        None,
-    ),
-    "the user placed the others": (
-        MOE,
-        Placement(0, (5,), moved(EXPS, [1])),
-        names(EXPS, [0]),
-        ("n_cpu_moe", 2),
-    ),
+    "another has one more": (MOE, Placement(0, (2, 3), (*moved(EXPS, [0]), *moved(EXPS[:1], [1], target=1))), [], None),
+    "the user placed the others": (MOE, Placement(0, (5,), moved(EXPS, [1])), names(EXPS, [0]), ("n_cpu_moe", 2)),
     "feed-forward weights": (DENSE, Placement(0, (5,), moved(KINDS, [0, 1])), [], ("n_cpu_ffn", 2)),
     "attention too": (
         MOE,
@@ -137,11 +122,7 @@ OVERRIDES: dict[str, tuple[list[TensorBuftOverride], list[TensorBuftOverride], l
     "a flag beside others": ([OTHER, NCMOE, MOVED], [TensorBuftOverride("a|^b$", "CPU"), NCMOE], [("n_cpu_moe", 2)]),
     "one has the other": ([NCMOE, MORE], [MORE], [("n_cpu_moe", 3)]),
     "all have the others": ([CMOE, NCMOE], [CMOE], [("cpu_moe", 1)]),
-    "beside a device, whose place in the order counts": (
-        [ELSEWHERE, NCMOE],
-        [ELSEWHERE, NCMOE],
-        [],
-    ),
+    "beside a device, whose place in the order counts": ([ELSEWHERE, NCMOE], [ELSEWHERE, NCMOE], []),
     "layers that are not the first": (
         [TensorBuftOverride(NCMOE.pattern.replace("0|", ""), "CPU")],
         [TensorBuftOverride(NCMOE.pattern.replace("0|", ""), "CPU")],

@@ -169,9 +169,7 @@ def test_a_device_has_what_the_host_leaves() -> None:
 def test_what_is_known_beside_the_model_is_gone_of_the_pool() -> None:
     wanted = asked(DENSE, 8000, pool(3000, 100))
     draft = SharedUse(
-        "draft",
-        "draft.gguf",
-        (Row("CUDA0", "CUDA0", False, 300 * MIB, 0, 0), Row("Host", None, True, 50 * MIB, 0, 0)),
+        "draft", "draft.gguf", (Row("CUDA0", "CUDA0", False, 300 * MIB, 0, 0), Row("Host", None, True, 50 * MIB, 0, 0))
     )
     (left,) = lowered(wanted, [draft], ()).pools
     assert left.target == 2550 * MIB

@@ -367,9 +367,7 @@ def test_names_of_parts() -> None:
     twelve = tuple(f"GPU{d}" for d in range(12))
     on = Speeds(twelve, (CARD,) * 12, (1,) * 12, HOST)
     parts = priced(Placement(0, (*[0] * 11, 49)), on).parts
-    assert [part.name for part in parts] == [
-        *("GPU11: weights", "GPU11: layers", "GPU11: attention", "graph splits"),
-    ]
+    assert [part.name for part in parts] == [*("GPU11: weights", "GPU11: layers", "GPU11: attention", "graph splits")]
 
 
 def test_without_a_speed_of_the_host_there_is_no_estimate() -> None:

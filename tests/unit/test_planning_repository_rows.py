@@ -49,11 +49,7 @@ CASES: dict[str, tuple[tuple[RepositoryFile, ...], float | None, str | None]] = 
     ),
     "none is as fast": ((made("Q4_K_M", 4.9, rate=30),), 31.0, "8b-Q4_K_M.gguf"),
     "the larger model": ((made("Q8_0", 8.5), made("Q2_K", 2.6, weights=32)), None, "32b-Q2_K.gguf"),
-    "but not if it is too slow": (
-        (made("Q8_0", 8.5), made("Q2_K", 2.6, weights=32, rate=19)),
-        None,
-        "8b-Q8_0.gguf",
-    ),
+    "but not if it is too slow": ((made("Q8_0", 8.5), made("Q2_K", 2.6, weights=32, rate=19)), None, "8b-Q8_0.gguf"),
     "not larger with more perplexity": ((made("Q5_1", 6.0), made("Q5_K_M", 5.7)), None, "8b-Q5_K_M.gguf"),
     "of 16 bits the model's own": ((made("F16", 16), made("BF16", 16)), None, "8b-BF16.gguf"),
     "another one's type": ((made("UD-Q4_K_XL", 4.95), made("Q4_K_M", 4.9)), None, "8b-UD-Q4_K_XL.gguf"),

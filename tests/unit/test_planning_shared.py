@@ -147,11 +147,7 @@ def test_the_best_of_several_places_is_taken() -> None:
     """On the small device the draft model leaves the model a larger context; the host is only for a last resort."""
     devices = limits(1500, 400)
     draft = SyntheticDraft()
-    choices = [
-        draft.shared("CUDA0"),
-        draft.shared("CUDA1"),
-        draft.shared(rank=2),
-    ]
+    choices = [draft.shared("CUDA0"), draft.shared("CUDA1"), draft.shared(rank=2)]
     alone = [plan_of(DENSE, devices, SyntheticDraft().shared(name)).params.n_ctx for name in ("CUDA0", "CUDA1")]
     plan = plan_of(DENSE, devices, *choices)
     assert plan.params.n_ctx == max(alone) and alone[0] != alone[1]
@@ -222,9 +218,7 @@ def test_a_later_resort_is_not_asked_about_where_it_is_not_needed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "place"),
-    [(100, "CUDA0"), (2000, None)],
-    ids=["room on a device", "more than the device has"],
+    ("weights", "place"), [(100, "CUDA0"), (2000, None)], ids=["room on a device", "more than the device has"]
 )
 def test_the_host_is_the_last_resort(weights: int, place: str | None) -> None:
     draft = SyntheticDraft(weights * MIB)

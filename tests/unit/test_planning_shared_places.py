@@ -118,9 +118,7 @@ def test_a_reservation_is_on_a_device_or_the_host() -> None:
     card = DeviceInfo("CUDA0", "a card", "gpu", "CUDA", 100, 90)
     assert reservation({"CUDA0": 100, "host": 50, "nothing": 0}, [card, replace(card, name="nothing")], 50) == (
         SharedUse(
-            "reserve",
-            "reserved",
-            (Row("reserved", "CUDA0", False, 0, 0, 100), Row("reserved", None, True, 0, 0, 50)),
+            "reserve", "reserved", (Row("reserved", "CUDA0", False, 0, 0, 100), Row("reserved", None, True, 0, 0, 50))
         ),
     )
     assert reservation({"CUDA0": 0}, [card], None) == ()

@@ -63,11 +63,7 @@ def test_units_of_a_layout() -> None:
     found = units_of(layout, 2, lambda name: "ffn_" in name, {"blk.1.ffn_down.weight": HOST})
     query = Item(0, "blk.0.attn_q", ("weight", "bias"), 64)
     up = Item(0, "blk.0.ffn_up", ("weight", "bias"), 96)
-    assert found == (
-        Unit(0, 64, 96, (up,), 0, (query,)),
-        Unit(1, 32, 128, (), 96, ()),
-        Unit(2, 160, 32),
-    )
+    assert found == (Unit(0, 64, 96, (up,), 0, (query,)), Unit(1, 32, 128, (), 96, ()), Unit(2, 160, 32))
 
 
 @pytest.mark.parametrize(

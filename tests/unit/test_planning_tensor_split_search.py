@@ -25,11 +25,7 @@ STEPS = 64
 
 CACHE = PER_TOKEN // N_LAYER
 MODEL = SyntheticModel(
-    n_layer=N_LAYER,
-    attention=300 * MIB,
-    ffn=(100 * MIB, 100 * MIB, 120 * MIB),
-    output=160 * MIB,
-    cache=CACHE,
+    n_layer=N_LAYER, attention=300 * MIB, ffn=(100 * MIB, 100 * MIB, 120 * MIB), output=160 * MIB, cache=CACHE
 )
 MOE = replace(MODEL, attention=370 * MIB, experts=(80 * MIB, 80 * MIB, 90 * MIB), dense_lead=2)
 WEIGHTS = sum(size for _, size in MODEL.tensors())
@@ -40,10 +36,7 @@ class Split:
     """What each device takes of a load: its whole steps, and what it needs whatever its share."""
 
     def __init__(
-        self,
-        refused: tuple[float, ...] | None = None,
-        model: SyntheticModel = MODEL,
-        caches_on_host: bool = False,
+        self, refused: tuple[float, ...] | None = None, model: SyntheticModel = MODEL, caches_on_host: bool = False
     ) -> None:
         self.asked: list[Params] = []
         self.caches_on_host = caches_on_host

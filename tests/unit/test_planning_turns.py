@@ -133,8 +133,7 @@ def test_conversations_that_move_hold_all_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("busy", "slots", "groups"),
-    [(1, 1, 1.0), (1, 32, 1.0), (2, 32, 1.9375), (16, 32, 8.5), (32, 32, 1.0), (4, 4, 1.0)],
+    ("busy", "slots", "groups"), [(1, 1, 1.0), (1, 32, 1.0), (2, 32, 1.9375), (16, 32, 8.5), (32, 32, 1.0), (4, 4, 1.0)]
 )
 def test_neighbours(busy: int, slots: int, groups: float) -> None:
     assert neighbours(busy, slots) == groups

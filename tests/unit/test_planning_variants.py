@@ -18,15 +18,7 @@ from fitter.planning.request.shared import remembered
 from fitter.planning.search.compute_buffers import LearnedCompute
 from fitter.planning.search.search_order import search
 from fitter.planning.search.search_state import Callbacks, SearchState
-from fitter.planning.search.variants import (
-    WORTH,
-    Answer,
-    Kind,
-    Variant,
-    Variants,
-    is_little,
-    likely_seconds,
-)
+from fitter.planning.search.variants import WORTH, Answer, Kind, Variant, Variants, is_little, likely_seconds
 from fitter.planning.speed.cost import Workload
 from fitter.planning.speed.explain import Choice
 from tests.support.synthetic import CARD, DENSE, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request

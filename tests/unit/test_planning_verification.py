@@ -119,11 +119,7 @@ def test_a_plan_that_its_pool_has_no_room_for_any_more(lost: int, missing: list[
 
 
 def test_what_shares_the_memory_is_neither_loaded_nor_needed() -> None:
-    plan = replace(
-        PLAN,
-        devices=(replace(PLAN.devices[0], shared=GIB),),
-        shared=(shared_use(CUDA0=1024),),
-    )
+    plan = replace(PLAN, devices=(replace(PLAN.devices[0], shared=GIB),), shared=(shared_use(CUDA0=1024),))
     found = run(Loader(device(USED)), plan=plan)
     assert found.holds and found.shared == plan.shared
 

@@ -58,11 +58,7 @@ SHAPES: dict[str, tuple[str, Asked, Shape]] = {
         Shape(256, False, None, None, 2048),
     ),
     "a server for texts": (SERVER, TEXTS, Shape(4, True, 512, 512, 0)),
-    "a server for texts, in batches": (
-        SERVER,
-        replace(TEXTS, n_batch=2048, n_ubatch=256),
-        Shape(4, True, 256, 256, 0),
-    ),
+    "a server for texts, in batches": (SERVER, replace(TEXTS, n_batch=2048, n_ubatch=256), Shape(4, True, 256, 256, 0)),
     "a server for texts, in small batches": (
         SERVER,
         replace(TEXTS, n_batch=128, n_ubatch=512),

@@ -23,13 +23,7 @@ def test_sizes() -> None:
 
 
 LINES: dict[str, tuple[ServerCaches, tuple[Later, ...]]] = {
-    "both": (
-        OWN,
-        (
-            Later("prompt cache", 8 * GIB, 100 * MIB, 81),
-            Later("checkpoints", 1280 * MIB, 10 * MIB, 128, 32),
-        ),
-    ),
+    "both": (OWN, (Later("prompt cache", 8 * GIB, 100 * MIB, 81), Later("checkpoints", 1280 * MIB, 10 * MIB, 128, 32))),
     "memory that is rolled back": (replace(OWN, checkpoint=0), (Later("prompt cache", 8 * GIB, 100 * MIB, 81),)),
     "no checkpoints": (replace(OWN, ctx_checkpoints=0), (Later("prompt cache", 8 * GIB, 100 * MIB, 81),)),
     "no prompt cache": (replace(OWN, cache_ram=0), (Later("checkpoints", 1280 * MIB, 10 * MIB, 128, 32),)),

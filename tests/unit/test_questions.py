@@ -155,11 +155,7 @@ OF_PROGRAMS: dict[str, tuple[list[list[Attempt]], dict[str, Plan | None], str]] 
         {"1": _plan("layer", 10.1, 4096, True), "2": _plan("layer", 10.0, 4096, True)},
         "1",
     ),
-    "what lacks least": (
-        [[Attempt({"a": 1})], [Attempt({"a": 2})]],
-        {"1": _lacking(2), "2": _lacking(1)},
-        "2",
-    ),
+    "what lacks least": ([[Attempt({"a": 1})], [Attempt({"a": 2})]], {"1": _lacking(2), "2": _lacking(1)}, "2"),
 }
 
 

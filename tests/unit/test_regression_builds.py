@@ -82,11 +82,7 @@ FITS: dict[str, tuple[Plan, OnBuild, dict[str, int]]] = {
         with_more(make_plan(host_free=2 * GIB), "CPU", model=GIB),
         {"host": 320 * MIB},
     ),
-    "a host that may page": (
-        make_plan(host_free=GIB),
-        with_more(make_plan(host_free=GIB), "CPU", model=GIB),
-        {},
-    ),
+    "a host that may page": (make_plan(host_free=GIB), with_more(make_plan(host_free=GIB), "CPU", model=GIB), {}),
 }
 
 

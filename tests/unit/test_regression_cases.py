@@ -275,8 +275,7 @@ def test_one_clear_line(text: str | None, says: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [("0", 0.0), ("0.0", 0.0), ('"0%"', 0.0), ('"1.5 %"', 0.015), ('" 100% "', 1.0)],
+    ("text", "expected"), [("0", 0.0), ("0.0", 0.0), ('"0%"', 0.0), ('"1.5 %"', 0.015), ('" 100% "', 1.0)]
 )
 def test_slowdowns(text: str, expected: float, tmp_path: Path) -> None:
     assert cases_of(tmp_path, CASE + f"max_slowdown = {text}")["a"].max_slowdown == expected

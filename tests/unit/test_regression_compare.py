@@ -35,11 +35,7 @@ NEW_DEVICE = LockedDevice("virtual", GIB, GIB, 0, {"CUDA1": Memory(1, 0, 0)})
 
 ROWS: dict[str, tuple[Snapshot, Case, list[str]]] = {
     "nothing": (SNAPSHOT, CASE, []),
-    "a byte more": (
-        with_memory(SNAPSHOT, compute=1),
-        CASE,
-        ["CUDA0 takes 5.3 GiB instead of 5.2 GiB (+1 B, +0.0 %)"],
-    ),
+    "a byte more": (with_memory(SNAPSHOT, compute=1), CASE, ["CUDA0 takes 5.3 GiB instead of 5.2 GiB (+1 B, +0.0 %)"]),
     "a byte less": (with_memory(SNAPSHOT, compute=-1), CASE, []),
     "all of the bytes that are allowed": (
         with_memory(SNAPSHOT, compute=MIB),
@@ -77,11 +73,7 @@ ROWS: dict[str, tuple[Snapshot, Case, list[str]]] = {
         CASE,
         ["weights on the host take 100.0 MiB instead of 100.0 MiB (+1 B, +0.0 %)"],
     ),
-    "weights on the host, as allowed": (
-        with_host(model=1, compute=-1),
-        replace(CASE, max_growth=Growth(bytes=1)),
-        [],
-    ),
+    "weights on the host, as allowed": (with_host(model=1, compute=-1), replace(CASE, max_growth=Growth(bytes=1)), []),
     "another buffer type of the host": (
         replace(SNAPSHOT, host=replace(SNAPSHOT.host, memory={"CPU_REPACK": Memory(100 * MIB, 0, 16 * MIB)})),
         CASE,
@@ -89,11 +81,7 @@ ROWS: dict[str, tuple[Snapshot, Case, list[str]]] = {
     ),
     "as much later": (later(GIB), replace(CASE, max_growth=Growth(bytes=GIB)), []),
     "more later": (later(MIB), CASE, ["host takes 117.0 MiB instead of 116.0 MiB (+1.0 MiB, +0.9 %)"]),
-    "a token less": (
-        replace(SNAPSHOT, n_ctx=8191),
-        CASE,
-        ["the context has 8191 tokens instead of 8192"],
-    ),
+    "a token less": (replace(SNAPSHOT, n_ctx=8191), CASE, ["the context has 8191 tokens instead of 8192"]),
     "a token more": (replace(SNAPSHOT, n_ctx=8193), CASE, []),
     "slower as allowed": (with_speed(prompt=980.0), CASE, []),
     "slower": (
@@ -107,11 +95,7 @@ ROWS: dict[str, tuple[Snapshot, Case, list[str]]] = {
         ["generation is estimated at 40 tokens/s instead of 50: 20.0 % slower, and 10 % is allowed"],
     ),
     "faster": (with_speed(generation=60.0), CASE, []),
-    "too large": (
-        TOO_LARGE,
-        replace(CASE, max_growth=Growth(part=9.0)),
-        ["it no longer fits: CUDA0 lacks 3.2 GiB"],
-    ),
+    "too large": (TOO_LARGE, replace(CASE, max_growth=Growth(part=9.0)), ["it no longer fits: CUDA0 lacks 3.2 GiB"]),
     "a budget that it just keeps": (SNAPSHOT, replace(CASE, budget=Budget({"cuda0": USED, "host": 116 * MIB})), []),
     "a byte beyond a budget": (
         with_memory(SNAPSHOT, context=-1),
@@ -248,10 +232,7 @@ CAUSES: dict[str, tuple[Snapshot, list[str]]] = {
         with_model(SNAPSHOT, header="sha256:01", tensors={"blk.*.ffn_up.weight": "q4_K 0-3"}),
         ["header: output.weight there → gone"],
     ),
-    "metadata": (
-        with_model(SNAPSHOT, header="sha256:01"),
-        ["header: its metadata changed, but no tensor's type"],
-    ),
+    "metadata": (with_model(SNAPSHOT, header="sha256:01"), ["header: its metadata changed, but no tensor's type"]),
     "another file": (with_model(SNAPSHOT, file="b.gguf"), ["model: file a.gguf → b.gguf"]),
 }
 

@@ -86,10 +86,7 @@ def test_a_preset_has_some_names_in_another_form(tmp_path: Path) -> None:
 WRONG = {
     "no fleet": ("", 'has no fleet: add [fleet] with goal = "time"'),
     "an unknown key": ("[fleet]\ngaol = 1\n", "unknown key 'gaol' in fleet: did you mean goal?"),
-    "an unknown goal": (
-        '[fleet]\ngoal = "fun"\n',
-        "fleet.goal is 'fun': choose from time, resident, alone",
-    ),
+    "an unknown goal": ('[fleet]\ngoal = "fun"\n', "fleet.goal is 'fun': choose from time, resident, alone"),
     "a case that is not there": (
         '[fleet]\ncases = ["chat", "chta"]\n',
         "fleet.cases names 'chta', but there is no [cases.chta]: add it, or leave it out",

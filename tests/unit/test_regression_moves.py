@@ -76,11 +76,7 @@ ROWS: dict[str, tuple[Snapshot, Snapshot, list[Move]]] = {
         too_large(20 * GIB, GIB),
         [Move("missing", 3.25 * GIB, 3.25 * GIB + HOST, "bytes", "CUDA0 lacks 3.2 GiB, the host lacks 116.0 MiB")],
     ),
-    "it fits at last": (
-        replace(SNAPSHOT, fits=False),
-        SNAPSHOT,
-        [Move("fits", 0, 1, "")],
-    ),
+    "it fits at last": (replace(SNAPSHOT, fits=False), SNAPSHOT, [Move("fits", 0, 1, "")]),
 }
 
 

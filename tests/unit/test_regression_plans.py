@@ -55,11 +55,7 @@ DIFFERENCES: dict[str, tuple[Any, list[str], list[str]]] = {
     "what shares a device": (changed(set_key("devices", 0, "shared", to=2**20)), [f"{NAME}: shared +1.0 MiB"], []),
     "the host": (changed(set_key("host", "model", to=DOCUMENT["host"]["model"] + 1024)), ["host: model +1.0 KiB"], []),
     "what comes later": (changed(set_key("host", "later", to=2**20)), ["host: later +1.0 MiB"], []),
-    "another program": (
-        changed(set_key("program", to="llama-server")),
-        [],
-        ["parameter: program any → llama-server"],
-    ),
+    "another program": (changed(set_key("program", to="llama-server")), [], ["parameter: program any → llama-server"]),
     "a parameter": (changed(set_key("params", "n_ubatch", to=64)), [], ["parameter: n_ubatch 512 → 64"]),
     "an override": (
         changed(set_key("params", "tensor_buft_overrides", to=[{"pattern": "a", "buffer_type": "CPU"}])),
@@ -74,10 +70,7 @@ DIFFERENCES: dict[str, tuple[Any, list[str], list[str]]] = {
     "the host's limit": (changed(set_key("host", "free", to=2**30)), [], ["host: free unlimited → 1.0 GiB"]),
     "whether it fits": (to_dict(make_plan(problems=(Problem("host", 1, "full"),))), ["fits: "], []),
     "a device less": (
-        changed(
-            set_key("devices", to=DOCUMENT["devices"][1:]),
-            set_key("params", "devices", to=[OTHER]),
-        ),
+        changed(set_key("devices", to=DOCUMENT["devices"][1:]), set_key("params", "devices", to=[OTHER])),
         [f"{NAME}: "],
         [f"{NAME}: description"],
     ),

@@ -559,10 +559,7 @@ REFUSED = {
         LLAMA | {"hidden_size": 2**31 - 4, "head_dim": 64},
         "makes a model of 6.5e+12 weights: give the dimensions of a real model",
     ),
-    "rope": (
-        LLAMA | {"rope_scaling": {"type": "ntk", "factor": 2}},
-        f"has a rope scaling of type 'ntk', {UNKNOWN}",
-    ),
+    "rope": (LLAMA | {"rope_scaling": {"type": "ntk", "factor": 2}}, f"has a rope scaling of type 'ntk', {UNKNOWN}"),
     "rope is a list": (LLAMA | {"rope_scaling": [1]}, "has rope_scaling [1]: give an object"),
     "unknown key": (
         LLAMA | {"expert_layers": 3},
@@ -607,10 +604,7 @@ REFUSED = {
         HUNYUAN | {"rope_scaling": {"type": "dynamic", "alpha": 1e29}},
         "has alpha 1e+29 in its rope_scaling: give a number from 1 to 1000000",
     ),
-    "positions of images": (
-        QWEN_VL | {"rope_scaling": None},
-        "has no mrope_section in its rope_scaling: add it",
-    ),
+    "positions of images": (QWEN_VL | {"rope_scaling": None}, "has no mrope_section in its rope_scaling: add it"),
     "norms after": (APERTUS | {"post_norm": True}, f"has post_norm True, {UNKNOWN}"),
     "heads of a delta net": (
         NEXT | {"mtp_num_hidden_layers": 0, "linear_num_value_heads": 31},

@@ -131,18 +131,9 @@ OWN = "{place} may be written by others, so nothing is kept there: chmod 700 {pl
 UNSAFE: dict[str, tuple[Callable[[Path], None], str]] = {
     "of somebody else": (of_somebody_else, "{place} belongs to somebody else, " + OTHERS),
     "a link of somebody else": (link_of_somebody_else, "{place} belongs to somebody else, " + OTHERS),
-    "writable for all": (
-        writable(0o777),
-        OWN,
-    ),
-    "writable, and sticky": (
-        writable(0o1777),
-        OWN,
-    ),
-    "writable for the group": (
-        writable(0o770),
-        OWN,
-    ),
+    "writable for all": (writable(0o777), OWN),
+    "writable, and sticky": (writable(0o1777), OWN),
+    "writable for the group": (writable(0o770), OWN),
     "below one that is writable": (below_one_that_is_writable, "{place.parent} may be written by others, " + OTHERS),
 }
 

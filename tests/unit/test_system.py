@@ -103,12 +103,7 @@ def test_the_end_of_what_it_printed_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "status"),
-    [
-        ("sys.exit(7)", 7),
-        (FAULT, -signal.SIGSEGV),
-        ("os.abort()", -signal.SIGABRT),
-    ],
+    ("code", "status"), [("sys.exit(7)", 7), (FAULT, -signal.SIGSEGV), ("os.abort()", -signal.SIGABRT)]
 )
 def test_a_crash_has_the_number_of_a_signal(code: str, status: int) -> None:
     crashing = child(code)

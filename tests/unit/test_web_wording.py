@@ -27,10 +27,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
         f"{LACKS}let weights be read from disk again and again with --allow paging or use a machine with 9 MiB more",
         f"{LACKS}use a machine with 9 MiB more",
     ),
-    "the host's margin": (
-        "use a smaller -c or use a smaller margin with --host-margin",
-        "use a smaller context",
-    ),
+    "the host's margin": ("use a smaller -c or use a smaller margin with --host-margin", "use a smaller context"),
     "a parameter by its name": ("n_ctx (-c) is -1: give 0 to 9", "context is -1: give 0 to 9"),
     "a card": (
         "--gpu 'rtx-9999': unknown GPU; did you mean rtx-4090?",
